@@ -1,0 +1,41 @@
+# Everything sets itself up: a fresh machine needs Python 3.11, gcc and a package index.
+PYTHON ?= python3
+BIN := .venv/bin
+SETUP := .venv/.setup
+
+.PHONY: demo test lint exact load bench format clean
+.DEFAULT_GOAL := test
+
+$(SETUP): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo "Installing Freehold into .venv ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	@touch $@
+
+demo: $(SETUP)  ## Serve the bundled model to several clients at once, and show where its memory went
+	@$(BIN)/freehold demo
+
+test: lint  ## Static checks, then the tests
+	@$(BIN)/python -m freehold.models.loading.bundled
+	@$(BIN)/pytest -m "not exact and not load"
+
+lint: $(SETUP)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/pyright
+
+exact: $(SETUP)  ## Tokens equal to transformers', over the full matrix
+	@$(BIN)/pytest -m exact
+
+load: $(SETUP)  ## 64 clients, 1,000 requests each, random aborts, a quarter of the memory
+	@$(BIN)/pytest -m load
+
+bench: $(SETUP)  ## Speed, side by side with transformers
+	@$(BIN)/freehold bench floor
+
+format: $(SETUP)
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+clean:
+	rm -rf .venv

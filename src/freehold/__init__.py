@@ -1,0 +1,25 @@
+"""Freehold: a serving engine for large language models whose every KV page has one registered owner."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from freehold.sampling_params import InvalidParameter, SamplingParams
+
+if TYPE_CHECKING:
+    from freehold.llm import LLM, Completion
+    from freehold.server.async_engine import AsyncEngine
+
+__version__ = "0.1.0"
+__all__ = ["LLM", "AsyncEngine", "Completion", "InvalidParameter", "SamplingParams", "__version__"]
+
+_HOMES = {"LLM": "freehold.llm", "Completion": "freehold.llm", "AsyncEngine": "freehold.server.async_engine"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import the engine when it is asked for: `freehold --help` should not wait for it."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'freehold' has no attribute '{name}'")
+    import importlib
+
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -1,0 +1,58 @@
+"""Putting an engine together: model, memory, scheduler."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from freehold.config import EngineConfig
+from freehold.engine.cpu.threads import choose_threading_layer, use_threads
+from freehold.engine.engine import StepThread
+from freehold.engine.runner import CpuRunner
+from freehold.memory import Memory, MemoryShape
+from freehold.models.loading.resolve import open_checkpoint, resolve_model
+from freehold.models.spec import DecoderSpec
+from freehold.scheduler.scheduler import Scheduler
+from freehold.text.tokenizer import Tokenizer, load_tokenizer
+
+
+@dataclass(frozen=True)
+class Assembly:
+    config: EngineConfig
+    path: Path
+    spec: DecoderSpec
+    tokenizer: Tokenizer
+    scheduler: Scheduler
+    engine: StepThread
+
+
+def memory_shape(config: EngineConfig, spec: DecoderSpec) -> MemoryShape:
+    """Raises ValueError naming the option that does not fit the model."""
+    limit = config.max_model_len or spec.context_length
+    if limit > spec.context_length:
+        raise ValueError(f"max_model_len must be at most the model's {spec.context_length}, not {limit}")
+    page_bytes = 4 * spec.kv_floats_per_token * config.page_size
+    pages = config.num_pages or config.kv_cache_memory_bytes // page_bytes
+    if pages < 1:
+        raise ValueError(f"kv_cache_memory_bytes: {config.kv_cache_memory_bytes} holds no page of {page_bytes} bytes")
+    return MemoryShape(
+        page_count=pages,
+        page_size=config.page_size,
+        row_count=config.max_running_requests,
+        token_limit=limit,
+        eviction_policy=config.eviction_policy,
+        prefix_cache=not config.disable_radix_cache,
+    )
+
+
+def assemble(config: EngineConfig) -> Assembly:
+    """Load the model and build everything that serves it. Raises ModelUnavailable or ValueError."""
+    choose_threading_layer()
+    path = resolve_model(config.model)
+    checkpoint = open_checkpoint(path)
+    tokenizer = load_tokenizer(path)
+    shape = memory_shape(config, checkpoint.spec)
+    runner = CpuRunner(checkpoint, shape.page_count, shape.page_size, shape.row_count, shape.token_limit)
+    engine = StepThread(runner, lambda: use_threads(config.num_threads))
+    scheduler = Scheduler(config, Memory(shape), engine, tokenizer.vocabulary)
+    return Assembly(config, path, checkpoint.spec, tokenizer, scheduler, engine)

@@ -1,0 +1,49 @@
+"""Everything that can be chosen at start-up, in one place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SCHEDULE_POLICIES = ("fcfs", "lpm", "priority")
+EVICTION_POLICIES = ("lru", "lfu", "fifo", "priority")
+KV_BYTES_DEFAULT = 1 << 30
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Options of `freehold serve` and `freehold.LLM`; the names are those of the flags.
+
+    `num_pages` None sizes the pool to `kv_cache_memory_bytes`. `max_model_len` None takes the model's,
+    cut to what the pool holds. `audit_interval` k audits memory after every k-th step (0: only at idle).
+    `forward_retract_interval` k retracts a running request every k steps: a test switch.
+    Raises ValueError naming the option.
+    """
+
+    model: str | None = None
+    page_size: int = 16
+    num_pages: int | None = None
+    kv_cache_memory_bytes: int = KV_BYTES_DEFAULT
+    max_model_len: int | None = None
+    max_running_requests: int = 64
+    max_queued_requests: int = 4096
+    chunked_prefill_size: int = 512
+    schedule_policy: str = "fcfs"
+    eviction_policy: str = "lru"
+    disable_overlap_schedule: bool = False
+    disable_radix_cache: bool = False
+    audit_interval: int = 0
+    forward_retract_interval: int = 0
+    num_threads: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("chunked_prefill_size", "max_running_requests", "max_queued_requests"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name in ("num_pages", "max_model_len", "num_threads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, not {value}")
+        if self.schedule_policy not in SCHEDULE_POLICIES:
+            raise ValueError(f"schedule_policy must be one of {SCHEDULE_POLICIES}, not '{self.schedule_policy}'")
+        if self.eviction_policy not in EVICTION_POLICIES:
+            raise ValueError(f"eviction_policy must be one of {EVICTION_POLICIES}, not '{self.eviction_policy}'")

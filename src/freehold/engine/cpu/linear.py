@@ -1,0 +1,205 @@
+"""Weight matrices kept in their quantized form, and the product that reads each weight once a step.
+
+A matrix [rows, columns] is cut into panels of 16 rows. A panel is stored column by column, so that one
+load fetches a column of 16 weights, dequantized into lanes. The values are exactly those of the file:
+scale * code + minimum in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numba import njit, prange
+
+from freehold.arrays import Float32, Int32
+from freehold.engine.cpu.simd import (
+    fma,
+    load,
+    load_bf16,
+    load_high_nibbles,
+    load_i8,
+    load_low_nibbles,
+    mul,
+    store,
+)
+from freehold.engine.cpu.tile import tile1_wide, tile3, tile6
+from freehold.models.spec import StoredTensor, TensorFormat
+
+LANES = 16
+BLOCK = 32  # columns that share a scale
+GROUP = 2 * LANES  # rows that one task multiplies
+DEPTH = 64  # columns unpacked at a time: 8 KiB, well inside L1
+ROWS_AT_A_TIME = 96  # inputs whose tile of outputs stays in L1
+
+NIBBLES, BYTES, HALVES, FLOATS = range(4)  # layouts of `codes`
+
+
+@dataclass(frozen=True)
+class PackedMatrix:
+    """codes uint8 [panels, columns, 16 lanes] in units of the layout; for the quantized layouts
+    scales float32 [panels, columns / 32, 16], and minimums likewise for NIBBLES."""
+
+    layout: int
+    rows: int
+    columns: int
+    codes: np.ndarray
+    scales: Float32
+    minimums: Float32
+
+    @property
+    def padded_rows(self) -> int:
+        return -(-self.rows // GROUP) * GROUP
+
+
+_NONE = np.zeros(0, np.float32)
+
+
+def pack(tensors: Sequence[StoredTensor]) -> PackedMatrix:
+    """One matrix from the rows of several tensors; mixed formats are kept as float32."""
+    columns = tensors[0].columns
+    rows = sum(tensor.rows for tensor in tensors)
+    if len({tensor.format for tensor in tensors}) > 1 or columns % DEPTH:
+        return _pack_floats(np.concatenate([tensor.to_float32() for tensor in tensors]), rows, columns)
+    kind = tensors[0].format
+    data = np.concatenate([tensor.data for tensor in tensors]) if len(tensors) > 1 else tensors[0].data
+    data = _pad_rows(np.ascontiguousarray(data))
+    if kind in (TensorFormat.Q4_0, TensorFormat.Q4_1):
+        return _pack_nibbles(data, rows, columns, has_minimum=kind is TensorFormat.Q4_1)
+    if kind is TensorFormat.Q8_0:
+        return _pack_bytes(data, rows, columns)
+    if kind is TensorFormat.BF16:
+        codes = _interleave(data.view(np.uint16))
+        return PackedMatrix(HALVES, rows, columns, codes.view(np.uint8).ravel(), _NONE, _NONE)
+    return _pack_floats(np.concatenate([tensor.to_float32() for tensor in tensors]), rows, columns)
+
+
+def _pad_rows(data: np.ndarray) -> np.ndarray:
+    extra = -len(data) % GROUP
+    return np.pad(data, ((0, extra), (0, 0))) if extra else data
+
+
+def _interleave(data: np.ndarray) -> np.ndarray:
+    """[rows, n] -> [rows / 16, n, 16]"""
+    return np.ascontiguousarray(data.reshape(-1, LANES, data.shape[1]).transpose(0, 2, 1))
+
+
+def _halves(blocks: np.ndarray, at: int) -> Float32:
+    """The float16 at byte `at` of each block [rows, blocks, bytes] -> float32 [rows / 16, blocks, 16]"""
+    return _interleave(np.ascontiguousarray(blocks[:, :, at : at + 2]).view(np.float16)[:, :, 0].astype(np.float32))
+
+
+def _pack_nibbles(data: np.ndarray, rows: int, columns: int, has_minimum: bool) -> PackedMatrix:
+    """Q4_1: scale, minimum, 16 bytes, whose low halves are columns 0 to 15. Q4_0 has the implied
+    minimum -8 * scale."""
+    head = 4 if has_minimum else 2
+    blocks = data.reshape(len(data), columns // BLOCK, head + 16)
+    scales = _halves(blocks, 0)
+    minimums = _halves(blocks, 2) if has_minimum else scales * np.float32(-8)
+    codes = _interleave(np.ascontiguousarray(blocks[:, :, head:]).reshape(len(data), -1))
+    return PackedMatrix(NIBBLES, rows, columns, codes.ravel(), scales.ravel(), minimums.ravel())
+
+
+def _pack_bytes(data: np.ndarray, rows: int, columns: int) -> PackedMatrix:
+    """Q8_0: scale, 32 signed bytes."""
+    blocks = data.reshape(len(data), columns // BLOCK, 34)
+    codes = _interleave(np.ascontiguousarray(blocks[:, :, 2:]).reshape(len(data), -1))
+    return PackedMatrix(BYTES, rows, columns, codes.ravel(), _halves(blocks, 0).ravel(), _NONE)
+
+
+def _pack_floats(values: Float32, rows: int, columns: int) -> PackedMatrix:
+    codes = _interleave(_pad_rows(values)).view(np.uint8).ravel()
+    return PackedMatrix(FLOATS, rows, columns, codes, _NONE, _NONE)
+
+
+@njit(inline="always")
+def _unpack(layout, codes, scales, minimums, panel, columns, start, count, out, out_at, out_stride):
+    """Columns start .. start + count of a panel as float32, column k at out_at + k * out_stride."""
+    if layout >= HALVES:
+        at = (panel * columns + start) * LANES
+        for k in range(count):
+            if layout == HALVES:
+                store(out, out_at + k * out_stride, load_bf16(codes, 2 * (at + k * LANES)))
+            else:
+                store(out, out_at + k * out_stride, load(codes, 4 * (at + k * LANES)))
+        return
+    for b in range(count // BLOCK):
+        block = panel * (columns // BLOCK) + start // BLOCK + b
+        to = out_at + b * BLOCK * out_stride
+        scale = load(scales, block * LANES)
+        if layout == NIBBLES:
+            minimum = load(minimums, block * LANES)
+            for i in range(16):
+                at = (block * 16 + i) * LANES
+                store(out, to + i * out_stride, fma(scale, load_low_nibbles(codes, at), minimum))
+                store(out, to + (16 + i) * out_stride, fma(scale, load_high_nibbles(codes, at), minimum))
+        else:
+            for i in range(BLOCK):
+                store(out, to + i * out_stride, mul(scale, load_i8(codes, (block * BLOCK + i) * LANES)))
+
+
+@njit(parallel=True, nogil=True, cache=True, error_model="numpy")
+def _multiply(layout, codes, scales, minimums, columns, x, count, out, width):
+    """out [count, width] += x [count, columns] @ weight.T, for width a multiple of GROUP."""
+    for group in prange(width // GROUP):
+        weights = np.empty(DEPTH * GROUP, np.float32)
+        for first in range(0, count, ROWS_AT_A_TIME):
+            last = min(first + ROWS_AT_A_TIME, count)
+            for start in range(0, columns, DEPTH):
+                depth = min(DEPTH, columns - start)
+                for half in range(2):
+                    _unpack(
+                        layout, codes, scales, minimums, 2 * group + half, columns, start, depth,
+                        weights, half * LANES, GROUP,
+                    )  # fmt: skip
+                row = first
+                while row + 6 <= last:
+                    at, to = row * columns + start, row * width + group * GROUP
+                    tile6(x, at, columns, weights, 0, GROUP, depth, out, to, width)
+                    tile6(x, at, columns, weights, LANES, GROUP, depth, out, to + LANES, width)
+                    row += 6
+                while row + 3 <= last:
+                    at, to = row * columns + start, row * width + group * GROUP
+                    tile3(x, at, columns, weights, 0, GROUP, depth, out, to, width)
+                    tile3(x, at, columns, weights, LANES, GROUP, depth, out, to + LANES, width)
+                    row += 3
+                while row < last:
+                    at, to = row * columns + start, row * width + group * GROUP
+                    tile1_wide(x, at, weights, 0, GROUP, depth, out, to)
+                    row += 1
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _gather(layout, codes, scales, minimums, columns, tokens, out):
+    """Row `tokens[i]` of the matrix -> out [i, columns]."""
+    weights = np.empty(columns * LANES, np.float32)
+    for i in range(len(tokens)):
+        panel, lane = tokens[i] // LANES, tokens[i] % LANES
+        _unpack(layout, codes, scales, minimums, panel, columns, 0, columns, weights, 0, LANES)
+        for k in range(columns):
+            out[i, k] = weights[k * LANES + lane]
+
+
+def multiply_add(weight: PackedMatrix, x: Float32, out: Float32) -> None:
+    """out [n, rows] += x [n, columns] @ weight.T, both C-contiguous."""
+    if weight.rows == weight.padded_rows:
+        _multiply(
+            weight.layout, weight.codes, weight.scales, weight.minimums, weight.columns,
+            x.ravel(), len(x), out.ravel(), weight.rows,
+        )  # fmt: skip
+        return
+    padded = np.zeros((len(x), weight.padded_rows), np.float32)
+    padded[:, : weight.rows] = out
+    _multiply(
+        weight.layout, weight.codes, weight.scales, weight.minimums, weight.columns,
+        x.ravel(), len(x), padded.ravel(), weight.padded_rows,
+    )  # fmt: skip
+    out[:] = padded[:, : weight.rows]
+
+
+def gather_rows(weight: PackedMatrix, rows: Int32) -> Float32:
+    """-> float32 [n, columns]"""
+    out = np.empty((len(rows), weight.columns), np.float32)
+    _gather(weight.layout, weight.codes, weight.scales, weight.minimums, weight.columns, rows, out)
+    return out

@@ -1,0 +1,115 @@
+"""From logits to tokens, with what each row's request asked for."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from freehold.arrays import Float32, Int32, Int64
+from freehold.engine.cpu.drawing import draw, penalize, uniform
+from freehold.sampling_params import SamplingParams
+from freehold.step import RowStart, TokenLogprobs
+
+
+def random_seed() -> int:
+    """A seed for a request that did not choose one."""
+    return secrets.randbits(63)
+
+
+@dataclass
+class _Row:
+    """What one row needs beyond plain greedy choice."""
+
+    params: SamplingParams
+    seed: np.uint64
+    prompt_length: int
+    stop_tokens: Int64
+    bias_tokens: Int64
+    bias: Float32
+    in_prompt: np.ndarray = field(default_factory=lambda: np.zeros(0, np.bool_))
+    counts: Int32 = field(default_factory=lambda: np.zeros(0, np.int32))  # of the output, by token
+
+
+class Sampler:
+    """Keeps each row's parameters and output counts, so that sampled tokens need not leave the engine."""
+
+    def __init__(self, row_count: int, vocab_size: int):
+        self._vocab_size = vocab_size
+        self._rows: list[_Row | None] = [None] * row_count
+
+    def start(self, start: RowStart) -> None:
+        """A new sequence takes the row."""
+        params = start.params
+        plain = params.temperature == 0 and not params.penalizes and not params.logit_bias
+        if plain and params.logprobs is None and not params.min_tokens:
+            self._rows[start.row] = None
+            return
+        known = [token for token in params.logit_bias if token < self._vocab_size]
+        row = _Row(
+            params=params,
+            seed=np.uint64(start.seed & (1 << 64) - 1),
+            prompt_length=start.prompt_length,
+            stop_tokens=np.array([t for t in start.stop_tokens if 0 <= t < self._vocab_size], np.int64),
+            bias_tokens=np.array(known, np.int64),
+            bias=np.array([params.logit_bias[token] for token in known], np.float32),
+        )
+        if params.penalizes:
+            row.in_prompt = np.zeros(self._vocab_size, np.bool_)
+            row.in_prompt[start.tokens[: start.prompt_length]] = True
+            row.counts = np.bincount(start.tokens[start.prompt_length :], minlength=self._vocab_size).astype(np.int32)
+        self._rows[start.row] = row
+
+    def sample(
+        self, rows: Int64, positions: Int64, logits: Float32
+    ) -> tuple[Int32, dict[int, TokenLogprobs]]:
+        """logits float32 [n, vocab] (changed in place) for the token at `positions` [n] of `rows` [n]
+        -> tokens int32 [n], and log-probabilities by index into n where asked for."""
+        tokens = np.empty(len(rows), np.int32)
+        logprobs: dict[int, TokenLogprobs] = {}
+        for i, number in enumerate(rows.tolist()):
+            row = self._rows[number]
+            if row is None:
+                tokens[i] = logits[i].argmax()
+                continue
+            self._adjust(row, int(positions[i]), logits[i])
+            tokens[i] = self._choose(row, int(positions[i]), logits[i])
+            if row.params.logprobs is not None:
+                logprobs[i] = self._logprobs(row, int(tokens[i]), logits[i])
+            if len(row.counts):
+                row.counts[tokens[i]] += 1
+        return tokens, logprobs
+
+    def _adjust(self, row: _Row, position: int, logits: Float32) -> None:
+        params = row.params
+        if len(row.counts):
+            penalize(
+                logits, row.in_prompt, row.counts, np.float32(params.repetition_penalty),
+                np.float32(params.presence_penalty), np.float32(params.frequency_penalty),
+            )  # fmt: skip
+        if len(row.bias):
+            logits[row.bias_tokens] += row.bias
+        if position - row.prompt_length < params.min_tokens:
+            logits[row.stop_tokens] = -np.inf
+
+    def _choose(self, row: _Row, position: int, logits: Float32) -> int:
+        params = row.params
+        if params.temperature == 0:
+            return int(logits.argmax())
+        chance = uniform(row.seed, position)
+        return draw(
+            logits, np.float32(params.temperature), params.top_k, params.top_p, np.float32(params.min_p), chance
+        )
+
+    def _logprobs(self, row: _Row, token: int, logits: Float32) -> TokenLogprobs:
+        """Log-softmax of the adjusted logits, before any filter, divided by T unless greedy."""
+        params = row.params
+        scaled = logits if params.temperature == 0 else logits / np.float32(params.temperature)
+        highest = scaled.max()
+        total = float(highest) + float(np.log(np.exp(scaled - highest, dtype=np.float32).sum(dtype=np.float64)))
+        count = min(params.logprobs or 0, len(scaled))
+        best = np.argpartition(-scaled, count - 1)[:count] if count else np.empty(0, np.int64)
+        best = best[np.lexsort((best, -scaled[best]))]
+        top = [(int(t), float(scaled[t]) - total) for t in best]
+        return TokenLogprobs(token, float(scaled[token]) - total, top)

@@ -1,0 +1,178 @@
+"""Offline generation: the whole engine in one process, no HTTP."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from freehold.arrays import Int32
+from freehold.assembly import assemble
+from freehold.config import EngineConfig
+from freehold.engine.sampler import random_seed
+from freehold.memory import PageCounts
+from freehold.sampling_params import InvalidParameter, SamplingParams
+from freehold.scheduler.request import Request
+from freehold.step import TokenLogprobs
+from freehold.text.detokenizer import Detokenizer
+
+Prompt = str | Sequence[int]
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One output. `token_ids` holds every generated token, the stop token included; `text` ends before
+    whatever stopped it. `finish_reason` is stop, length or error; then `error` says what happened."""
+
+    text: str
+    token_ids: list[int]
+    finish_reason: str
+    prompt_tokens: int
+    cached_tokens: int
+    logprobs: list[TokenLogprobs] | None = None
+    matched: int | str | None = None
+    error: str | None = None
+    retractions: int = 0
+
+
+class LLM:
+    """`LLM(model=None, **options).generate(prompts, SamplingParams(...))`.
+
+    Options are the fields of `freehold.config.EngineConfig`, the names of the server's flags. Not to be
+    used from two threads at once. A context manager: `close` ends the engine's thread.
+    """
+
+    def __init__(self, model: str | None = None, **options: Any):
+        assembly = assemble(EngineConfig(model=model, **options))
+        self.config = assembly.config
+        self.spec = assembly.spec
+        self.tokenizer = assembly.tokenizer
+        self.scheduler = assembly.scheduler
+        self._engine = assembly.engine
+        self._ids = itertools.count()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._engine.shutdown()
+
+    @property
+    def page_counts(self) -> PageCounts:
+        return self.scheduler.memory.counts()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        on_progress: Callable[[int], None] = lambda finished: None,
+    ) -> list[Completion]:
+        """Complete `prompts`: one string, one list of token ids, or a list of either.
+
+        -> completions in order, `n` adjacent ones for each prompt. `on_progress` is called with the
+        number of outputs finished so far. Raises ValueError, before anything has run, if a prompt can
+        never be served.
+        """
+        requests = self._requests(_as_list(prompts), sampling_params)
+        for request in requests:
+            self.scheduler.lifecycle.check_fits(request)
+        self._run(requests, on_progress)
+        return [self._completion(request) for request in requests]
+
+    def _requests(
+        self, prompts: list[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
+    ) -> list[Request]:
+        each = [params or SamplingParams()] * len(prompts) if not isinstance(params, Sequence) else list(params)
+        if len(each) != len(prompts):
+            raise ValueError(f"sampling_params: {len(each)} given for {len(prompts)} prompts")
+        return [
+            request
+            for prompt, chosen in zip(prompts, each, strict=True)
+            for request in make_requests(f"offline-{next(self._ids)}", self._tokens(prompt), chosen)
+        ]
+
+    def _tokens(self, prompt: Prompt) -> Int32:
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt)
+        return check_token_ids(prompt, self.spec.vocab_size)
+
+    def _run(self, requests: list[Request], on_progress: Callable[[int], None]) -> None:
+        waiting, finished = deque(requests), 0
+        try:
+            while waiting or self.scheduler.has_work:
+                while waiting and len(self.scheduler.queue) < self.config.max_queued_requests:
+                    self.scheduler.add(waiting.popleft())
+                ended = len(self.scheduler.step().ended)
+                finished += ended
+                if ended:
+                    on_progress(finished)
+        finally:
+            self._abandon()
+        self.scheduler.audit()
+
+    def _abandon(self) -> None:
+        """After an exception (Ctrl-C): give back everything. Does nothing after a normal end."""
+        self.scheduler.abort_all()
+        while self.scheduler.has_work:
+            self.scheduler.step()
+
+    def _completion(self, request: Request) -> Completion:
+        assert request.finish is not None
+        detokenizer = Detokenizer(self.tokenizer, request.params.stop)
+        for token in request.output.tolist():
+            detokenizer.add(token)
+        detokenizer.finish(request.finish.matched)
+        return Completion(
+            text=detokenizer.text,
+            token_ids=request.output.tolist(),
+            finish_reason=request.finish.kind.value,
+            prompt_tokens=len(request.prompt),
+            cached_tokens=request.cached_tokens or 0,
+            logprobs=request.logprobs if request.params.logprobs is not None else None,
+            matched=request.finish.matched,
+            error=request.finish.message or None,
+            retractions=request.retractions,
+        )
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str):
+        return [prompts]
+    if len(prompts) and all(isinstance(item, (int, np.integer)) for item in prompts):
+        return [prompts]  # pyright: ignore[reportReturnType]
+    return list(prompts)  # pyright: ignore[reportReturnType]
+
+
+def check_token_ids(tokens: Sequence[int], vocab_size: int) -> Int32:
+    """-> int32 [n]. Raises InvalidParameter for ids outside the vocabulary."""
+    for token in tokens:
+        if not 0 <= token < vocab_size:
+            raise InvalidParameter("prompt", f"token id {token} is outside the vocabulary of {vocab_size}")
+    return np.array(tokens, np.int32)
+
+
+def make_requests(
+    request_id: str, prompt: Int32, params: SamplingParams, priority: int = 0, namespace: str = ""
+) -> list[Request]:
+    """`n` requests for one prompt. They share its pages as any equal prompts do; given a seed, sample i
+    uses seed + i."""
+    seed = random_seed() if params.seed is None else params.seed
+    single = replace(params, n=1) if params.n > 1 else params
+    return [
+        Request(
+            id=request_id if params.n == 1 else f"{request_id}-{i}",
+            prompt=prompt,
+            params=single,
+            seed=seed + i,
+            priority=priority,
+            namespace=namespace,
+        )
+        for i in range(params.n)
+    ]

@@ -1,0 +1,15 @@
+"""Who owns which page. Plain Python and NumPy: no model is needed to run, test or simulate it."""
+
+from freehold.memory.audit import PageCounts
+from freehold.memory.errors import AuditError, LeaseError, OutOfPages, OwnershipError
+from freehold.memory.group import CacheGroup, Retention
+from freehold.memory.lease import Lease, LeaseTable
+from freehold.memory.memory import PAGE_SIZES, Memory, MemoryShape
+from freehold.memory.pool import PagePool, Tier
+from freehold.memory.tree import Match, PinKind, PrefixTree
+
+__all__ = [
+    "PAGE_SIZES", "AuditError", "CacheGroup", "Lease", "LeaseError", "LeaseTable", "Match", "Memory",
+    "MemoryShape", "OutOfPages", "OwnershipError", "PageCounts", "PagePool", "PinKind", "PrefixTree",
+    "Retention", "Tier",
+]  # fmt: skip

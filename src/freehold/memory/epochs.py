@@ -1,0 +1,35 @@
+"""Which steps may still be touching memory."""
+
+
+class Epochs:
+    """Counts steps submitted to the engine and steps known to be complete.
+
+    A page that a step up to `fence` may read or write can be reused once `completed >= fence`.
+    Completions may arrive out of order; `completed` moves only over a gapless run.
+    """
+
+    def __init__(self) -> None:
+        self.submitted = 0
+        self.completed = 0
+        self._early: set[int] = set()
+
+    def submit(self) -> int:
+        """The number of the next step."""
+        self.submitted += 1
+        return self.submitted
+
+    def complete(self, step: int) -> None:
+        """Record that `step` has finished. Raises ValueError if it was not in flight."""
+        if not self.completed < step <= self.submitted or step in self._early:
+            raise ValueError(f"step {step} is not in flight ({self.completed} .. {self.submitted})")
+        self._early.add(step)
+        while self.completed + 1 in self._early:
+            self.completed += 1
+            self._early.remove(self.completed)
+
+    @property
+    def in_flight(self) -> int:
+        return self.submitted - self.completed
+
+    def passed(self, fence: int) -> bool:
+        return fence <= self.completed

@@ -1,0 +1,24 @@
+"""Cache groups: layers that share a retention rule."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Retention(StrEnum):
+    """How much of a sequence a layer needs to keep."""
+
+    FULL = "full"  # every token
+    WINDOW = "window"  # the last W tokens
+    STATE = "state"  # one recurrent state a sequence
+
+
+@dataclass(frozen=True)
+class CacheGroup:
+    """Layers whose KV lives and dies together. A model has one or more."""
+
+    name: str = "full"
+    retention: Retention = Retention.FULL
+
+    def __post_init__(self) -> None:
+        if self.retention is not Retention.FULL:
+            raise ValueError(f"cache group {self.name}: retention '{self.retention}' is not supported yet")

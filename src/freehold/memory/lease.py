@@ -1,0 +1,276 @@
+"""Leases: the KV of running sequences.
+
+    positions    0 ........ shared ........ committed ........ allocated
+                 |  tree's  |    private, written   |  private, reserved  |
+
+The tree owns the pages below `shared` and the lease has them pinned; the lease owns the rest. All three
+numbers are recorded, never inferred: `0 <= shared <= committed <= allocated`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+
+from freehold.arrays import Int32, Int64
+from freehold.memory import owner
+from freehold.memory.epochs import Epochs
+from freehold.memory.errors import LeaseError, OutOfPages
+from freehold.memory.pool import PagePool
+from freehold.memory.tree import Match, Node, PinKind, PrefixTree
+
+
+def pages_to_cover(tokens: Int64, page_size: int) -> Int64:
+    """Pages that hold `tokens` tokens."""
+    return (tokens + (page_size - 1)) // page_size
+
+
+class LeaseTable:
+    """The open leases as rows of NumPy arrays, so that a step's bookkeeping is vectorised.
+
+    shared, committed, allocated, fence int64 [rows] · page_tables: a group's int32 [rows, pages].
+    Every write to a page table is also logged for the engine, which keeps a copy (`take_updates`).
+    """
+
+    def __init__(
+        self, pools: list[PagePool], tree: PrefixTree, epochs: Epochs, row_count: int, token_limit: int
+    ):
+        self.pools = pools
+        self.tree = tree
+        self.epochs = epochs
+        self.page_size = pools[0].page_size
+        self.row_count = row_count
+        self.token_limit = token_limit
+        self.shared: Int64 = np.zeros(row_count, np.int64)
+        self.committed: Int64 = np.zeros(row_count, np.int64)
+        self.allocated: Int64 = np.zeros(row_count, np.int64)
+        self.fence: Int64 = np.zeros(row_count, np.int64)
+        self.owner: Int64 = np.zeros(row_count, np.int64)  # 0 while the row is free
+        width = -(-token_limit // self.page_size)
+        self.page_tables: list[Int32] = [np.zeros((row_count, width), np.int32) for _ in pools]
+        self.leases: list[Lease | None] = [None] * row_count
+        self._free_rows = list(range(row_count - 1, -1, -1))
+        # A row is in use by the steps in flight just as a page is, so it waits for its fence too.
+        self._limbo_rows: deque[tuple[int, int]] = deque()
+        self._updates: list[tuple[int, Int32, Int32, Int32]] = []
+        self._serial = 0
+
+    @property
+    def free_row_count(self) -> int:
+        return len(self._free_rows)
+
+    @property
+    def open_leases(self) -> list[Lease]:
+        return [lease for lease in self.leases if lease is not None]
+
+    def open(self, match: Match, priority: int = 0) -> Lease:
+        """Lease a row that starts with the matched prefix, which is pinned. It holds no private pages.
+
+        Raises LeaseError if no row is free or the match is stale.
+        """
+        if not self._free_rows:
+            raise LeaseError("no free row for a lease")
+        node = self.tree.pin(match, PinKind.LEASE, priority)
+        row = self._free_rows.pop()
+        self._serial += 1
+        lease = Lease(self, row, self._serial, node)
+        self.leases[row] = lease
+        self.owner[row] = owner.lease(self._serial)
+        self.shared[row] = self.committed[row] = self.allocated[row] = match.length
+        self.fence[row] = 0
+        self._write_path(row, node)
+        return lease
+
+    def _write_path(self, row: int, node: Node) -> None:
+        path = self.tree.path(node)
+        for group in range(len(self.pools)):
+            parts = [part.pages[group] for part in path]
+            if parts:
+                self._write(group, row, 0, np.concatenate(parts))
+
+    def _write(self, group: int, row: int, column: int, pages: Int32) -> None:
+        self.page_tables[group][row, column : column + len(pages)] = pages
+        columns = np.arange(column, column + len(pages), dtype=np.int32)
+        self._updates.append((group, np.full(len(pages), row, np.int32), columns, pages))
+
+    def take_updates(self) -> list[tuple[Int32, Int32, Int32]]:
+        """For each group, the (rows, columns, pages) written since the last call, in order."""
+        updates, self._updates = self._updates, []
+        taken: list[tuple[Int32, Int32, Int32]] = []
+        for group in range(len(self.pools)):
+            mine = [update[1:] for update in updates if update[0] == group]
+            if len(mine) == 1:
+                taken.append(mine[0])
+            elif mine:
+                rows, columns, pages = (np.concatenate(parts) for parts in zip(*mine, strict=True))
+                taken.append((rows, columns, pages))
+            else:
+                none = np.empty(0, np.int32)
+                taken.append((none, none, none))
+        return taken
+
+    # -- one formula: what a step needs ---------------------------------------------------------------
+
+    def page_counts_to_extend(self, rows: Int64, targets: Int64) -> Int64:
+        """Pages that each of `rows` [n] lacks, in every group, to cover `targets` [n] tokens. Admission,
+        eviction and allocation all ask here."""
+        have = self.allocated[rows] // self.page_size
+        return np.maximum(pages_to_cover(targets, self.page_size) - have, 0)
+
+    def extend(self, rows: Int64, targets: Int64) -> None:
+        """Cover `targets` [n] tokens of the leases in `rows` [n], in every group.
+
+        All of it, or OutOfPages and nothing changed.
+        """
+        counts = self.page_counts_to_extend(rows, targets)
+        total = int(counts.sum())
+        if total == 0:
+            return
+        if (targets > self.token_limit).any():
+            raise LeaseError(f"a lease holds at most {self.token_limit} tokens")
+        short = next((pool for pool in self.pools if pool.free_count < total), None)
+        if short is not None:
+            raise OutOfPages(f"{total} pages asked for, {short.free_count} of {short.capacity} free")
+        page_rows = np.repeat(rows, counts)
+        first = np.repeat(self.allocated[rows] // self.page_size, counts)
+        offset = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
+        columns = (first + offset).astype(np.int32)
+        for group, pool in enumerate(self.pools):
+            pages = pool.allocate(self.owner[page_rows])
+            self.page_tables[group][page_rows, columns] = pages
+            self._updates.append((group, page_rows.astype(np.int32), columns, pages))
+        self.allocated[rows] += counts * self.page_size
+
+    def submit(self, rows: Int64, step: int) -> None:
+        """Step `step` reads and writes the pages of `rows`: none of them is free before it is done."""
+        self.fence[rows] = step
+
+    def commit(self, rows: Int64, counts: Int64) -> None:
+        """The step that wrote `counts` [n] more tokens of `rows` [n] has completed."""
+        committed = self.committed[rows] + counts
+        if (committed > self.allocated[rows]).any():
+            raise LeaseError("committed more tokens than allocated")
+        self.committed[rows] = committed
+
+    def collect(self) -> None:
+        """Free the rows whose last step has completed."""
+        while self._limbo_rows and self.epochs.passed(self._limbo_rows[0][0]):
+            self._free_rows.append(self._limbo_rows.popleft()[1])
+
+    def close_row(self, row: int) -> None:
+        """Called by the lease that ends."""
+        self.leases[row] = None
+        self.owner[row] = 0
+        self.shared[row] = self.committed[row] = self.allocated[row] = 0
+        self._limbo_rows.append((self.epochs.submitted, row))
+        self.collect()
+
+
+class Lease:
+    """One sequence's row. The only way to hold device pages for it."""
+
+    __slots__ = ("_table", "node", "row", "serial")
+
+    def __init__(self, table: LeaseTable, row: int, serial: int, node: Node):
+        self._table = table
+        self.row = row
+        self.serial = serial
+        self.node = node  # ends where `shared` ends, and is pinned
+
+    @property
+    def owner(self) -> int:
+        return owner.lease(self.serial)
+
+    @property
+    def is_open(self) -> bool:
+        return self._table.leases[self.row] is self
+
+    @property
+    def shared(self) -> int:
+        return int(self._open_table().shared[self.row])
+
+    @property
+    def committed(self) -> int:
+        return int(self._open_table().committed[self.row])
+
+    @property
+    def allocated(self) -> int:
+        return int(self._open_table().allocated[self.row])
+
+    def pages(self, start: int, end: int) -> list[Int32]:
+        """Per group, the pages that cover positions start .. end (start on a page boundary)."""
+        size = self._table.page_size
+        columns = slice(start // size, -(-end // size))
+        return [table[self.row, columns] for table in self._open_table().page_tables]
+
+    def extend(self, count: int) -> None:
+        """Cover `count` tokens past the committed ones, in every group, or OutOfPages and no change."""
+        row = np.array([self.row], np.int64)
+        self._open_table().extend(row, self._table.committed[row] + count)
+
+    def commit(self, count: int) -> None:
+        """`count` more tokens were written: the step that wrote them has completed."""
+        self._open_table().commit(np.array([self.row]), np.array([count], np.int64))
+
+    def trim(self, to: int) -> None:
+        """Give back the whole pages past `to` tokens; committed tokens past it are forgotten."""
+        table = self._open_table()
+        size = table.page_size
+        if to < self.shared:
+            raise LeaseError(f"cannot trim to {to}: the first {self.shared} tokens belong to the tree")
+        keep = -(-to // size) * size
+        if keep < self.allocated:
+            for pool, pages in zip(table.pools, self.pages(keep, self.allocated), strict=True):
+                pool.free(pages, self.owner, int(table.fence[self.row]))
+            table.allocated[self.row] = keep
+        table.committed[self.row] = min(self.committed, to)
+
+    def publish(self, tokens: Int32, priority: int = 0) -> int:
+        """Give the KV of `[shared, floor_page(committed))` to the tree -> the new `shared`.
+
+        `tokens` are the sequence's, at least as many as committed. Pages that the tree has already are
+        freed and replaced by the tree's; the pin moves to the deepest node.
+        """
+        table = self._open_table()
+        start, committed = self.shared, self.committed
+        end = committed - committed % table.page_size
+        if end <= start:
+            return start
+        mine = self.pages(start, end)
+        node, known = table.tree.insert(self.node, tokens[start:end], mine, self.owner, priority)
+        fence = int(table.fence[self.row])
+        if known:
+            self._replace(node, start, known, mine, fence)
+        table.tree.repin(self.node, node, PinKind.LEASE, fence)
+        self.node = node
+        table.shared[self.row] = end
+        return end
+
+    def _replace(self, node: Node, start: int, known: int, mine: list[Int32], fence: int) -> None:
+        """The first `known` of the tokens from `start` were in the tree before: use its pages."""
+        table = self._table
+        count = known // table.page_size
+        path = table.tree.path(node)
+        for group, pool in enumerate(table.pools):
+            theirs = np.concatenate([part.pages[group] for part in path])
+            first = start // table.page_size
+            pool.free(mine[group][:count].copy(), self.owner, fence)
+            table._write(group, self.row, first, theirs[first : first + count])  # pyright: ignore[reportPrivateUsage]
+
+    def release(self) -> None:
+        """The single end: private pages are freed, the pin is dropped, the row is given back.
+
+        Called by the routine that ends a request and by nothing else. Raises LeaseError the second time.
+        """
+        table = self._open_table()
+        fence = int(table.fence[self.row])
+        for pool, pages in zip(table.pools, self.pages(self.shared, self.allocated), strict=True):
+            pool.free(pages, self.owner, fence)
+        table.tree.unpin(self.node, PinKind.LEASE, fence)
+        table.close_row(self.row)
+
+    def _open_table(self) -> LeaseTable:
+        if self._table.leases[self.row] is not self:
+            raise LeaseError(f"lease {self.serial} has been released")
+        return self._table

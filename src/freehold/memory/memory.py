@@ -1,0 +1,98 @@
+"""All KV memory of one engine: pools, prefix tree, leases and the epochs that fence them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from freehold.arrays import Int32
+from freehold.memory.audit import PageCounts, audit, count_pages, explain
+from freehold.memory.epochs import Epochs
+from freehold.memory.group import CacheGroup
+from freehold.memory.lease import Lease, LeaseTable
+from freehold.memory.pool import PagePool
+from freehold.memory.tree import Match, PrefixTree
+
+PAGE_SIZES = (1, 4, 16, 64, 256)
+
+
+@dataclass(frozen=True)
+class MemoryShape:
+    """How much memory there is and how it is cut. Raises ValueError for what cannot work."""
+
+    page_count: int
+    page_size: int = 16
+    row_count: int = 256
+    token_limit: int = 8192
+    eviction_policy: str = "lru"
+    prefix_cache: bool = True
+    groups: Sequence[CacheGroup] = (CacheGroup(),)
+
+    def __post_init__(self) -> None:
+        if self.page_size not in PAGE_SIZES:
+            raise ValueError(f"page_size must be one of {PAGE_SIZES}, not {self.page_size}")
+        if len(self.groups) == 0:
+            raise ValueError("a model has at least one cache group")
+
+
+class Memory:
+    """Moves ownership; called by the scheduler thread alone."""
+
+    def __init__(self, shape: MemoryShape):
+        self.shape = shape
+        self.page_size = shape.page_size
+        self.epochs = Epochs()
+        self.pools = [PagePool(shape.page_count, shape.page_size, self.epochs) for _ in shape.groups]
+        self.tree = PrefixTree(self.pools, self.epochs, shape.eviction_policy)
+        self.leases = LeaseTable(self.pools, self.tree, self.epochs, shape.row_count, shape.token_limit)
+
+    @property
+    def capacity_tokens(self) -> int:
+        return self.shape.page_count * self.page_size
+
+    def match(self, namespace: str, tokens: Int32) -> Match:
+        """The longest reusable prefix, leaving at least the last token to compute."""
+        limit = len(tokens) - 1 if self.shape.prefix_cache else 0
+        return self.tree.match(namespace, tokens, limit)
+
+    def publish(self, lease: Lease, tokens: Int32, priority: int = 0) -> None:
+        """Share what the lease has committed, if there is a prefix cache."""
+        if self.shape.prefix_cache:
+            lease.publish(tokens, priority)
+
+    @property
+    def free_page_count(self) -> int:
+        """Pages that can be allocated now, in every group."""
+        return min(pool.free_count for pool in self.pools)
+
+    @property
+    def limbo_page_count(self) -> int:
+        return max(pool.limbo_count for pool in self.pools)
+
+    @property
+    def reachable_page_count(self) -> int:
+        """Pages that are free, can be evicted, or come back when steps in flight complete."""
+        return min(pool.free_count + pool.limbo_count for pool in self.pools) + self.tree.evictable_page_count
+
+    def make_room(self, page_count: int) -> bool:
+        """Evict until `page_count` pages are free or on their way -> whether they are free now."""
+        if page_count > self.free_page_count:
+            coming = min(pool.free_count + pool.limbo_count for pool in self.pools)
+            if page_count > coming:
+                self.tree.evict(page_count - coming)
+        return page_count <= self.free_page_count
+
+    def complete(self, step: int) -> None:
+        """The engine has finished `step`: what only it could touch is free now."""
+        self.epochs.complete(step)
+        for pool in self.pools:
+            pool.collect()
+        self.leases.collect()
+
+    def counts(self) -> PageCounts:
+        return count_pages(self)
+
+    def audit(self) -> None:
+        """Raise AuditError unless every page is accounted for exactly once."""
+        audit(self)
+
+    def explain(self, page: int) -> str:
+        return explain(self, page)

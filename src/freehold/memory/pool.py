@@ -1,0 +1,138 @@
+"""The pool: all pages of one cache group on one tier, and the ledger of who owns each."""
+
+from enum import StrEnum
+
+import numpy as np
+
+from freehold.arrays import Int32, Int64
+from freehold.memory import owner
+from freehold.memory.epochs import Epochs
+from freehold.memory.errors import OutOfPages, OwnershipError
+from freehold.memory.recorder import FlightRecorder
+
+
+class Tier(StrEnum):
+    DEVICE = "device"
+    HOST = "host"
+    STORAGE = "storage"
+
+
+class PagePool:
+    """Pages 1 .. capacity, each with exactly one registered owner. Page 0 is padding, never owned.
+
+    Every change of owner is one vectorised, checked move: all pages must be owned by `source` and be
+    distinct, or `OwnershipError` is raised and nothing changes. Free + held == capacity, always.
+
+    Pages freed while a step that may touch them is in flight wait in limbo until the epoch passes.
+    """
+
+    def __init__(self, capacity: int, page_size: int, epochs: Epochs, tier: Tier = Tier.DEVICE):
+        if capacity < 1 or page_size < 1:
+            raise ValueError("a pool needs at least one page of at least one token")
+        self.capacity = capacity
+        self.page_size = page_size
+        self.tier = tier
+        self.epochs = epochs
+        self.owner: Int64 = np.full(capacity + 1, owner.FREE, np.int64)
+        self.owner[0] = owner.PADDING
+        self.since: Int64 = np.zeros(capacity + 1, np.int64)
+        self.recorder = FlightRecorder(max(1 << 16, capacity))
+        # A stack: the page freed last is used first, while its memory may still be in a cache.
+        self._free: Int32 = np.arange(capacity, 0, -1, dtype=np.int32)
+        self.free_count = capacity
+        self._limbo: dict[int, list[Int32]] = {}
+        self.limbo_count = 0
+        self._rank: Int32 = np.zeros(capacity + 1, np.int32)
+
+    @property
+    def held_count(self) -> int:
+        """Pages owned by a lease, a tree node or a transfer."""
+        return self.capacity - self.free_count - self.limbo_count
+
+    def allocate(self, owners: Int64) -> Int32:
+        """One free page for each entry of `owners` [n] -> pages int32 [n].
+
+        Raises OutOfPages, having changed nothing, if fewer than n pages are free.
+        """
+        count = len(owners)
+        if count > self.free_count:
+            raise OutOfPages(f"{count} pages asked for, {self.free_count} of {self.capacity} free")
+        # A copy, reversed: the stack's top comes first, and later frees overwrite the stack.
+        pages = self._free[self.free_count - count : self.free_count][::-1].copy()
+        self.move(pages, owner.FREE, owners)
+        self.free_count -= count
+        return pages
+
+    def move(self, pages: Int32, source: int | Int64, target: int | Int64) -> None:
+        """Hand `pages` from `source` to `target` (scalars, or one owner a page).
+
+        Raises OwnershipError, having changed nothing, unless every page is owned by its source and
+        no page is named twice.
+        """
+        if len(pages) == 0:
+            return
+        wrong = self.owner[pages] != source
+        if wrong.any():
+            at = int(np.argmax(wrong))
+            expected = source if isinstance(source, int) else int(source[at])
+            raise self._ownership_error(int(pages[at]), expected, target, at)
+        order = np.arange(len(pages), dtype=np.int32)
+        self._rank[pages] = order
+        repeated = self._rank[pages] != order
+        if repeated.any():
+            page = int(pages[int(np.argmax(repeated))])
+            raise OwnershipError(f"page {page} is named twice in one move\n{self._history(page)}")
+        self.owner[pages] = target
+        self.since[pages] = self.epochs.submitted
+        self.recorder.record(self.epochs.submitted, pages, source, target)
+
+    def free(self, pages: Int32, source: int | Int64, fence: int) -> None:
+        """Give `pages` back. They are free at once if step `fence`, the last that may touch them, is
+        complete; otherwise they stay in limbo until it is."""
+        if len(pages) == 0:
+            return
+        if self.epochs.passed(fence):
+            self.move(pages, source, owner.FREE)
+            self._push_free(pages)
+        else:
+            self.move(pages, source, owner.limbo(fence))
+            self._limbo.setdefault(fence, []).append(pages.copy())
+            self.limbo_count += len(pages)
+
+    def collect(self) -> int:
+        """Free the limbo pages whose fence has passed; how many."""
+        ready = [fence for fence in self._limbo if self.epochs.passed(fence)]
+        freed = 0
+        for fence in ready:
+            for pages in self._limbo.pop(fence):
+                self.move(pages, owner.limbo(fence), owner.FREE)
+                self._push_free(pages)
+                freed += len(pages)
+        self.limbo_count -= freed
+        return freed
+
+    def _push_free(self, pages: Int32) -> None:
+        self._free[self.free_count : self.free_count + len(pages)] = pages
+        self.free_count += len(pages)
+
+    def free_pages(self) -> Int32:
+        """The free list itself, for the audit."""
+        return self._free[: self.free_count]
+
+    def limbo_pages(self) -> dict[int, Int32]:
+        """fence -> pages, for the audit."""
+        return {fence: np.concatenate(parts) for fence, parts in self._limbo.items()}
+
+    def _ownership_error(
+        self, page: int, expected: int, target: int | Int64, at: int
+    ) -> OwnershipError:
+        to = target if isinstance(target, int) else int(target[at])
+        return OwnershipError(
+            f"page {page}: expected owner {owner.describe(expected)}, "
+            f"found {owner.describe(int(self.owner[page]))}, on its way to {owner.describe(to)}\n"
+            f"{self._history(page)}"
+        )
+
+    def _history(self, page: int) -> str:
+        moves = self.recorder.history(page)
+        return "\n".join(f"  {move}" for move in moves) or "  no recorded move"

@@ -1,0 +1,377 @@
+"""The prefix tree: a radix tree over pages of tokens, one root for each namespace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+
+from freehold.arrays import Int32
+from freehold.memory import owner
+from freehold.memory.epochs import Epochs
+from freehold.memory.errors import LeaseError
+from freehold.memory.eviction import EvictionQueue
+from freehold.memory.pool import PagePool
+
+
+class PinKind(IntEnum):
+    """Why a node may not be evicted."""
+
+    LEASE = 0
+    SESSION = 1
+    WRITE = 2
+    LOAD = 3
+    PREFETCH = 4
+
+
+class Node:
+    """A run of whole pages of tokens, and for each cache group the pages that hold their KV.
+
+    `end` is the number of tokens from the root to the node's end. `holds` counts the node's pins and
+    its children that are themselves held: a node with `holds == 0` and no children may be evicted. So
+    pinning the deepest node of a path protects the path.
+    """
+
+    __slots__ = (
+        "children", "created", "end", "fence", "hits", "holds", "last_used", "namespace", "pages",
+        "parent", "pins", "priority", "queued", "serial", "tokens",
+    )  # fmt: skip
+
+    def __init__(
+        self, serial: int, namespace: str, parent: Node | None, tokens: Int32, pages: list[Int32]
+    ):
+        self.serial = serial
+        self.namespace = namespace
+        self.parent = parent
+        self.tokens = tokens
+        self.pages = pages
+        self.end: int = (parent.end if parent else 0) + len(tokens)
+        self.children: dict[bytes, Node] = {}
+        self.pins = [0] * len(PinKind)
+        self.holds = 0
+        self.queued = False
+        self.created = self.last_used = self.hits = self.priority = 0
+        self.fence = 0  # the last step that may read these pages after the last pin went
+
+    @property
+    def start(self) -> int:
+        return self.end - len(self.tokens)
+
+    @property
+    def evictable(self) -> bool:
+        return self.parent is not None and self.holds == 0 and not self.children
+
+    def __repr__(self) -> str:
+        return f"<node {self.serial} tokens {self.start}..{self.end} holds {self.holds}>"
+
+
+@dataclass(frozen=True)
+class Match:
+    """The longest cached prefix found: `length` tokens, the last of them inside (or at the end of)
+    `node`, which is None in a namespace that holds nothing yet. A match takes no resource and changes
+    nothing; it is good while `version` is the tree's."""
+
+    namespace: str
+    node: Node | None
+    length: int
+    version: int
+
+
+class PrefixTree:
+    """Owns the pages of prefixes that may be reused. All lengths are multiples of `page_size`.
+
+    The tree never allocates. Pages come from leases through `insert` and leave through `evict`.
+    """
+
+    def __init__(self, pools: list[PagePool], epochs: Epochs, policy: str = "lru"):
+        self.pools = pools
+        self.page_size = pools[0].page_size
+        self.epochs = epochs
+        self.version = 0
+        self.page_count = 0  # pages of each group in the tree
+        self.held_page_count = 0  # of them, those on a path to a pin
+        self.evicted_page_count = 0
+        self._roots: dict[str, Node] = {}
+        self._queue = EvictionQueue(policy)
+        self._serial = 0
+        self._tick = 0
+
+    @property
+    def evictable_page_count(self) -> int:
+        """Pages that `evict` could free if asked to, in each group."""
+        return self.page_count - self.held_page_count
+
+    # -- looking ------------------------------------------------------------------------------------
+
+    def match(self, namespace: str, tokens: Int32, limit: int | None = None) -> Match:
+        """The longest prefix of `tokens` [n], whole pages only and at most `limit` tokens, that the
+        tree holds in `namespace`."""
+        node = self._roots.get(namespace)
+        if node is None:
+            return Match(namespace, None, 0, self.version)
+        limit = len(tokens) if limit is None else min(limit, len(tokens))
+        limit -= limit % self.page_size
+        at = 0
+        while at < limit:
+            child = node.children.get(tokens[at : at + self.page_size].tobytes())
+            if child is None:
+                break
+            same = self._same_tokens(child, tokens[at:limit])
+            at += same
+            node = child
+            if same < len(child.tokens):
+                break
+        return Match(namespace, node, at, self.version)
+
+    def next_page_key(self, match: Match, tokens: Int32) -> tuple[str, int, bytes] | None:
+        """Names the first page after a match, so that two sequences that would compute the same page
+        can see it: equal keys mean equal prefix and equal next page. None if no whole page follows or
+        the match ends inside a node, where the tree itself knows a different continuation."""
+        node, end = match.node, match.length + self.page_size
+        if end > len(tokens) or (node is not None and node.end != match.length):
+            return None
+        serial = node.serial if node is not None and match.length else 0
+        return match.namespace, serial, tokens[match.length : end].tobytes()
+
+    def unheld_page_count(self, match: Match) -> int:
+        """Pages of the match that could be evicted now, and no longer once it is pinned."""
+        node, end, count = match.node, match.length, 0
+        while node is not None and node.holds == 0:
+            count += (end - node.start) // self.page_size
+            end, node = node.start, node.parent
+        return count
+
+    def _same_tokens(self, node: Node, tokens: Int32) -> int:
+        """How many tokens, in whole pages, `node` and `tokens` have in common."""
+        count = min(len(node.tokens), len(tokens))
+        differ = node.tokens[:count] != tokens[:count]
+        first = int(differ.argmax())
+        same = first if differ[first] else count
+        return same - same % self.page_size
+
+    def path(self, node: Node) -> list[Node]:
+        """The nodes from the root's child down to `node`."""
+        nodes: list[Node] = []
+        step: Node | None = node
+        while step is not None and step.parent is not None:
+            nodes.append(step)
+            step = step.parent
+        return nodes[::-1]
+
+    def nodes(self) -> Iterator[Node]:
+        """Every node, roots included."""
+        stack = list(self._roots.values())
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(node.children.values())
+
+    # -- pins ---------------------------------------------------------------------------------------
+
+    def pin(self, match: Match, kind: PinKind, priority: int = 0) -> Node:
+        """Protect a matched prefix and count it as used -> the node that ends where the match ends.
+
+        Raises LeaseError if the tree has changed since the match: match again.
+        """
+        if match.version != self.version:
+            raise LeaseError("the prefix tree has changed since the match")
+        node = match.node or self._root(match.namespace)
+        if match.length < node.end:
+            node = self._split(node, match.length)
+        self._tick += 1
+        for used in self.path(node):
+            used.last_used = self._tick
+            used.hits += 1
+            used.priority = max(used.priority, priority)
+        node.pins[kind] += 1
+        self._hold(node)
+        return node
+
+    def unpin(self, node: Node, kind: PinKind, fence: int) -> None:
+        """Drop one pin; `fence` is the last step that may read the prefix on behalf of it."""
+        if node.pins[kind] == 0:
+            raise LeaseError(f"{node!r} has no {kind.name} pin to drop")
+        node.pins[kind] -= 1
+        for used in self.path(node):
+            used.fence = max(used.fence, fence)
+        self._unhold(node)
+
+    def repin(self, old: Node, new: Node, kind: PinKind, fence: int) -> None:
+        """Move a pin along a path, without the prefix being unprotected in between."""
+        if old is not new:
+            new.pins[kind] += 1
+            self._hold(new)
+            self.unpin(old, kind, fence)
+
+    def _hold(self, node: Node) -> None:
+        step: Node | None = node
+        while step is not None:
+            step.holds += 1
+            if step.holds > 1:
+                return
+            self.held_page_count += self._pages_in(step)
+            step = step.parent
+
+    def _unhold(self, node: Node) -> None:
+        step: Node | None = node
+        while step is not None:
+            step.holds -= 1
+            if step.holds > 0:
+                return
+            self.held_page_count -= self._pages_in(step)
+            if step.evictable:
+                self._queue.push(step)
+            parent = step.parent
+            if parent is None:
+                self._drop_root_if_empty(step)
+            step = parent
+
+    # -- growing and shrinking ----------------------------------------------------------------------
+
+    def insert(
+        self, at: Node, tokens: Int32, pages: list[Int32], source: int, priority: int = 0
+    ) -> tuple[Node, int]:
+        """Continue the prefix that ends at `at` by `tokens` [n], n a multiple of the page size, whose
+        KV is in `pages` (one array for each group, owned by `source`).
+
+        What the tree holds already stays; only the rest of `pages` changes hands. -> the node that
+        ends where the tokens end (unpinned), and how many leading tokens were there already: those
+        pages of the caller's are duplicates of the tree's.
+        """
+        assert len(tokens) % self.page_size == 0
+        self._tick += 1
+        node, done = at, 0
+        while done < len(tokens):
+            child = node.children.get(tokens[done : done + self.page_size].tobytes())
+            if child is None:
+                break
+            same = self._same_tokens(child, tokens[done:])
+            if same < len(child.tokens):
+                child = self._split(child, child.start + same)
+            node, done = child, done + same
+            self._touch(node, priority)
+        if done < len(tokens):
+            first = done // self.page_size
+            rest = [part[first:] for part in pages]
+            # A leaf that nobody else has pinned grows in place, so that a prompt published chunk by
+            # chunk becomes one long node. Another's pin relies on where its node ends.
+            if node.parent is not None and not node.children and node.holds == (node is at):
+                self._grow(node, tokens[done:], rest)
+            else:
+                node = self._append(node, tokens[done:], rest)
+            for pool, part in zip(self.pools, rest, strict=True):
+                pool.move(part, source, owner.node(node.serial))
+            self._touch(node, priority)
+        return node, done
+
+    def _touch(self, node: Node, priority: int) -> None:
+        node.last_used = self._tick
+        node.priority = max(node.priority, priority)
+
+    def _grow(self, node: Node, tokens: Int32, pages: list[Int32]) -> None:
+        self.version += 1
+        node.tokens = np.concatenate([node.tokens, tokens])
+        node.pages = [np.concatenate(both) for both in zip(node.pages, pages, strict=True)]
+        node.end += len(tokens)
+        self.page_count += len(pages[0])
+        if node.holds:
+            self.held_page_count += len(pages[0])
+
+    def _append(self, parent: Node, tokens: Int32, pages: list[Int32]) -> Node:
+        self.version += 1
+        node = self._new_node(parent, tokens.copy(), [part.copy() for part in pages])
+        parent.children[self._key(node)] = node
+        self.page_count += len(pages[0])
+        self._queue.push(node)
+        return node
+
+    def _split(self, node: Node, at: int) -> Node:
+        """Cut `node` at `at` tokens from the root -> the new upper part. The node itself stays the
+        deeper part: pins name the end of a prefix, and that end does not move."""
+        assert node.parent is not None and node.start < at < node.end
+        assert at % self.page_size == 0
+        self.version += 1
+        cut = at - node.start
+        page_cut = cut // self.page_size
+        upper = self._new_node(node.parent, node.tokens[:cut], [p[:page_cut] for p in node.pages])
+        for name in ("created", "last_used", "hits", "priority", "fence"):
+            setattr(upper, name, getattr(node, name))
+        for pool, part in zip(self.pools, upper.pages, strict=True):
+            pool.move(part, owner.node(node.serial), owner.node(upper.serial))
+        node.parent.children[self._key(upper)] = upper
+        node.parent = upper
+        node.tokens = node.tokens[cut:]
+        node.pages = [part[page_cut:] for part in node.pages]
+        upper.children[self._key(node)] = node
+        upper.holds = 1 if node.holds else 0
+        return upper
+
+    def evict(self, page_count: int) -> int:
+        """Give up to `page_count` pages of each group back to the pools, by policy, from the leaves
+        -> how many left the tree. Those that a step in flight may read go through limbo."""
+        evicted = 0
+        while evicted < page_count:
+            node = self._queue.pop()
+            if node is None:
+                break
+            evicted += self._evict_tail(node, page_count - evicted)
+        self.evicted_page_count += evicted
+        return evicted
+
+    def _evict_tail(self, node: Node, page_count: int) -> int:
+        """Evict the last pages of a leaf, all of it if need be."""
+        self.version += 1
+        have = self._pages_in(node)
+        gone = min(have, page_count)
+        for group, pool in enumerate(self.pools):
+            pool.free(node.pages[group][have - gone :], owner.node(node.serial), node.fence)
+        self.page_count -= gone
+        if gone < have:
+            keep = have - gone
+            node.tokens = node.tokens[: keep * self.page_size]
+            node.pages = [part[:keep] for part in node.pages]
+            node.end -= gone * self.page_size
+            self._queue.push(node)
+            return gone
+        parent = node.parent
+        assert parent is not None
+        del parent.children[self._key(node)]
+        node.parent = None
+        if parent.evictable:
+            self._queue.push(parent)
+        self._drop_root_if_empty(parent)
+        return gone
+
+    def flush(self) -> int:
+        """Evict everything that is not held -> pages given back in each group."""
+        return self.evict(self.evictable_page_count)
+
+    # -- parts --------------------------------------------------------------------------------------
+
+    def _key(self, node: Node) -> bytes:
+        return node.tokens[: self.page_size].tobytes()
+
+    def _pages_in(self, node: Node) -> int:
+        return len(node.pages[0])
+
+    def _new_node(self, parent: Node | None, tokens: Int32, pages: list[Int32], namespace: str = "") -> Node:
+        self._serial += 1
+        node = Node(self._serial, parent.namespace if parent else namespace, parent, tokens, pages)
+        node.created = node.last_used = self._tick
+        return node
+
+    def _root(self, namespace: str) -> Node:
+        root = self._roots.get(namespace)
+        if root is None:
+            empty = np.empty(0, np.int32)
+            root = self._new_node(None, empty, [empty for _ in self.pools], namespace)
+            self._roots[namespace] = root
+        return root
+
+    def _drop_root_if_empty(self, node: Node) -> None:
+        if node.parent is None and not node.children and not node.holds:
+            if self._roots.get(node.namespace) is node:
+                del self._roots[node.namespace]
+                self.version += 1

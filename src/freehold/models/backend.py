@@ -1,0 +1,50 @@
+"""The operations that decoders are written in. One implementation for each kind of device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from freehold.models.spec import DecoderSpec, StoredTensor
+
+Array = Any  # the device's array type; float32 [tokens, features] unless said otherwise
+Weight = Any  # a packed matrix
+
+
+class Backend(Protocol):
+    """Results of a row depend on nothing but that row: not on the batch, not on how prompts are cut."""
+
+    def pack(self, tensors: Sequence[StoredTensor]) -> Weight:
+        """One matrix of the tensors' rows in order, in the layout the kernels want."""
+        ...
+
+    def vector(self, tensors: Sequence[StoredTensor]) -> Array: ...
+
+    def embed(self, table: Weight, tokens: Array) -> Array: ...
+
+    def linear(self, weight: Weight, x: Array, bias: Array | None = None) -> Array:
+        """x @ weight.T + bias"""
+        ...
+
+    def linear_add(self, weight: Weight, x: Array, residual: Array) -> None:
+        """residual += x @ weight.T, in place."""
+        ...
+
+    def rms_norm(self, x: Array, weight: Array, epsilon: float) -> Array: ...
+
+    def swiglu(self, gate_up: Array) -> Array:
+        """[tokens, 2 f] -> silu(first half) * second half, [tokens, f]"""
+        ...
+
+    def attend(
+        self,
+        spec: DecoderSpec,
+        layer: int,
+        qkv: Array,
+        batch: Any,
+        q_norm: Array | None = None,
+        k_norm: Array | None = None,
+    ) -> Array:
+        """Rotate q and k, write k and v to the pages of the batch, attend causally over each
+        sequence's pages -> [tokens, heads * head_size]."""
+        ...

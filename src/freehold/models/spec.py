@@ -1,0 +1,85 @@
+"""The shape of a decoder, and tensors as they come from a file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+import numpy as np
+
+from freehold.arrays import Float32
+
+
+@dataclass(frozen=True)
+class DecoderSpec:
+    """A Llama-family decoder. `qk_norm` is Qwen3's, `qkv_bias` Qwen2's."""
+
+    architecture: str
+    layer_count: int
+    hidden_size: int
+    head_count: int
+    kv_head_count: int
+    head_size: int
+    ffn_size: int
+    vocab_size: int
+    context_length: int
+    rope_theta: float
+    norm_epsilon: float
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    tied_embeddings: bool = False
+    rope_divisors: Float32 | None = None  # [head_size / 2], scaled RoPE (Llama 3)
+
+    @property
+    def kv_floats_per_token(self) -> int:
+        return 2 * self.layer_count * self.kv_head_count * self.head_size
+
+
+class TensorFormat(StrEnum):
+    F32 = "F32"
+    F16 = "F16"
+    BF16 = "BF16"
+    Q4_0 = "Q4_0"
+    Q4_1 = "Q4_1"
+    Q8_0 = "Q8_0"
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor in the format of its file: `data` uint8 [rows, bytes of a row]; vectors have one row."""
+
+    format: TensorFormat
+    rows: int
+    columns: int
+    data: np.ndarray
+
+    def reorder(self, order: np.ndarray) -> StoredTensor:
+        """The same tensor with its rows in another order."""
+        return StoredTensor(self.format, self.rows, self.columns, self.data[order])
+
+    def to_float32(self) -> Float32:
+        """[rows, columns], for small tensors and tests."""
+        raw = np.ascontiguousarray(self.data)
+        if self.format is TensorFormat.F32:
+            return raw.view(np.float32).reshape(self.rows, self.columns)
+        if self.format is TensorFormat.F16:
+            return raw.view(np.float16).astype(np.float32).reshape(self.rows, self.columns)
+        if self.format is TensorFormat.BF16:
+            wide = raw.view(np.uint16).astype(np.uint32) << 16
+            return wide.view(np.float32).reshape(self.rows, self.columns)
+        import gguf
+
+        kind = gguf.GGMLQuantizationType[self.format.value]
+        return gguf.dequantize(raw, kind).reshape(self.rows, self.columns)
+
+
+class Checkpoint(Protocol):
+    """A model on disk. Tensor names are those of Hugging Face's Llama, without `model.`."""
+
+    @property
+    def spec(self) -> DecoderSpec: ...
+
+    def tensor(self, name: str) -> StoredTensor:
+        """Raises KeyError with the name if the checkpoint lacks it."""
+        ...

@@ -1,0 +1,79 @@
+"""How the next token is chosen and when a request stops."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+LOGPROBS_MAX = 20
+
+
+class InvalidParameter(ValueError):
+    """A value is outside its limits. `field` names it as the caller spelled it."""
+
+    def __init__(self, field: str, message: str):
+        super().__init__(f"{field}: {message}")
+        self.field = field
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """Names and meanings are those of the OpenAI API, extended as in vLLM.
+
+    `temperature` 0 is greedy. `top_k` -1 or 0 keeps all tokens. `seed` makes the output a function of
+    the prompt alone, whatever else is in the batch. `max_tokens` None means as many as fit. `logprobs`
+    k reports the sampled token's log-probability and the k best. Filters apply in the order penalties,
+    logit_bias, temperature, top_k, top_p, min_p.
+
+    Raises InvalidParameter, naming the field and the limit.
+    """
+
+    n: int = 1
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_k: int = -1
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict[int, float])
+    logprobs: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        def check(name: str, ok: bool, limit: str) -> None:
+            if not ok:
+                raise InvalidParameter(name, f"must be {limit}, got {getattr(self, name)!r}")
+
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        object.__setattr__(self, "stop", tuple(self.stop))
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        check("n", 1 <= self.n <= 128, "between 1 and 128")
+        check("max_tokens", self.max_tokens is None or self.max_tokens >= 1, "at least 1")
+        check("min_tokens", self.min_tokens >= 0, "at least 0")
+        if self.max_tokens is not None:
+            check("min_tokens", self.min_tokens <= self.max_tokens, f"at most max_tokens ({self.max_tokens})")
+        check("temperature", 0.0 <= self.temperature <= 100.0, "between 0 and 100")
+        check("top_k", self.top_k >= -1, "-1 (all), 0 (all) or positive")
+        check("top_p", 0.0 < self.top_p <= 1.0, "above 0 and at most 1")
+        check("min_p", 0.0 <= self.min_p <= 1.0, "between 0 and 1")
+        check("seed", self.seed is None or -(2**63) <= self.seed < 2**63, "a 64-bit integer")
+        check("repetition_penalty", 0.0 < self.repetition_penalty <= 2.0, "above 0 and at most 2")
+        check("presence_penalty", -2.0 <= self.presence_penalty <= 2.0, "between -2 and 2")
+        check("frequency_penalty", -2.0 <= self.frequency_penalty <= 2.0, "between -2 and 2")
+        check("logprobs", self.logprobs is None or 0 <= self.logprobs <= LOGPROBS_MAX, f"0 to {LOGPROBS_MAX}")
+        check("stop", all(self.stop) and len(self.stop) <= 16, "at most 16 non-empty strings")
+        for token, bias in self.logit_bias.items():
+            if token < 0 or not -100.0 <= bias <= 100.0:
+                raise InvalidParameter("logit_bias", f"token {token}: bias must be between -100 and 100")
+
+    @property
+    def penalizes(self) -> bool:
+        """Whether logits depend on the tokens seen so far."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0

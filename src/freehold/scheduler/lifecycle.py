@@ -1,0 +1,154 @@
+"""The life of a request: admitted, retracted, ended. One routine ends a request, however it ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from freehold.memory import Match, Memory
+from freehold.scheduler.queue import WaitingQueue
+from freehold.scheduler.request import Finish, Request, RequestState
+from freehold.scheduler.running import RunningTable
+from freehold.step import RowStart
+
+
+class Refused(ValueError):
+    """The request can never be served by this engine. `field` names what is too large."""
+
+    def __init__(self, field: str, message: str):
+        super().__init__(message)
+        self.field = field
+
+
+class QueueFull(Exception):
+    """Too many requests are waiting: try again later."""
+
+
+class Lifecycle:
+    """Moves requests between queue, rows and the end. Knows nothing of steps."""
+
+    def __init__(
+        self,
+        memory: Memory,
+        queue: WaitingQueue,
+        running: RunningTable,
+        eos_tokens: tuple[int, ...],
+        queue_limit: int,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self.memory = memory
+        self.queue = queue
+        self.running = running
+        self.clock = clock
+        self.retraction_count = 0
+        self.row_starts: list[RowStart] = []  # for the next step
+        self.ended: list[Request] = []  # since the last output
+        self._eos_tokens = eos_tokens
+        self._queue_limit = queue_limit
+        self._arrivals = 0
+
+    def accept(self, request: Request) -> None:
+        """Queue a new request. Raises Refused or QueueFull, having changed nothing."""
+        self.check_fits(request)
+        if len(self.queue) >= self._queue_limit:
+            raise QueueFull(f"{len(self.queue)} requests are waiting, the limit is {self._queue_limit}")
+        self._arrivals += 1
+        request.order = self._arrivals
+        request.arrival = self.clock()
+        self.queue.push(request)
+
+    def max_length(self, request: Request) -> int:
+        """Prompt plus output tokens at which the request is finished. Without max_tokens: what fits."""
+        token_limit = self.memory.shape.token_limit
+        if request.params.max_tokens is None:
+            return min(token_limit, self.memory.capacity_tokens + 1)
+        return min(token_limit, len(request.prompt) + request.params.max_tokens)
+
+    def check_fits(self, request: Request) -> None:
+        """Raises Refused if the request can never be served, whatever else runs."""
+        params, prompt = request.params, len(request.prompt)
+        limit, capacity = self.memory.shape.token_limit, self.memory.capacity_tokens
+        if prompt == 0:
+            raise Refused("prompt", "the prompt must have at least one token")
+        if prompt >= limit:
+            raise Refused(
+                "prompt",
+                f"the prompt has {prompt} tokens, the maximum context length is {limit} tokens including output",
+            )
+        # The last token sampled needs no KV.
+        certain = params.max_tokens if params.ignore_eos and not params.stop else params.min_tokens
+        needed = prompt + max(certain or 1, 1) - 1
+        if needed > capacity:
+            raise Refused(
+                "max_tokens" if prompt <= capacity else "prompt",
+                f"the request needs KV memory for {needed} tokens, the whole pool holds {capacity}: "
+                "shorten it, or start with more pages (num_pages, kv_cache_memory_bytes)",
+            )
+
+    def start(self, request: Request, match: Match) -> int:
+        """Admit a request with the prefix it matched -> its row."""
+        lease = self.memory.leases.open(match, request.priority)
+        request.lease = lease
+        request.state = RequestState.PREFILLING
+        if request.cached_tokens is None:
+            request.cached_tokens = match.length
+            request.first_scheduled = self.clock()
+        self.running.add(lease.row, request, self.max_length(request), match.length)
+        return lease.row
+
+    def announce(self, row: int) -> None:
+        """Tell the engine, with the next step, for whom `row` now works."""
+        request = self.running.request(row)
+        stops = self._eos_tokens if not request.params.ignore_eos else ()
+        self.row_starts.append(
+            RowStart(
+                row=row,
+                params=request.params,
+                seed=request.seed,
+                tokens=self.running.known_tokens(row).copy(),
+                prompt_length=len(request.prompt),
+                stop_tokens=(*stops, *request.params.stop_token_ids),
+            )
+        )
+
+    def retract(self, row: int) -> Request:
+        """Take a running request back to the queue. Its output is kept and its KV is published, so that
+        resuming costs little if the memory is not needed meanwhile."""
+        request = self.running.request(row)
+        self._leave_row(request)
+        request.state = RequestState.RETRACTED
+        request.retractions += 1
+        self.retraction_count += 1
+        self.queue.push(request)
+        return request
+
+    def unstart(self, row: int) -> Request:
+        """Undo `start` for a request that got no memory after all: it is as if it had not been tried."""
+        request = self.running.request(row)
+        self._leave_row(request)
+        request.state = RequestState.RETRACTED if request.retractions else RequestState.WAITING
+        if not request.retractions:
+            request.cached_tokens = request.first_scheduled = None
+        return request
+
+    def end(self, request: Request, finish: Finish) -> None:
+        """The one end of every request: finished, stopped, aborted or failed, queued or running."""
+        assert request.state is not RequestState.ENDED, f"request {request.id} has ended before"
+        if request.lease is not None:
+            self._leave_row(request)
+        else:
+            self.queue.discard(request)
+        request.state = RequestState.ENDED
+        request.finish = finish
+        request.ended = self.clock()
+        self.ended.append(request)
+
+    def _leave_row(self, request: Request) -> None:
+        lease = request.lease
+        assert lease is not None
+        row = lease.row
+        self.memory.publish(lease, self.running.known_tokens(row), request.priority)
+        request.output = self.running.output(row)
+        self.running.remove(row)
+        lease.release()
+        request.lease = None

@@ -1,0 +1,85 @@
+"""The running requests as rows of NumPy arrays, beside the lease table and with the same row numbers.
+
+    tokens of a row    0 ....... scheduled ....... length ...... length + pending
+                       |  computed or |   known, not  |  being sampled by a
+                       |  in flight   |   scheduled   |  step in flight
+
+A row has work to do while `scheduled < length + pending`. A prompt, its chunks, and decoding differ only
+in how much.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from freehold.arrays import Bool, Int32, Int64
+from freehold.scheduler.request import Request
+
+
+class RunningTable:
+    """Columns int64 [rows] unless said otherwise."""
+
+    def __init__(self, row_count: int, token_limit: int):
+        def column() -> Int64:
+            return np.zeros(row_count, np.int64)
+
+        # One spare column: the last token may be sampled without ever being given KV.
+        self.tokens: Int32 = np.zeros((row_count, token_limit + 1), np.int32)
+        self.length = column()
+        self.scheduled = column()
+        self.pending = column()
+        self.prompt_length = column()
+        self.prefill_end = column()  # tokens known when the row was taken: later ones are on the device
+        self.min_length = column()  # no stop before this many tokens
+        self.max_length = column()  # the request is finished at this many tokens
+        self.ignore_eos: Bool = np.zeros(row_count, np.bool_)
+        self.watched: Bool = np.zeros(row_count, np.bool_)  # has stops of its own, or wants logprobs
+        self.requests: list[Request | None] = [None] * row_count
+        self.order: Int64 = np.empty(0, np.int64)  # rows in use, in order of admission
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def add(self, row: int, request: Request, max_length: int, computed: int) -> None:
+        """Put a request, of whose tokens the first `computed` have KV, into a row."""
+        tokens = request.tokens
+        params = request.params
+        prompt_length = len(request.prompt)
+        self.tokens[row, : len(tokens)] = tokens
+        self.length[row] = self.prefill_end[row] = len(tokens)
+        self.scheduled[row] = computed
+        self.pending[row] = 0
+        self.prompt_length[row] = prompt_length
+        self.min_length[row] = prompt_length + params.min_tokens
+        self.max_length[row] = max_length
+        self.ignore_eos[row] = params.ignore_eos
+        self.watched[row] = bool(params.stop or params.stop_token_ids or params.logprobs is not None)
+        self.requests[row] = request
+        self.order = np.append(self.order, row)
+
+    def remove(self, row: int) -> None:
+        self.requests[row] = None
+        self.order = self.order[self.order != row]
+
+    def request(self, row: int) -> Request:
+        request = self.requests[row]
+        assert request is not None, f"row {row} is not in use"
+        return request
+
+    def known_tokens(self, row: int) -> Int32:
+        """All tokens of the row that we know, int32 [length] (a view)."""
+        return self.tokens[row, : self.length[row]]
+
+    def output(self, row: int) -> Int32:
+        """The tokens generated so far (a copy)."""
+        return self.tokens[row, self.prompt_length[row] : self.length[row]].copy()
+
+    def active(self) -> Int64:
+        """Rows with tokens to compute, in order of admission. A row that will be finished by length
+        when the steps in flight are done has none: nothing is allocated for it any more."""
+        rows = self.order
+        total = self.length[rows] + self.pending[rows]
+        return rows[(total > self.scheduled[rows]) & (total < self.max_length[rows])]
+
+    def todo(self, rows: Int64) -> Int64:
+        return self.length[rows] + self.pending[rows] - self.scheduled[rows]

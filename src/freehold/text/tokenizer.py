@@ -1,0 +1,104 @@
+"""Text to tokens and back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer as FastTokenizer
+
+from freehold.arrays import Int32
+from freehold.scheduler.vocabulary import Vocabulary
+from freehold.text.chat_template import ChatTemplate
+from freehold.text.vocabulary_bytes import byte_level_pieces, sentencepiece_pieces
+
+
+@dataclass
+class Tokenizer:
+    """A fast tokenizer with what the serving engine needs to know about its tokens.
+
+    `pieces[t]` are the bytes of token t, special tokens included. `defaults` are the sampling values
+    that the model's authors recommend.
+    """
+
+    fast: FastTokenizer
+    pieces: list[bytes]
+    special: frozenset[int]
+    eos_tokens: tuple[int, ...]
+    bos_token: int | None = None
+    adds_bos: bool = False
+    chat_template: ChatTemplate | None = None
+    defaults: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> Int32:
+        tokens = self.fast.encode(text, add_special_tokens=False).ids
+        if add_special_tokens and self.adds_bos and self.bos_token is not None and tokens[:1] != [self.bos_token]:
+            tokens = [self.bos_token, *tokens]
+        return np.array(tokens, np.int32)
+
+    def decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return b"".join(self.piece(token, skip_special_tokens) for token in tokens).decode(errors="replace")
+
+    def piece(self, token: int, skip_special_tokens: bool = True) -> bytes:
+        """The bytes that a token adds to the text."""
+        if not 0 <= token < len(self.pieces) or (skip_special_tokens and token in self.special):
+            return b""
+        return self.pieces[token]
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        shown = [b"" if token in self.special else piece for token, piece in enumerate(self.pieces)]
+        return Vocabulary(len(shown), self.eos_tokens, shown)
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """From a GGUF file or a Hugging Face directory. Raises ValueError for a kind we don't have."""
+    if path.is_dir():
+        return _load_directory(path)
+    from freehold.models.loading.gguf_file import GgufCheckpoint
+    from freehold.text.gguf_tokenizer import gguf_tokenizer
+
+    return gguf_tokenizer(GgufCheckpoint(path).field)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def _token_text(value: Any) -> str | None:
+    return value.get("content") if isinstance(value, dict) else value
+
+
+def _load_directory(path: Path) -> Tokenizer:
+    file = path / "tokenizer.json"
+    if not file.exists():
+        raise ValueError(f"{path} has no tokenizer.json")
+    fast = FastTokenizer.from_file(str(file))
+    config, generation = _read_json(path / "tokenizer_config.json"), _read_json(path / "generation_config.json")
+    names = {name: text for name in ("bos_token", "eos_token", "pad_token", "unk_token")
+             if (text := _token_text(config.get(name)))}  # fmt: skip
+    tokens = [fast.id_to_token(i) or "" for i in range(fast.get_vocab_size(with_added_tokens=True))]
+    byte_level = "ByteLevel" in fast.to_str()[:200_000] or "ByteLevel" in repr(fast.decoder)
+    eos = generation.get("eos_token_id", _read_json(path / "config.json").get("eos_token_id"))
+    eos_list = eos if isinstance(eos, list) else [] if eos is None else [eos]
+    if not eos_list and "eos_token" in names:
+        eos_list = [fast.token_to_id(names["eos_token"])]
+    template = path / "chat_template.jinja"
+    source = template.read_text() if template.exists() else config.get("chat_template")
+    bos = fast.token_to_id(names["bos_token"]) if "bos_token" in names else None
+    probe = fast.encode("a", add_special_tokens=True).ids
+    return Tokenizer(
+        fast=fast,
+        pieces=byte_level_pieces(tokens) if byte_level else sentencepiece_pieces(tokens),
+        special=frozenset(i for i, token in fast.get_added_tokens_decoder().items() if token.special),
+        eos_tokens=tuple(int(token) for token in eos_list),
+        bos_token=bos,
+        adds_bos=bos is not None and probe[:1] == [bos],
+        chat_template=ChatTemplate(source, names) if isinstance(source, str) else None,
+        defaults={name: generation[name] for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+                  if generation.get(name) is not None and generation.get("do_sample", True)},
+    )  # fmt: skip
