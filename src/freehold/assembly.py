@@ -50,7 +50,7 @@ def assemble(config: EngineConfig) -> Assembly:
     choose_threading_layer()
     path = resolve_model(config.model)
     checkpoint = open_checkpoint(path)
-    tokenizer = load_tokenizer(path)
+    tokenizer = load_tokenizer(checkpoint)
     shape = memory_shape(config, checkpoint.spec)
     runner = CpuRunner(checkpoint, shape.page_count, shape.page_size, shape.row_count, shape.token_limit)
     engine = StepThread(runner, lambda: use_threads(config.num_threads))

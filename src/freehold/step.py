@@ -40,9 +40,7 @@ class Step:
     samples: Bool  # [sequences] whether to sample a token after the last new one
     row_starts: list[RowStart] = field(default_factory=list[RowStart])
     # For each cache group (rows, columns, pages): writes to the engine's page tables, in order.
-    page_updates: list[tuple[Int32, Int32, Int32]] = field(
-        default_factory=list[tuple[Int32, Int32, Int32]]
-    )
+    page_updates: list[tuple[Int32, Int32, Int32]] = field(default_factory=list[tuple[Int32, Int32, Int32]])
 
 
 @dataclass(frozen=True)

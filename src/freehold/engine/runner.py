@@ -15,9 +15,7 @@ from freehold.step import FROM_DEVICE, Step, StepResult
 class CpuRunner:
     """Executes one step at a time. Owns no page: every slot it touches was named by the scheduler."""
 
-    def __init__(
-        self, checkpoint: Checkpoint, page_count: int, page_size: int, row_count: int, token_limit: int
-    ):
+    def __init__(self, checkpoint: Checkpoint, page_count: int, page_size: int, row_count: int, token_limit: int):
         spec = checkpoint.spec
         self._page_size = page_size
         self._backend = CpuBackend(spec, CpuKV(spec, page_count, page_size), token_limit)

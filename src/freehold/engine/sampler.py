@@ -61,9 +61,7 @@ class Sampler:
             row.counts = np.bincount(start.tokens[start.prompt_length :], minlength=self._vocab_size).astype(np.int32)
         self._rows[start.row] = row
 
-    def sample(
-        self, rows: Int64, positions: Int64, logits: Float32
-    ) -> tuple[Int32, dict[int, TokenLogprobs]]:
+    def sample(self, rows: Int64, positions: Int64, logits: Float32) -> tuple[Int32, dict[int, TokenLogprobs]]:
         """logits float32 [n, vocab] (changed in place) for the token at `positions` [n] of `rows` [n]
         -> tokens int32 [n], and log-probabilities by index into n where asked for."""
         tokens = np.empty(len(rows), np.int32)

@@ -66,8 +66,7 @@ def _audit_pool(memory: Memory, group: int, pool: PagePool) -> None:
         if taken.any() or len(np.unique(pages)) != len(pages):
             at = int(pages[int(taken.argmax())])
             raise AuditError(
-                f"group {group}: page {at} is held by both {owner.describe(int(counted[at]))} "
-                f"and {owner.describe(by)}"
+                f"group {group}: page {at} is held by both {owner.describe(int(counted[at]))} and {owner.describe(by)}"
             )
         counted[pages] = by
 

@@ -33,9 +33,7 @@ class LeaseTable:
     Every write to a page table is also logged for the engine, which keeps a copy (`take_updates`).
     """
 
-    def __init__(
-        self, pools: list[PagePool], tree: PrefixTree, epochs: Epochs, row_count: int, token_limit: int
-    ):
+    def __init__(self, pools: list[PagePool], tree: PrefixTree, epochs: Epochs, row_count: int, token_limit: int):
         self.pools = pools
         self.tree = tree
         self.epochs = epochs

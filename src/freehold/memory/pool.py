@@ -123,9 +123,7 @@ class PagePool:
         """fence -> pages, for the audit."""
         return {fence: np.concatenate(parts) for fence, parts in self._limbo.items()}
 
-    def _ownership_error(
-        self, page: int, expected: int, target: int | Int64, at: int
-    ) -> OwnershipError:
+    def _ownership_error(self, page: int, expected: int, target: int | Int64, at: int) -> OwnershipError:
         to = target if isinstance(target, int) else int(target[at])
         return OwnershipError(
             f"page {page}: expected owner {owner.describe(expected)}, "

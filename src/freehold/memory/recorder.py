@@ -40,9 +40,7 @@ class FlightRecorder:
             rest = slice(head, count)
             self._write(slice(0, count - head), rest, step, pages, source, target)
 
-    def _write(
-        self, to: slice, part: slice, step: int, pages: Int32, source: int | Int64, target: int | Int64
-    ) -> None:
+    def _write(self, to: slice, part: slice, step: int, pages: Int32, source: int | Int64, target: int | Int64) -> None:
         rows = self._rows[to]
         rows[:, 0] = step
         rows[:, 1] = pages[part]

@@ -39,9 +39,7 @@ class Node:
         "parent", "pins", "priority", "queued", "serial", "tokens",
     )  # fmt: skip
 
-    def __init__(
-        self, serial: int, namespace: str, parent: Node | None, tokens: Int32, pages: list[Int32]
-    ):
+    def __init__(self, serial: int, namespace: str, parent: Node | None, tokens: Int32, pages: list[Int32]):
         self.serial = serial
         self.namespace = namespace
         self.parent = parent
@@ -154,10 +152,9 @@ class PrefixTree:
     def path(self, node: Node) -> list[Node]:
         """The nodes from the root's child down to `node`."""
         nodes: list[Node] = []
-        step: Node | None = node
-        while step is not None and step.parent is not None:
-            nodes.append(step)
-            step = step.parent
+        while node.parent is not None:
+            nodes.append(node)
+            node = node.parent
         return nodes[::-1]
 
     def nodes(self) -> Iterator[Node]:
@@ -230,9 +227,7 @@ class PrefixTree:
 
     # -- growing and shrinking ----------------------------------------------------------------------
 
-    def insert(
-        self, at: Node, tokens: Int32, pages: list[Int32], source: int, priority: int = 0
-    ) -> tuple[Node, int]:
+    def insert(self, at: Node, tokens: Int32, pages: list[Int32], source: int, priority: int = 0) -> tuple[Node, int]:
         """Continue the prefix that ends at `at` by `tokens` [n], n a multiple of the page size, whose
         KV is in `pages` (one array for each group, owned by `source`).
 
@@ -290,7 +285,8 @@ class PrefixTree:
     def _split(self, node: Node, at: int) -> Node:
         """Cut `node` at `at` tokens from the root -> the new upper part. The node itself stays the
         deeper part: pins name the end of a prefix, and that end does not move."""
-        assert node.parent is not None and node.start < at < node.end
+        assert node.parent is not None
+        assert node.start < at < node.end
         assert at % self.page_size == 0
         self.version += 1
         cut = at - node.start

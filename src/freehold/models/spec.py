@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -77,8 +78,14 @@ class StoredTensor:
 class Checkpoint(Protocol):
     """A model on disk. Tensor names are those of Hugging Face's Llama, without `model.`."""
 
+    path: Path
+
     @property
     def spec(self) -> DecoderSpec: ...
+
+    def field(self, name: str, default: Any = None) -> Any:
+        """A value of the file's metadata (GGUF) or of config.json."""
+        ...
 
     def tensor(self, name: str) -> StoredTensor:
         """Raises KeyError with the name if the checkpoint lacks it."""

@@ -246,14 +246,14 @@ class Planner:
         keys: set[tuple[str, int, bytes]] = set()
         if not self._memory.shape.prefix_cache:
             return keys
-        for row in rows:
+        for row in rows.tolist():
             lease = leases.leases[row]
             start = int(leases.shared[row])
             assert lease is not None
             if start + size <= running.prefill_end[row]:
                 serial = lease.node.serial if start else 0
                 page = running.tokens[row, start : start + size].tobytes()
-                keys.add((running.request(int(row)).namespace, serial, page))
+                keys.add((running.request(row).namespace, serial, page))
         return keys
 
     # -- the step ---------------------------------------------------------------------------------------

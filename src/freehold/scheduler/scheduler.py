@@ -202,9 +202,7 @@ class Scheduler:
                 requests[i].state = RequestState.RUNNING
                 requests[i].first_token = requests[i].first_token or now
 
-    def _watch(
-        self, request: Request, token: int, may_stop: bool, logprobs: TokenLogprobs | None
-    ) -> Finish | None:
+    def _watch(self, request: Request, token: int, may_stop: bool, logprobs: TokenLogprobs | None) -> Finish | None:
         """The request's own stops, and its logprobs."""
         params = request.params
         if logprobs is not None:

@@ -99,7 +99,9 @@ def _sentencepiece(tokens: list[str], scores: list[float], prefix_space: bool) -
                 ranked.append((-scores[i], token[:cut], token[cut:]))
     ranked.sort(key=lambda merge: (merge[0], vocabulary[merge[1]], vocabulary[merge[2]]))
     merges = [(left, right) for _, left, right in ranked]
-    fast = FastTokenizer(models.BPE(vocab=vocabulary, merges=merges, unk_token=tokens[0], fuse_unk=True, byte_fallback=True))
+    fast = FastTokenizer(
+        models.BPE(vocab=vocabulary, merges=merges, unk_token=tokens[0], fuse_unk=True, byte_fallback=True)
+    )
     steps = [normalizers.Prepend("\u2581")] if prefix_space else []
     fast.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", "\u2581")])
     fast.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])

@@ -12,6 +12,7 @@ import numpy as np
 from tokenizers import Tokenizer as FastTokenizer
 
 from freehold.arrays import Int32
+from freehold.models.spec import Checkpoint
 from freehold.scheduler.vocabulary import Vocabulary
 from freehold.text.chat_template import ChatTemplate
 from freehold.text.vocabulary_bytes import byte_level_pieces, sentencepiece_pieces
@@ -55,14 +56,13 @@ class Tokenizer:
         return Vocabulary(len(shown), self.eos_tokens, shown)
 
 
-def load_tokenizer(path: Path) -> Tokenizer:
-    """From a GGUF file or a Hugging Face directory. Raises ValueError for a kind we don't have."""
-    if path.is_dir():
-        return _load_directory(path)
-    from freehold.models.loading.gguf_file import GgufCheckpoint
+def load_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
+    """The tokenizer that comes with a model. Raises ValueError for a kind we don't have."""
+    if checkpoint.path.is_dir():
+        return _load_directory(checkpoint.path)
     from freehold.text.gguf_tokenizer import gguf_tokenizer
 
-    return gguf_tokenizer(GgufCheckpoint(path).field)
+    return gguf_tokenizer(checkpoint.field)
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -84,9 +84,9 @@ def _load_directory(path: Path) -> Tokenizer:
     tokens = [fast.id_to_token(i) or "" for i in range(fast.get_vocab_size(with_added_tokens=True))]
     byte_level = "ByteLevel" in fast.to_str()[:200_000] or "ByteLevel" in repr(fast.decoder)
     eos = generation.get("eos_token_id", _read_json(path / "config.json").get("eos_token_id"))
-    eos_list = eos if isinstance(eos, list) else [] if eos is None else [eos]
-    if not eos_list and "eos_token" in names:
-        eos_list = [fast.token_to_id(names["eos_token"])]
+    if eos is None and "eos_token" in names:
+        eos = fast.token_to_id(names["eos_token"])
+    eos_list = eos if isinstance(eos, list) else [eos]
     template = path / "chat_template.jinja"
     source = template.read_text() if template.exists() else config.get("chat_template")
     bos = fast.token_to_id(names["bos_token"]) if "bos_token" in names else None
@@ -95,7 +95,7 @@ def _load_directory(path: Path) -> Tokenizer:
         fast=fast,
         pieces=byte_level_pieces(tokens) if byte_level else sentencepiece_pieces(tokens),
         special=frozenset(i for i, token in fast.get_added_tokens_decoder().items() if token.special),
-        eos_tokens=tuple(int(token) for token in eos_list),
+        eos_tokens=tuple(int(token) for token in eos_list if token is not None),
         bos_token=bos,
         adds_bos=bos is not None and probe[:1] == [bos],
         chat_template=ChatTemplate(source, names) if isinstance(source, str) else None,

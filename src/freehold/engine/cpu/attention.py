@@ -10,6 +10,7 @@ import numpy as np
 from numba import njit, prange
 
 from freehold.engine.cpu.simd import (
+    add,
     exp,
     keep_first,
     load,
@@ -20,7 +21,6 @@ from freehold.engine.cpu.simd import (
     store,
     sub,
     sum_lanes,
-    add,
 )
 from freehold.engine.cpu.tile import tile_rows
 
@@ -110,9 +110,7 @@ def paged_attention(
                         keys, values, table, page_size, base, count, head, kv_heads, size,
                         key_tile, value_tile, key_at[t],
                     )  # fmt: skip
-                    tile_rows(
-                        query, 0, size, key_tile, key_at[t], LANES, size, scores, t * LANES, KEYS, rows
-                    )
+                    tile_rows(query, 0, size, key_tile, key_at[t], LANES, size, scores, t * LANES, KEYS, rows)
                 else:
                     slot = table[base // page_size] * page_size + base % page_size
                     key_at[t] = ((slot // LANES) * kv_heads + head) * size * LANES
@@ -132,9 +130,7 @@ def paged_attention(
                             sums, k, size, rows,
                         )  # fmt: skip
                     else:
-                        tile_rows(
-                            scores, t * LANES, KEYS, values, key_at[t] + k, size, count, sums, k, size, rows
-                        )
+                        tile_rows(scores, t * LANES, KEYS, values, key_at[t] + k, size, count, sums, k, size, rows)
         for r in range(rows):
             at = ((token + r // group) * heads + head * group + r % group) * size
             for k in range(size):

@@ -9,10 +9,14 @@ All functions here are Numba intrinsics: they can be called only from `@njit` co
 checks, and `at` is a flat element index into a C-contiguous array.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 from llvmlite import ir
 from numba.core import types
 from numba.core.datamodel import models
-from numba.extending import intrinsic, register_model
+from numba.extending import intrinsic as numba_intrinsic
+from numba.extending import register_model
 
 LANES = 16
 
@@ -21,6 +25,11 @@ _I32 = ir.IntType(32)
 _I8 = ir.IntType(8)
 _VF = ir.VectorType(_F32, LANES)
 _VI = ir.VectorType(_I32, LANES)
+
+
+def intrinsic(builder: Callable[..., Any]) -> Any:
+    """Numba's decorator drops the typing context from the signature, which type checkers can't follow."""
+    return numba_intrinsic(builder)
 
 
 class _Vector(types.Type):
@@ -239,9 +248,7 @@ def exp(typingctx, a):
         def fused(x, y, z):
             return _call(builder, "llvm.fma", _VF, [x, y, z])
 
-        x = builder.select(
-            builder.fcmp_ordered("<", args[0], _constant(_EXP_MAX)), args[0], _constant(_EXP_MAX)
-        )
+        x = builder.select(builder.fcmp_ordered("<", args[0], _constant(_EXP_MAX)), args[0], _constant(_EXP_MAX))
         tiny = builder.fcmp_ordered("<=", x, _constant(_EXP_MIN))
         x = builder.select(tiny, _constant(_EXP_MIN), x)
         n = _call(builder, "llvm.floor", _VF, [fused(x, _constant(1.44269504088896341), _constant(0.5))])

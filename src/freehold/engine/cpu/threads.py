@@ -2,16 +2,20 @@
 
 import ctypes.util
 import os
+from typing import Any
 
 import numba
+from numba.core import config
+
+_config: Any = config
 
 
 def choose_threading_layer() -> None:
     """OpenMP starts a parallel loop in 5 us, Numba's own pool in 100; before the first kernel runs."""
     if "NUMBA_THREADING_LAYER" not in os.environ:
-        numba.config.THREADING_LAYER = "omp" if ctypes.util.find_library("gomp") else "workqueue"
+        _config.THREADING_LAYER = "omp" if ctypes.util.find_library("gomp") else "workqueue"
 
 
 def use_threads(count: int | None) -> None:
     """For parallel kernels called from this thread; None means one a core."""
-    numba.set_num_threads(min(count or os.cpu_count() or 1, numba.config.NUMBA_NUM_THREADS))
+    numba.set_num_threads(min(count or os.cpu_count() or 1, _config.NUMBA_NUM_THREADS))

@@ -78,14 +78,10 @@ def tile_rows(a, a_at, a_stride, b, b_at, b_stride, count, out, out_at, out_stri
     """Any number of rows, 16 lanes."""
     r = 0
     while r + 6 <= rows:
-        tile6(
-            a, a_at + r * a_stride, a_stride, b, b_at, b_stride, count, out, out_at + r * out_stride, out_stride
-        )
+        tile6(a, a_at + r * a_stride, a_stride, b, b_at, b_stride, count, out, out_at + r * out_stride, out_stride)
         r += 6
     while r + 3 <= rows:
-        tile3(
-            a, a_at + r * a_stride, a_stride, b, b_at, b_stride, count, out, out_at + r * out_stride, out_stride
-        )
+        tile3(a, a_at + r * a_stride, a_stride, b, b_at, b_stride, count, out, out_at + r * out_stride, out_stride)
         r += 3
     while r < rows:
         tile1(a, a_at + r * a_stride, b, b_at, b_stride, count, out, out_at + r * out_stride)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +39,7 @@ class GgufCheckpoint:
         if self.architecture not in ARCHITECTURES:
             known = ", ".join(ARCHITECTURES)
             raise ValueError(f"{path.name}: architecture '{self.architecture}' is not supported ({known} are)")
+        self._spec = self._read_spec()
 
     def field(self, name: str, default: Any = None) -> Any:
         """A metadata value; the architecture's own are also found without their prefix."""
@@ -49,8 +49,11 @@ class GgufCheckpoint:
     def _own(self, name: str, default: Any = None) -> Any:
         return self.field(f"{self.architecture}.{name}", default)
 
-    @cached_property
+    @property
     def spec(self) -> DecoderSpec:
+        return self._spec
+
+    def _read_spec(self) -> DecoderSpec:
         heads = int(self._own("attention.head_count"))
         hidden = int(self._own("embedding_length"))
         divisors = self._tensors.get("rope_freqs.weight")

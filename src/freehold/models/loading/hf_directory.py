@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ class HfCheckpoint:
         ):
             raise ValueError(f"{path}: sliding-window attention is not supported yet")
         self._files = self._open_files()
+        self._spec = self._read_spec()
 
     def _open_files(self) -> dict[str, Any]:
         """tensor name -> the open file that holds it"""
@@ -44,8 +44,11 @@ class HfCheckpoint:
             files.update(dict.fromkeys(file.keys(), file))
         return files
 
-    @cached_property
+    @property
     def spec(self) -> DecoderSpec:
+        return self._spec
+
+    def _read_spec(self) -> DecoderSpec:
         config = self.config
         heads = int(config["num_attention_heads"])
         hidden = int(config["hidden_size"])
@@ -69,6 +72,9 @@ class HfCheckpoint:
             tied_embeddings=bool(config.get("tie_word_embeddings")) or "lm_head.weight" not in self._files,
             rope_divisors=rope_divisors(rope, theta, head_size),
         )
+
+    def field(self, name: str, default: Any = None) -> Any:
+        return self.config.get(name, default)
 
     def _name(self, name: str) -> str:
         return name if name.startswith("lm_head") else f"model.{name}"

@@ -1,0 +1,75 @@
+"""The HTTP application, and the server that runs it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import AsyncIterator
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from freehold import __version__
+from freehold.server.async_engine import AsyncEngine, EngineUnavailable
+from freehold.server.chat import chat_routes
+from freehold.server.completions import completion_routes
+from freehold.server.errors import EXPECTED_ERRORS, respond_with_error
+from freehold.server.generation import Generator
+from freehold.server.metrics import Metrics
+from freehold.server.status import status_routes
+
+DRAIN_TIMEOUT_S = 30
+
+
+def create_app(engine: AsyncEngine, model_name: str) -> FastAPI:
+    """The routes around an engine, which is started and ended with the app. It answers at once; until the
+    model is loaded, with 503."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        starting = asyncio.create_task(_start(engine))
+        yield
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        await engine.shutdown()
+
+    app = FastAPI(title="Freehold", version=__version__, lifespan=lifespan)
+    metrics = Metrics(engine)
+    generator = Generator(engine, metrics)
+    app.include_router(completion_routes(engine, generator, model_name))
+    app.include_router(chat_routes(engine, generator, model_name))
+    app.include_router(status_routes(engine, metrics, model_name))
+    for kind in (*EXPECTED_ERRORS, RequestValidationError, HTTPException, Exception):
+        app.add_exception_handler(kind, respond_with_error)
+    return app
+
+
+async def _start(engine: AsyncEngine) -> None:
+    try:
+        await engine.start()
+    except EngineUnavailable as error:
+        print(f"freehold: {error}", file=sys.stderr, flush=True)
+
+
+class Server(uvicorn.Server):
+    """Uvicorn that tells the engine when it starts to drain: what runs is finished, what comes is refused.
+    It ends by itself if the engine cannot start."""
+
+    def __init__(self, engine: AsyncEngine, app: FastAPI, host: str, port: int, log_level: str = "warning"):
+        config = uvicorn.Config(
+            app, host=host, port=port, log_level=log_level, timeout_graceful_shutdown=DRAIN_TIMEOUT_S
+        )
+        super().__init__(config)
+        self._engine = engine
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._engine.draining = True
+        super().handle_exit(sig, frame)
+
+    async def on_tick(self, counter: int) -> bool:
+        failed_to_start = self._engine.failure is not None and self._engine.ready is None
+        return failed_to_start or await super().on_tick(counter)

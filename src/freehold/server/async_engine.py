@@ -1,0 +1,281 @@
+"""The engine, as asyncio code sees it: a child process and streams of text."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import sys
+import tempfile
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import zmq
+import zmq.asyncio
+
+from freehold.arrays import Int32
+from freehold.config import EngineConfig
+from freehold.llm import make_requests
+from freehold.models.loading.resolve import open_checkpoint, resolve_model
+from freehold.sampling_params import InvalidParameter, SamplingParams
+from freehold.server import messages as msg
+from freehold.step import TokenLogprobs
+from freehold.text.detokenizer import Detokenizer
+from freehold.text.tokenizer import Tokenizer, load_tokenizer
+
+STOP_TIMEOUT_S = 10.0
+
+
+class EngineUnavailable(Exception):
+    """The engine is loading, draining or dead."""
+
+
+class QueueFull(Exception):
+    """Too many requests wait."""
+
+
+@dataclass(frozen=True)
+class Delta:
+    """News of output `index` (of prompt `index // n`). `text` may be empty while some is held back."""
+
+    index: int
+    text: str
+    tokens: list[int]
+    logprobs: list[TokenLogprobs]
+    ended: msg.Ended | None = None
+
+
+@dataclass
+class _Stream:
+    """One output on its way to whoever asked."""
+
+    index: int
+    detokenizer: Detokenizer
+    deltas: asyncio.Queue[Delta | Exception]
+    accepted: asyncio.Future[None]
+
+
+class AsyncEngine:
+    """`AsyncEngine(model=None, **options)`; `await start()`, then `async for delta in stream(...)`;
+    `await shutdown()` ends the process. Options are those of `EngineConfig`. Use from one event loop.
+    """
+
+    def __init__(self, model: str | None = None, **options: Any) -> None:
+        self.config = EngineConfig(model=model, **options)
+        self.ready: msg.Ready | None = None
+        self.stats = msg.Stats()
+        self.failure: str | None = None
+        self.draining = False
+        self._streams: dict[str, _Stream] = {}
+        self._asked: dict[int, asyncio.Future[Any]] = {}
+        self._question = 0
+        self._tasks: list[asyncio.Task[None]] = []
+        self._tokenizer: Tokenizer | None = None
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        if self._tokenizer is None:
+            raise EngineUnavailable(self._why_not() or "the engine is loading the model")
+        return self._tokenizer
+
+    @property
+    def info(self) -> msg.Ready:
+        if self.ready is None:
+            raise EngineUnavailable(self._why_not() or "the engine is loading the model")
+        return self.ready
+
+    @property
+    def is_healthy(self) -> bool:
+        is_loaded = self.ready is not None and self._tokenizer is not None
+        return is_loaded and self._why_not() is None and self.stats.audit_error is None
+
+    def _why_not(self) -> str | None:
+        if self.failure:
+            return f"the engine has failed: {self.failure}"
+        return "the server is shutting down" if self.draining else None
+
+    # -- life -------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Start the process and wait until it serves. Raises EngineUnavailable if it can't."""
+        self._folder = tempfile.TemporaryDirectory(prefix="freehold-")
+        address = f"ipc://{self._folder.name}/engine"
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.PAIR)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.bind(address)
+        options = json.dumps(dataclasses.asdict(self.config))
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "freehold.server.engine_process", address, options, start_new_session=True
+        )
+        self._tasks = [asyncio.create_task(self._watch()), asyncio.create_task(self._listen())]
+        tokenizer = asyncio.create_task(asyncio.to_thread(self._load_tokenizer))
+        while self.ready is None and self.failure is None:
+            await asyncio.sleep(0.02)
+        if self.ready is None:
+            raise EngineUnavailable(self._why_not())
+        self._tokenizer = await tokenizer
+
+    def _load_tokenizer(self) -> Tokenizer:
+        return load_tokenizer(open_checkpoint(resolve_model(self.config.model)))
+
+    async def shutdown(self) -> None:
+        """End the process, abandoning what runs. Idempotent."""
+        if not self._tasks:
+            return
+        self.draining = True
+        with contextlib.suppress(zmq.ZMQError):
+            await self._socket.send(msg.encode(msg.Stop()))
+        try:
+            await asyncio.wait_for(self._process.wait(), STOP_TIMEOUT_S)
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            await self._process.wait()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []
+        self._socket.close()
+        self._context.destroy(linger=0)
+        self._folder.cleanup()
+
+    async def _watch(self) -> None:
+        """Tell everybody when the process ends."""
+        code = await self._process.wait()
+        if not self.draining or self._streams:
+            self.failure = self.failure or f"its process ended with code {code}"
+            error = EngineUnavailable(self._why_not())
+            for stream in list(self._streams.values()):
+                self._fail(stream, error)
+            for future in self._asked.values():
+                future.set_exception(error)
+            self._streams.clear()
+            self._asked.clear()
+
+    def _fail(self, stream: _Stream, error: Exception) -> None:
+        if not stream.accepted.done():
+            stream.accepted.set_exception(error)
+        else:
+            stream.deltas.put_nowait(error)
+
+    # -- generation -------------------------------------------------------------------------------------
+
+    async def stream(
+        self,
+        prompts: Sequence[Int32],
+        params: SamplingParams,
+        request_id: str | None = None,
+        priority: int = 0,
+        namespace: str = "",
+        skip_special_tokens: bool = True,
+    ) -> AsyncGenerator[Delta]:
+        """Complete each prompt int32 [n] `params.n` times. The deltas of all outputs, as they come.
+
+        Raises InvalidParameter, QueueFull or EngineUnavailable. Closing the iterator aborts what has not
+        ended; the engine takes notice before its next step.
+        """
+        if reason := self._why_not():
+            raise EngineUnavailable(reason)
+        base = request_id or uuid.uuid4().hex
+        deltas: asyncio.Queue[Delta | Exception] = asyncio.Queue()
+        streams: dict[str, _Stream] = {}
+        try:
+            for number, prompt in enumerate(prompts):
+                for request in make_requests(f"{base}-{number}", prompt, params):
+                    detokenizer = Detokenizer(self.tokenizer, params.stop, skip_special_tokens)
+                    accepted = asyncio.get_running_loop().create_future()
+                    stream = _Stream(len(streams), detokenizer, deltas, accepted)
+                    streams[request.id] = self._streams[request.id] = stream
+                    await self._send(
+                        msg.Submit(
+                            request.id, request.prompt.tobytes(), request.params, request.seed, priority, namespace
+                        )
+                    )
+            for stream in streams.values():
+                await stream.accepted
+            left = len(streams)
+            while left:
+                delta = await deltas.get()
+                if isinstance(delta, Exception):
+                    raise delta
+                left -= delta.ended is not None
+                yield delta
+        finally:
+            for name, stream in streams.items():
+                stream.accepted.cancel()
+                if self._streams.pop(name, None) is not None:
+                    self._send_soon(msg.Abort(name))
+
+    async def ask(self, question: str, argument: int = 0) -> Any:
+        """Put a question to the engine process. Raises ValueError with its words if it has no answer."""
+        if self.ready is None or self._why_not():
+            raise EngineUnavailable(self._why_not() or "the engine is loading the model")
+        self._question += 1
+        future = self._asked[self._question] = asyncio.get_running_loop().create_future()
+        await self._send(msg.Ask(self._question, question, argument))
+        answer: msg.Answer = await future
+        if answer.error is not None:
+            raise ValueError(answer.error)
+        return answer.value
+
+    async def _send(self, command: msg.Command) -> None:
+        await self._socket.send(msg.encode(command))
+
+    def _send_soon(self, command: msg.Command) -> None:
+        """From a place that must not wait; the socket is never full."""
+        with contextlib.suppress(zmq.ZMQError):
+            self._socket.send(msg.encode(command), zmq.NOBLOCK)
+
+    # -- reports ----------------------------------------------------------------------------------------
+
+    async def _listen(self) -> None:
+        while True:
+            report = msg.decode_report(await self._socket.recv())
+            if isinstance(report, msg.Progress):
+                self._take_progress(report)
+            elif isinstance(report, msg.Accepted):
+                if (stream := self._streams.get(report.id)) and not stream.accepted.done():
+                    stream.accepted.set_result(None)
+            elif isinstance(report, msg.Rejected):
+                if stream := self._streams.pop(report.id, None):
+                    self._fail(stream, _rejection(report))
+            elif isinstance(report, msg.Answer):
+                if (future := self._asked.pop(report.number, None)) and not future.done():
+                    future.set_result(report)
+            elif isinstance(report, msg.Ready):
+                self.ready = report
+            else:
+                self.failure = report.message
+
+    def _take_progress(self, progress: msg.Progress) -> None:
+        if progress.stats is not None:
+            self.stats = progress.stats
+        ended = {end.id: end for end in progress.ended}
+        for i, (name, token) in enumerate(zip(progress.ids, progress.tokens, strict=True)):
+            stream = self._streams.get(name)
+            if stream is None:
+                continue
+            text = stream.detokenizer.add(token)
+            logprobs = [progress.logprobs[i]] if i in progress.logprobs else []
+            end = ended.pop(name, None)
+            if end is not None:
+                text += stream.detokenizer.finish(end.matched)
+                del self._streams[name]
+            stream.deltas.put_nowait(Delta(stream.index, text, [token], logprobs, end))
+        for name, end in ended.items():
+            if (stream := self._streams.pop(name, None)) is not None:
+                text = stream.detokenizer.finish(end.matched)
+                stream.deltas.put_nowait(Delta(stream.index, text, [], [], end))
+
+
+def _rejection(report: msg.Rejected) -> Exception:
+    if report.status == 503:
+        return QueueFull(report.message)
+    return InvalidParameter(report.field or "request", report.message)

@@ -1,0 +1,122 @@
+"""POST /v1/chat/completions"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from freehold.arrays import Int32
+from freehold.sampling_params import InvalidParameter
+from freehold.server.async_engine import AsyncEngine
+from freehold.server.generation import Generator, Job, encode, event_stream, unless_disconnected, usage
+from freehold.server.messages import Ended
+from freehold.server.schema import ChatBody, Message
+from freehold.step import TokenLogprobs
+from freehold.text.tokenizer import Tokenizer
+
+
+def chat_routes(engine: AsyncEngine, generator: Generator, model_name: str) -> APIRouter:
+    router = APIRouter()
+
+    @router.post("/v1/chat/completions", response_model=None)
+    async def chat(body: ChatBody, request: Request) -> Response | dict[str, Any]:
+        if body.tools and body.tool_choice != "none":
+            raise InvalidParameter("tools", "tool calls are not supported")
+        if body.top_logprobs is not None and not body.logprobs:
+            raise InvalidParameter("top_logprobs", "needs logprobs to be true")
+        limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
+        logprobs = (body.top_logprobs or 0) if body.logprobs else None
+        params = body.sampling(engine.tokenizer.defaults, limit, logprobs)
+        prompt = await chat_prompt(
+            engine.tokenizer, body.messages, body.add_generation_prompt is not False, body.chat_template_kwargs or {}
+        )
+        job = Job.of(f"chatcmpl-{uuid.uuid4().hex}", [prompt], params, body)
+        answer = _Answer(job, body, engine.tokenizer, model_name)
+        if body.stream:
+            return await event_stream(answer.stream(generator))
+        return await unless_disconnected(request, answer.whole(generator))
+
+    return router
+
+
+async def chat_prompt(
+    tokenizer: Tokenizer, messages: list[Message], add_generation_prompt: bool, variables: dict[str, Any]
+) -> Int32:
+    """Raises InvalidParameter or ChatTemplateError."""
+    if tokenizer.chat_template is None:
+        raise InvalidParameter("messages", "the model has no chat template: use /v1/completions")
+    turns = [message.for_template() for message in messages]
+    text = tokenizer.chat_template.render(turns, add_generation_prompt, **variables)
+    return await encode(tokenizer, text, add_special_tokens=False)
+
+
+class _Answer:
+    def __init__(self, job: Job, body: ChatBody, tokenizer: Tokenizer, model_name: str):
+        self._job = job
+        self._body = body
+        self._tokenizer = tokenizer
+        self._head = {"id": job.id, "created": int(time.time()), "model": body.model or model_name}
+
+    async def whole(self, generator: Generator) -> dict[str, Any]:
+        outputs = await generator.gather(self._job)
+        choices = [
+            {
+                "index": i,
+                "message": {"role": "assistant", "content": output.text, "reasoning_content": None},
+                "logprobs": self._logprobs(output.logprobs),
+                "finish_reason": output.end.kind,
+                "matched_stop": output.end.matched,
+            }
+            for i, output in enumerate(outputs)
+        ]
+        counted = usage([output.end for output in outputs], self._job.params.n)
+        return {**self._head, "object": "chat.completion", "choices": choices, "usage": counted}
+
+    async def stream(self, generator: Generator) -> AsyncGenerator[dict[str, Any]]:
+        """A chunk with the role, chunks with text, a chunk with the reason, and the usage if asked for."""
+        ends: dict[int, Ended] = {}
+        begun: set[int] = set()
+        async with aclosing(generator.deltas(self._job)) as deltas:
+            async for delta in deltas:
+                if delta.index not in begun:
+                    begun.add(delta.index)
+                    yield self._chunk(delta.index, {"role": "assistant", "content": ""})
+                if delta.text or delta.logprobs:
+                    yield self._chunk(delta.index, {"content": delta.text}, delta.logprobs)
+                if delta.ended:
+                    ends[delta.index] = delta.ended
+                    yield self._chunk(delta.index, {}, end=delta.ended)
+        if self._body.wants_usage:
+            counted = usage([ends[i] for i in sorted(ends)], self._job.params.n)
+            yield {**self._head, "object": "chat.completion.chunk", "choices": [], "usage": counted}
+
+    def _chunk(
+        self, index: int, delta: dict[str, Any], logprobs: list[TokenLogprobs] | None = None, end: Ended | None = None
+    ) -> dict[str, Any]:
+        choice = {
+            "index": index,
+            "delta": {**delta, "reasoning_content": None},
+            "logprobs": self._logprobs(logprobs or []),
+            "finish_reason": end.kind if end else None,
+            "matched_stop": end.matched if end else None,
+        }
+        return {**self._head, "object": "chat.completion.chunk", "choices": [choice]}
+
+    def _logprobs(self, found: list[TokenLogprobs]) -> dict[str, Any] | None:
+        if not self._body.logprobs:
+            return None
+
+        def entry(token: int, logprob: float) -> dict[str, Any]:
+            piece = self._tokenizer.piece(token, False)
+            return {"token": piece.decode(errors="replace"), "logprob": logprob, "bytes": list(piece)}
+
+        return {
+            "content": [
+                {**entry(one.token, one.logprob), "top_logprobs": [entry(*top) for top in one.top]} for one in found
+            ]
+        }

@@ -1,0 +1,210 @@
+"""The process that schedules and computes. Run as a module by AsyncEngine; never by hand."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+
+import numpy as np
+import zmq
+
+from freehold.assembly import Assembly, assemble
+from freehold.config import EngineConfig
+from freehold.memory import AuditError
+from freehold.scheduler.lifecycle import QueueFull, Refused
+from freehold.scheduler.request import Request
+from freehold.scheduler.scheduler import StepOutput
+from freehold.server import messages as msg
+
+STATS_INTERVAL_S = 0.25
+IDLE_POLL_MS = 500
+
+
+class EngineLoop:
+    """Takes commands, runs the scheduler, reports what came of it. Ends with its parent."""
+
+    def __init__(self, assembly: Assembly, socket: zmq.Socket[bytes]):
+        self._scheduler = assembly.scheduler
+        self._socket = socket
+        self._parent = os.getppid()
+        self._stopping = False
+        self._stats_due = 0.0
+        self._audited = True
+
+    def run(self) -> None:
+        while not self._stopping and os.getppid() == self._parent:
+            self._take_commands()
+            if self._scheduler.has_work:
+                self._audited = False
+                self._report(self._scheduler.step())
+
+    def _take_commands(self) -> None:
+        """All that have come; while there is nothing to do, wait for one."""
+        if not self._scheduler.has_work:
+            self._rest()
+        while self._socket.poll(0):
+            self._obey(msg.decode_command(self._socket.recv()))
+
+    def _rest(self) -> None:
+        """Idle: every page must be accounted for now."""
+        if not self._audited:
+            self._audited = True
+            try:
+                self._scheduler.audit()
+            except AuditError as error:
+                print(f"freehold: memory audit failed: {error}", file=sys.stderr, flush=True)
+            self._send(msg.Progress([], [], {}, [], self._stats()))
+        self._socket.poll(IDLE_POLL_MS)
+
+    def _obey(self, command: msg.Command) -> None:
+        if isinstance(command, msg.Submit):
+            self._submit(command)
+        elif isinstance(command, msg.Abort):
+            self._scheduler.abort(command.id)
+        elif isinstance(command, msg.Ask):
+            self._send(self._answer(command))
+        else:
+            self._stopping = True
+
+    def _submit(self, command: msg.Submit) -> None:
+        request = Request(
+            id=command.id,
+            prompt=np.frombuffer(command.prompt, np.int32),
+            params=command.params,
+            seed=command.seed,
+            priority=command.priority,
+            namespace=command.namespace,
+        )
+        try:
+            self._scheduler.add(request)
+        except Refused as error:
+            self._send(msg.Rejected(command.id, 400, str(error), error.field))
+        except QueueFull as error:
+            self._send(msg.Rejected(command.id, 503, str(error)))
+        except ValueError as error:
+            self._send(msg.Rejected(command.id, 400, str(error)))
+        else:
+            self._send(msg.Accepted(command.id))
+
+    def _answer(self, ask: msg.Ask) -> msg.Answer:
+        memory = self._scheduler.memory
+        try:
+            if ask.question == "page":
+                return msg.Answer(ask.number, memory.explain(ask.argument))
+            if ask.question == "flush":
+                return msg.Answer(ask.number, self._scheduler.flush_cache())
+            return msg.Answer(ask.number, self._memory_report())
+        except (ValueError, AuditError) as error:
+            return msg.Answer(ask.number, error=str(error))
+
+    def _memory_report(self) -> dict[str, object]:
+        """Who holds what, recounted."""
+        self._scheduler.audit()
+        memory, running = self._scheduler.memory, self._scheduler.running
+        leases = []
+        for lease in memory.leases.open_leases:
+            request = running.request(lease.row)
+            leases.append(
+                {
+                    "request": request.id,
+                    "state": request.state.value,
+                    "row": lease.row,
+                    "shared": lease.shared,
+                    "committed": lease.committed,
+                    "allocated": lease.allocated,
+                    "length": int(running.length[lease.row]),
+                }
+            )
+        return {
+            "page_size": memory.page_size,
+            "pages": memory.counts().as_dict(),
+            "epoch": {"submitted": memory.epochs.submitted, "completed": memory.epochs.completed},
+            "waiting": len(self._scheduler.queue),
+            "leases": leases,
+        }
+
+    def _report(self, output: StepOutput) -> None:
+        now = time.monotonic()
+        stats = None
+        if now >= self._stats_due:
+            self._stats_due = now + STATS_INTERVAL_S
+            stats = self._stats()
+        if output.requests or output.ended or stats:
+            ids = [request.id for request in output.requests]
+            ended = [_ended(request) for request in output.ended]
+            self._send(msg.Progress(ids, output.tokens, output.logprobs, ended, stats))
+
+    def _stats(self) -> msg.Stats:
+        scheduler = self._scheduler
+        return msg.Stats(
+            running=len(scheduler.running),
+            waiting=len(scheduler.queue),
+            steps=scheduler.memory.epochs.submitted,
+            sampled_tokens=scheduler.token_count,
+            retractions=scheduler.lifecycle.retraction_count,
+            evicted_pages=scheduler.memory.tree.evicted_page_count,
+            pages=scheduler.memory.counts().as_dict(),
+            audit_error=None if scheduler.audit_error is None else str(scheduler.audit_error),
+        )
+
+    def _send(self, report: msg.Report) -> None:
+        self._socket.send(msg.encode(report))
+
+
+def _ended(request: Request) -> msg.Ended:
+    assert request.finish is not None
+    started = request.first_scheduled or request.ended or request.arrival
+    return msg.Ended(
+        id=request.id,
+        kind=request.finish.kind.value,
+        prompt_tokens=len(request.prompt),
+        cached_tokens=request.cached_tokens or 0,
+        output_tokens=len(request.output),
+        retractions=request.retractions,
+        queued=started - request.arrival,
+        matched=request.finish.matched,
+        message=request.finish.message,
+    )
+
+
+def main(address: str, options: str) -> None:
+    """`address` is the parent's socket, `options` an EngineConfig as JSON."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the parent, which drains and says Stop
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # The engine's thread needs the interpreter for microseconds at a time, and should get it at once.
+    sys.setswitchinterval(0.0005)
+    with zmq.Context() as context, context.socket(zmq.PAIR) as socket:
+        socket.setsockopt(zmq.LINGER, 1000)
+        socket.setsockopt(zmq.SNDHWM, 0)
+        socket.connect(address)
+        try:
+            assembly = assemble(EngineConfig(**json.loads(options)))
+        except Exception as error:
+            traceback.print_exc()
+            socket.send(msg.encode(msg.Failed(f"{type(error).__name__}: {error}")))
+            return
+        shape = assembly.scheduler.memory.shape
+        socket.send(
+            msg.encode(
+                msg.Ready(
+                    model_path=str(assembly.path),
+                    architecture=assembly.spec.architecture,
+                    vocab_size=assembly.spec.vocab_size,
+                    max_model_len=shape.token_limit,
+                    capacity_tokens=shape.page_count * shape.page_size,
+                )
+            )
+        )
+        gc.collect()
+        gc.freeze()  # the model and its tables are not garbage: don't walk them again
+        EngineLoop(assembly, socket).run()
+        assembly.engine.shutdown()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2])

@@ -1,0 +1,123 @@
+"""What the two processes say to each other: msgpack over a ZeroMQ pair."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from freehold.sampling_params import SamplingParams
+from freehold.step import TokenLogprobs
+
+# -- from HTTP to the engine ---------------------------------------------------------------------------
+
+
+class Submit(msgspec.Struct, tag=True):
+    """A request; `prompt` is int32 bytes."""
+
+    id: str
+    prompt: bytes
+    params: SamplingParams
+    seed: int
+    priority: int = 0
+    namespace: str = ""
+
+
+class Abort(msgspec.Struct, tag=True):
+    id: str
+
+
+class Ask(msgspec.Struct, tag=True):
+    """A question that is answered with one Answer: memory, page, flush."""
+
+    number: int
+    question: str
+    argument: int = 0
+
+
+class Stop(msgspec.Struct, tag=True):
+    """End the engine process."""
+
+
+Command = Submit | Abort | Ask | Stop
+
+# -- from the engine to HTTP ---------------------------------------------------------------------------
+
+
+class Ready(msgspec.Struct, tag=True):
+    """The engine serves."""
+
+    model_path: str
+    architecture: str
+    vocab_size: int
+    max_model_len: int
+    capacity_tokens: int
+
+
+class Failed(msgspec.Struct, tag=True):
+    """The engine could not start."""
+
+    message: str
+
+
+class Accepted(msgspec.Struct, tag=True):
+    id: str
+
+
+class Rejected(msgspec.Struct, tag=True):
+    """`status` is HTTP's: 400 for a request that can never be served, 503 for a full queue."""
+
+    id: str
+    status: int
+    message: str
+    field: str | None = None
+
+
+class Ended(msgspec.Struct):
+    """Times are seconds."""
+
+    id: str
+    kind: str
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    retractions: int
+    queued: float
+    matched: int | str | None = None
+    message: str = ""
+
+
+class Stats(msgspec.Struct):
+    """A snapshot for metrics; counters count from the start."""
+
+    running: int = 0
+    waiting: int = 0
+    steps: int = 0
+    sampled_tokens: int = 0
+    retractions: int = 0
+    evicted_pages: int = 0
+    pages: dict[str, int] = {}
+    audit_error: str | None = None
+
+
+class Progress(msgspec.Struct, tag=True):
+    """One iteration: `tokens[i]` for `ids[i]`."""
+
+    ids: list[str]
+    tokens: list[int]
+    logprobs: dict[int, TokenLogprobs]
+    ended: list[Ended]
+    stats: Stats | None = None
+
+
+class Answer(msgspec.Struct, tag=True):
+    number: int
+    value: Any = None
+    error: str | None = None
+
+
+Report = Ready | Failed | Accepted | Rejected | Progress | Answer
+
+encode = msgspec.msgpack.Encoder().encode
+decode_command = msgspec.msgpack.Decoder(Command).decode
+decode_report = msgspec.msgpack.Decoder(Report).decode

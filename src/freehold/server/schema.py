@@ -1,0 +1,134 @@
+"""Bodies of the OpenAI routes. Unknown fields are ignored, wrong values are refused."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from freehold.sampling_params import LOGPROBS_MAX, InvalidParameter, SamplingParams
+
+TokenIds = list[Annotated[int, Field(ge=0, strict=True)]]
+
+
+class StreamOptions(BaseModel):
+    include_usage: bool | None = False
+    continuous_usage_stats: bool | None = False
+
+
+class SamplingBody(BaseModel):
+    """What completions and chat have in common. A null means that the field was not given."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    model: str | None = None
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    skip_special_tokens: bool | None = True
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    response_format: dict[str, Any] | None = None
+    user: str | None = None
+
+    def sampling(self, defaults: dict[str, Any], max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+        """With the model's own defaults where the body says nothing. Raises InvalidParameter."""
+        if self.response_format and self.response_format.get("type", "text") != "text":
+            raise InvalidParameter("response_format", "only type 'text' is supported")
+        names = (
+            "n temperature top_p top_k min_p seed presence_penalty frequency_penalty repetition_penalty "
+            "ignore_eos min_tokens"
+        )
+        given = {name: value for name in names.split() if (value := getattr(self, name)) is not None}
+        return SamplingParams(
+            **{**defaults, **given},
+            max_tokens=max_tokens,
+            logprobs=logprobs,
+            logit_bias=_token_biases(self.logit_bias or {}),
+            stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+        )
+
+    @property
+    def wants_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+
+def _token_biases(given: dict[str, float]) -> dict[int, float]:
+    try:
+        return {int(token): bias for token, bias in given.items()}
+    except ValueError:
+        raise InvalidParameter("logit_bias", "keys must be token ids") from None
+
+
+class CompletionBody(SamplingBody):
+    prompt: str | TokenIds | list[str] | list[TokenIds]
+    max_tokens: int | None = 16
+    logprobs: int | None = Field(default=None, ge=0, le=LOGPROBS_MAX)
+    echo: bool | None = False
+    suffix: str | None = None
+    best_of: int | None = None
+
+
+class ContentPart(BaseModel):
+    type: str
+    text: str | None = None
+
+
+class Message(BaseModel):
+    """Other fields (tool_calls, name, ...) are passed to the chat template."""
+
+    model_config = ConfigDict(extra="allow")
+
+    role: str
+    content: str | list[ContentPart] | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """Raises InvalidParameter for content that is not text."""
+        fields = self.model_dump(exclude_none=True)
+        if isinstance(self.content, list):
+            other = [part.type for part in self.content if part.type not in ("text", "input_text")]
+            if other:
+                raise InvalidParameter("messages", f"content of type '{other[0]}' is not supported, only text")
+            fields["content"] = "".join(part.text or "" for part in self.content)
+        fields.setdefault("content", "")
+        return fields
+
+
+class ChatBody(SamplingBody):
+    messages: list[Message] = Field(min_length=1)
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = False
+    top_logprobs: int | None = Field(default=None, ge=0, le=LOGPROBS_MAX)
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    add_generation_prompt: bool | None = True
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class TokenizeBody(BaseModel):
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool | None = True
+    add_generation_prompt: bool | None = True
+    return_token_strs: bool | None = False
+
+
+class DetokenizeBody(BaseModel):
+    model: str | None = None
+    tokens: TokenIds

@@ -1,0 +1,127 @@
+"""Health, information, tokenizing, metrics, and who holds which page."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from fastapi import APIRouter, Response
+
+from freehold import __version__
+from freehold.sampling_params import InvalidParameter
+from freehold.server.async_engine import AsyncEngine
+from freehold.server.chat import chat_prompt
+from freehold.server.errors import ApiError
+from freehold.server.generation import encode
+from freehold.server.metrics import Metrics
+from freehold.server.schema import DetokenizeBody, TokenizeBody
+
+
+def status_routes(engine: AsyncEngine, metrics: Metrics, model_name: str) -> APIRouter:
+    router = APIRouter()
+    started = int(time.time())
+
+    def card() -> dict[str, Any]:
+        return {
+            "id": model_name,
+            "object": "model",
+            "created": started,
+            "owned_by": "freehold",
+            "root": engine.info.model_path,
+            "parent": None,
+            "max_model_len": engine.info.max_model_len,
+        }
+
+    @router.get("/health")
+    async def health() -> Response:
+        """200 when the engine serves; 503 while it loads or drains, and after a failed audit."""
+        return Response(status_code=200 if engine.is_healthy else 503)
+
+    @router.get("/version")
+    async def version() -> dict[str, str]:
+        return {"version": __version__}
+
+    @router.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [card()]}
+
+    @router.get("/v1/models/{name:path}")
+    async def model(name: str) -> dict[str, Any]:
+        if name != model_name:
+            raise ApiError(404, f"the model '{name}' does not exist; this server has '{model_name}'", "model")
+        return card()
+
+    @router.get("/model_info")
+    async def model_info() -> dict[str, Any]:
+        path = engine.info.model_path
+        return {
+            "model_path": path,
+            "tokenizer_path": path,
+            "served_model_name": model_name,
+            "is_generation": True,
+            "weight_version": "default",
+            "model_type": engine.info.architecture,
+            "architectures": [engine.info.architecture],
+        }
+
+    @router.get("/server_info")
+    async def server_info() -> dict[str, Any]:
+        config, info = engine.config, engine.info
+        return {
+            "version": __version__,
+            "model_path": info.model_path,
+            "served_model_name": model_name,
+            "page_size": config.page_size,
+            "disable_radix_cache": config.disable_radix_cache,
+            "disable_overlap_schedule": config.disable_overlap_schedule,
+            "schedule_policy": config.schedule_policy,
+            "context_length": info.max_model_len,
+            "max_running_requests": config.max_running_requests,
+            "max_total_num_tokens": info.capacity_tokens,
+            "max_req_input_len": info.max_model_len - 1,
+            "chunked_prefill_size": config.chunked_prefill_size,
+            "internal_states": [{"pages": engine.stats.pages, "running": engine.stats.running}],
+        }
+
+    @router.post("/tokenize")
+    async def tokenize(body: TokenizeBody) -> dict[str, Any]:
+        tokenizer = engine.tokenizer
+        if (body.prompt is None) == (body.messages is None):
+            raise InvalidParameter("prompt", "give either prompt or messages")
+        if body.messages is not None:
+            tokens = await chat_prompt(tokenizer, body.messages, body.add_generation_prompt is not False, {})
+        else:
+            tokens = await encode(tokenizer, body.prompt or "", body.add_special_tokens is not False)
+        answer: dict[str, Any] = {"tokens": tokens.tolist(), "count": len(tokens)}
+        answer["max_model_len"] = engine.info.max_model_len
+        if body.return_token_strs:
+            answer["token_strs"] = [tokenizer.piece(t, False).decode(errors="replace") for t in answer["tokens"]]
+        return answer
+
+    @router.post("/detokenize")
+    async def detokenize(body: DetokenizeBody) -> dict[str, str]:
+        for token in body.tokens:
+            if token >= engine.info.vocab_size:
+                raise InvalidParameter("tokens", f"token id {token} is outside the vocabulary")
+        return {"prompt": engine.tokenizer.decode(body.tokens, skip_special_tokens=False)}
+
+    @router.get("/metrics")
+    async def prometheus() -> Response:
+        return Response(metrics.render(), media_type="text/plain; version=0.0.4")
+
+    @router.get("/debug/memory")
+    async def memory(page: int | None = None) -> dict[str, Any]:
+        """Who holds what, recounted; one page explained."""
+        if page is None:
+            return await engine.ask("memory")
+        try:
+            return {"page": page, "explanation": await engine.ask("page", page)}
+        except ValueError as error:
+            raise ApiError(400, str(error), "page") from error
+
+    @router.post("/flush_cache")
+    async def flush_cache() -> dict[str, Any]:
+        """Forget all prefixes that no request uses."""
+        return {"flushed_pages": await engine.ask("flush")}
+
+    return router
