@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -85,6 +85,21 @@ class LLM:
             self.scheduler.lifecycle.check_fits(request)
         self._run(requests, on_progress)
         return [self._completion(request) for request in requests]
+
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams) -> Iterator[str | Completion]:
+        """Complete one prompt: its text, piece by piece, and last the whole completion. Leaving the
+        iteration early aborts the request."""
+        (request,) = self._requests([prompt], replace(sampling_params, n=1))
+        detokenizer = Detokenizer(self.tokenizer, request.params.stop)
+        self.scheduler.add(request)
+        try:
+            while request.finish is None:
+                for token in self.scheduler.step().tokens:
+                    yield detokenizer.add(token)
+            yield detokenizer.finish(request.finish.matched)
+            yield self._completion(request)
+        finally:
+            self._abandon()
 
     def _requests(
         self, prompts: list[Prompt], params: SamplingParams | Sequence[SamplingParams] | None

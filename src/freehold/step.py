@@ -23,6 +23,7 @@ class RowStart:
     tokens: Int32
     prompt_length: int
     stop_tokens: tuple[int, ...]  # not to be sampled before min_tokens are out
+    namespace: str = ""  # whose KV this is
 
 
 @dataclass(frozen=True)

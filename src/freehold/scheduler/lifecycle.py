@@ -108,6 +108,7 @@ class Lifecycle:
                 tokens=self.running.known_tokens(row).copy(),
                 prompt_length=len(request.prompt),
                 stop_tokens=(*stops, *request.params.stop_token_ids),
+                namespace=request.namespace,
             )
         )
 

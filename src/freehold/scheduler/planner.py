@@ -247,13 +247,14 @@ class Planner:
         if not self._memory.shape.prefix_cache:
             return keys
         for row in rows.tolist():
-            lease = leases.leases[row]
+            request = running.request(row)
+            lease = request.lease
             start = int(leases.shared[row])
             assert lease is not None
             if start + size <= running.prefill_end[row]:
                 serial = lease.node.serial if start else 0
                 page = running.tokens[row, start : start + size].tobytes()
-                keys.add((running.request(row).namespace, serial, page))
+                keys.add((request.namespace, serial, page))
         return keys
 
     # -- the step ---------------------------------------------------------------------------------------
