@@ -67,9 +67,7 @@ class SimulatedEngine:
     """Implements `freehold.step.Engine`. Steps run when they are submitted; with `hold` they complete
     only when `release` is called."""
 
-    def __init__(
-        self, page_count: int, page_size: int, row_count: int, token_limit: int, vocab_size: int = 1000
-    ):
+    def __init__(self, page_count: int, page_size: int, row_count: int, token_limit: int, vocab_size: int = 1000):
         self.vocab_size = vocab_size
         self.hold = False
         self.fail_next: Exception | None = None

@@ -1,0 +1,77 @@
+"""What scheduling costs: real scheduler and memory, an engine that answers at once."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from freehold.config import EngineConfig
+from freehold.memory import Memory, MemoryShape
+from freehold.sampling_params import SamplingParams
+from freehold.scheduler.request import Request
+from freehold.scheduler.scheduler import Scheduler
+from freehold.scheduler.vocabulary import Vocabulary
+from freehold.simulation.engine import InstantEngine, vocabulary_fields
+
+BATCHES = (1, 16, 64, 256, 1024)
+STEPS = 400
+PROMPT = 128
+
+
+def decode_step_us(sequences: int, steps: int = STEPS, page_size: int = 16) -> float:
+    """Median microseconds of one whole iteration with `sequences` requests decoding."""
+    config = EngineConfig(
+        page_size=page_size, max_running_requests=sequences, chunked_prefill_size=1 << 20, max_queued_requests=1 << 16
+    )
+    limit = PROMPT + steps + 64
+    pages = sequences * (limit // page_size + 2)
+    memory = Memory(MemoryShape(pages, page_size, sequences, limit))
+    scheduler = Scheduler(config, memory, InstantEngine(), Vocabulary(**vocabulary_fields(1000, (0,))))
+    params = SamplingParams(temperature=0, max_tokens=steps + 32, ignore_eos=True)
+    rng = np.random.default_rng(0)
+    for i in range(sequences):
+        prompt = rng.integers(2, 1000, PROMPT).astype(np.int32)
+        scheduler.add(Request(id=str(i), prompt=prompt, params=params))
+    while len(scheduler.running) < sequences or scheduler.running.todo(scheduler.running.order).max() > 1:
+        scheduler.step()
+    times: list[float] = []
+    for _ in range(steps):
+        started = time.perf_counter()
+        scheduler.step()
+        times.append(time.perf_counter() - started)
+    return float(np.median(times)) * 1e6
+
+
+def prefix_match_us(tokens: int, repeats: int = 200, page_size: int = 16) -> float:
+    """Median microseconds to match a cached prompt, lease its pages and give them back."""
+    memory = Memory(MemoryShape(tokens // page_size + 8, page_size, 2, tokens + page_size))
+    prompt = np.random.default_rng(0).integers(0, 50_000, tokens + 1).astype(np.int32)
+    lease = memory.leases.open(memory.match("", prompt))
+    lease.extend(tokens)
+    lease.commit(tokens)
+    lease.publish(prompt)
+    lease.release()
+    times: list[float] = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        lease = memory.leases.open(memory.match("", prompt))
+        lease.release()
+        times.append(time.perf_counter() - started)
+        memory.leases.take_updates()
+    return float(np.median(times)) * 1e6
+
+
+def show_scheduler_cost() -> None:
+    console = Console()
+    table = Table("sequences", "one decode step", "a sequence", title="Scheduler and memory, no model")
+    for batch in BATCHES:
+        cost = decode_step_us(batch)
+        table.add_row(str(batch), f"{cost:.0f} us", f"{cost / batch:.2f} us")
+    console.print(table)
+    matches = Table("cached prompt", "match + lease + release")
+    for tokens in (1_000, 32_000, 128_000):
+        matches.add_row(f"{tokens:,} tokens", f"{prefix_match_us(tokens):.0f} us")
+    console.print(matches)

@@ -1,0 +1,188 @@
+"""The command line. Imports what a command needs when it runs: `freehold --help` is quick."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from freehold import __version__
+
+app = typer.Typer(
+    help="Freehold serves large language models from KV memory in which every page has one owner.",
+    no_args_is_help=True,
+    pretty_exceptions_show_locals=False,
+)
+bench_app = typer.Typer(help="Measure a server, or this machine.", no_args_is_help=True)
+app.add_typer(bench_app, name="bench")
+
+Model = Annotated[
+    str | None,
+    typer.Option(help="A GGUF file, a Hugging Face directory or a hub id. Default: SmolLM2-135M, fetched once."),
+]
+Host = Annotated[str, typer.Option(help="Address to listen on.")]
+Port = Annotated[int, typer.Option(help="Port to listen on.")]
+Url = Annotated[str, typer.Option(help="A running server.")]
+MaxTokens = Annotated[int, typer.Option("--max-tokens", help="Output tokens at most.")]
+Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
+
+
+def _fail(error: Exception) -> typer.Exit:
+    typer.secho(f"freehold: {error}", fg="red", err=True)
+    return typer.Exit(1)
+
+
+@app.command()
+def serve(
+    model_name: Annotated[str | None, typer.Argument(metavar="[MODEL]", help="The same as --model.")] = None,
+    model: Model = None,
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
+    served_model_name: Annotated[str | None, typer.Option(help="The name that /v1/models gives.")] = None,
+    page_size: Annotated[int, typer.Option("--page-size", "--block-size", help="Tokens a page.")] = 16,
+    num_pages: Annotated[int | None, typer.Option(help="Pages of KV memory. Default: as the next.")] = None,
+    kv_cache_memory_bytes: Annotated[int, typer.Option(help="KV memory, if --num-pages is not given.")] = 1 << 30,
+    max_model_len: Annotated[
+        int | None, typer.Option("--max-model-len", "--context-length", help="Prompt and output together.")
+    ] = None,
+    max_running_requests: Annotated[
+        int, typer.Option("--max-running-requests", "--max-num-seqs", help="Requests in a batch at most.")
+    ] = 64,
+    max_queued_requests: Annotated[int, typer.Option(help="Waiting requests at most; more get 503.")] = 4096,
+    chunked_prefill_size: Annotated[int, typer.Option(help="Prompt tokens a step at most.")] = 512,
+    schedule_policy: Annotated[str, typer.Option(help="fcfs, lpm (longest prefix match) or priority.")] = "fcfs",
+    eviction_policy: Annotated[
+        str, typer.Option("--eviction-policy", "--radix-eviction-policy", help="lru, lfu, fifo or priority.")
+    ] = "lru",
+    disable_overlap_schedule: Annotated[bool, typer.Option("--disable-overlap-schedule")] = False,
+    disable_radix_cache: Annotated[bool, typer.Option("--disable-radix-cache")] = False,
+    audit_interval: Annotated[int, typer.Option(help="Recount all pages every k steps; 0: only when idle.")] = 0,
+    forward_retract_interval: Annotated[int, typer.Option(help="For tests: retract every k steps.")] = 0,
+    num_threads: Annotated[int | None, typer.Option(help="Threads of the kernels. Default: one a core.")] = None,
+    log_level: Annotated[str, typer.Option(help="Of the HTTP server.")] = "warning",
+) -> None:
+    """Serve a model over HTTP, compatible with OpenAI's API. Needs no flags."""
+    options = {name: value for name, value in locals().items() if name not in _NOT_OF_THE_ENGINE}
+    options["model"] = model or model_name
+    from freehold.server.launch import run_server
+
+    try:
+        code = run_server(options, host, port, served_model_name, log_level)
+    except ValueError as error:
+        raise _fail(error) from error
+    raise typer.Exit(code)
+
+
+_NOT_OF_THE_ENGINE = ("model_name", "host", "port", "served_model_name", "log_level")
+
+
+@app.command()
+def chat(
+    model: Model = None,
+    system: Annotated[str | None, typer.Option(help="A system prompt.")] = None,
+    max_tokens: MaxTokens = 512,
+    temperature: Temperature = 0.2,
+) -> None:
+    """Talk to a model in this terminal. Each turn shows what it found in the cache, and its speed."""
+    from freehold.terminal import chat_loop
+
+    with _engine(model) as llm:
+        chat_loop(llm, system, max_tokens, temperature)
+
+
+@app.command()
+def generate(
+    prompts: Annotated[list[str], typer.Argument(help="Prompts, or - to read one a line from stdin.")],
+    model: Model = None,
+    max_tokens: MaxTokens = 64,
+    temperature: Temperature = 0.0,
+) -> None:
+    """Complete prompts offline, all at once."""
+    from freehold.terminal import generate_all
+
+    with _engine(model) as llm:
+        generate_all(llm, prompts, max_tokens, temperature)
+
+
+def _engine(model: str | None) -> Any:
+    from rich.console import Console
+
+    from freehold.llm import LLM
+    from freehold.models.loading.bundled import ModelUnavailable
+
+    try:
+        with Console(stderr=True).status("Loading the model ..."):
+            return LLM(model)
+    except (ModelUnavailable, ValueError, FileNotFoundError) as error:
+        raise _fail(error) from error
+
+
+@app.command()
+def inspect(
+    url: Url = "http://127.0.0.1:8000",
+    page: Annotated[int | None, typer.Option(help="Explain one page.")] = None,
+) -> None:
+    """Ask a running server who holds its memory."""
+    import httpx
+
+    from freehold.terminal import show_memory
+
+    try:
+        answer = httpx.get(f"{url}/debug/memory", params={} if page is None else {"page": page}, timeout=30)
+        body = answer.json()
+        if answer.status_code != 200:
+            raise ValueError(body["error"]["message"])
+    except (httpx.HTTPError, ValueError) as error:
+        raise _fail(error) from error
+    show_memory(body)
+
+
+@app.command()
+def demo() -> None:
+    """Serve the bundled model to several clients at once, and show where its memory went."""
+    from freehold.demo import run_demo
+
+    raise typer.Exit(run_demo())
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    typer.echo(__version__)
+
+
+@bench_app.command("serve")
+def bench_serve(
+    url: Annotated[str | None, typer.Option(help="A running OpenAI-compatible server. Default: start one.")] = None,
+    concurrency: Annotated[int, typer.Option(help="Requests under way at once.")] = 16,
+    num_prompts: Annotated[int, typer.Option(help="Requests in all.")] = 64,
+    input_len: Annotated[int, typer.Option(help="Prompt tokens.")] = 256,
+    output_len: Annotated[int, typer.Option(help="Output tokens.")] = 64,
+    shared_prefix: Annotated[float, typer.Option(min=0, max=1, help="Share of the prompt common to all.")] = 0.5,
+    seed: int = 0,
+) -> None:
+    """Throughput, time to first token, latency between tokens and hit rate of a server."""
+    from freehold.bench.client import Load
+    from freehold.bench.serve import bench_server
+
+    bench_server(url, Load(concurrency, num_prompts, input_len, output_len, shared_prefix, seed))
+
+
+@bench_app.command("floor")
+def bench_floor() -> None:
+    """This machine's speed beside transformers', in one run."""
+    from freehold.bench.floor import run_floor
+
+    raise typer.Exit(run_floor())
+
+
+@bench_app.command("scheduler")
+def bench_scheduler() -> None:
+    """Microseconds that scheduler and memory spend on a decode step, without a model."""
+    from freehold.bench.scheduler import show_scheduler_cost
+
+    show_scheduler_cost()
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,85 @@
+"""Running a server: in this process, or as a child for demos, benchmarks and tests."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from freehold.models.loading.resolve import resolve_model
+from freehold.server.app import Server, create_app
+from freehold.server.async_engine import AsyncEngine
+
+START_TIMEOUT_S = 180
+STOP_TIMEOUT_S = 40
+
+
+def run_server(options: dict[str, Any], host: str, port: int, name: str | None, log_level: str) -> int:
+    """Serve until told to stop -> the exit code. Raises ValueError for options that can't be."""
+    engine = AsyncEngine(**options)
+    # Fetched here, where the progress bar can be seen, and before anything listens.
+    path = resolve_model(options["model"])
+    served = name or served_name(path)
+    print(f"Freehold serves {served} on http://{host}:{port} (loading ...)", file=sys.stderr, flush=True)
+    server = Server(engine, create_app(engine, served), host, port, log_level)
+    server.run()
+    return 1 if engine.failure else 0
+
+
+def served_name(path: Path) -> str:
+    """SmolLM2-135M-Instruct.Q4_1.gguf -> SmolLM2-135M-Instruct"""
+    if path.is_dir():
+        return path.name
+    name = path.stem
+    head, dot, last = name.rpartition(".")
+    return head if dot and last[:1] in "QqFfBb" else name
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextlib.contextmanager
+def running_server(*flags: str) -> Iterator[str]:
+    """`freehold serve` with `flags` as a child process -> its URL once it is healthy. Ends it with SIGTERM.
+
+    Raises RuntimeError if it does not start or does not stop.
+    """
+    port = free_port()
+    command = [sys.executable, "-m", "freehold.cli", "serve", "--port", str(port), *flags]
+    # A process group of its own: Ctrl-C in a terminal should not reach it beside our SIGTERM.
+    process = subprocess.Popen(command, env={**os.environ, "PYTHONUNBUFFERED": "1"}, start_new_session=True)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        _wait_until_healthy(process, url)
+        yield url
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise RuntimeError(f"the server did not stop within {STOP_TIMEOUT_S} s") from None
+
+
+def _wait_until_healthy(process: subprocess.Popen[bytes], url: str) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise RuntimeError(f"the server ended with code {process.returncode} before it was ready")
+        with contextlib.suppress(httpx.HTTPError):
+            if httpx.get(f"{url}/health", timeout=5).status_code == 200:
+                return
+        time.sleep(0.1)
+    raise RuntimeError(f"the server was not ready within {START_TIMEOUT_S} s")

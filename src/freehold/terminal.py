@@ -1,0 +1,87 @@
+"""What the command line shows: conversations, completions, memory."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from freehold.llm import LLM, Completion
+from freehold.sampling_params import SamplingParams
+
+console = Console(highlight=False)
+
+
+def chat_loop(llm: LLM, system: str | None, max_tokens: int, temperature: float) -> None:
+    """Read turns until end of file."""
+    template = llm.tokenizer.chat_template
+    if template is None:
+        console.print("[red]The model has no chat template: use `freehold generate`.[/red]")
+        return
+    messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
+    console.print("[dim]Ctrl-D ends the conversation.[/dim]")
+    while True:
+        try:
+            text = console.input("[bold cyan]you>[/bold cyan] ")
+        except (EOFError, KeyboardInterrupt):
+            console.print()
+            return
+        if not text.strip():
+            continue
+        messages.append({"role": "user", "content": text})
+        prompt = llm.tokenizer.encode(template.render(messages), add_special_tokens=False).tolist()
+        params = SamplingParams(temperature=temperature, max_tokens=max_tokens)
+        messages.append({"role": "assistant", "content": _answer(llm, prompt, params).text})
+
+
+def _answer(llm: LLM, prompt: list[int], params: SamplingParams) -> Completion:
+    started, first = time.monotonic(), None
+    for piece in llm.stream(prompt, params):
+        first = first or time.monotonic()
+        if isinstance(piece, Completion):
+            seconds = max(time.monotonic() - first, 1e-9)
+            console.print(
+                f"\n[dim]{piece.cached_tokens} of {piece.prompt_tokens} prompt tokens cached · first token after "
+                f"{first - started:.2f} s · {len(piece.token_ids) / seconds:.0f} tokens/s[/dim]"
+            )
+            return piece
+        console.out(piece, end="")
+        sys.stdout.flush()
+    raise AssertionError("a stream ends with its completion")
+
+
+def generate_all(llm: LLM, prompts: list[str], max_tokens: int, temperature: float) -> None:
+    texts = [line.rstrip("\n") for line in sys.stdin] if prompts == ["-"] else prompts
+    columns = (TextColumn("Generating"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task("", total=len(texts))
+        params = SamplingParams(temperature=temperature, max_tokens=max_tokens)
+        outputs = llm.generate(texts, params, lambda finished: progress.update(task, completed=finished))
+    for text, output in zip(texts, outputs, strict=True):
+        console.out(text, style="bold", end="")
+        console.out(output.text)
+        console.print(
+            f"[dim]{output.finish_reason} · {len(output.token_ids)} tokens · "
+            f"{output.cached_tokens} of {output.prompt_tokens} prompt tokens cached[/dim]"
+        )
+
+
+def show_memory(report: dict[str, Any]) -> None:
+    """The answer of /debug/memory."""
+    if "explanation" in report:
+        console.print(report["explanation"], markup=False)
+        return
+    table = Table("pages", "count", title=f"KV memory, {report['page_size']} tokens a page")
+    table.columns[1].justify = "right"
+    for owner, count in report["pages"].items():
+        table.add_row(owner, str(count))
+    console.print(table)
+    columns = ("request", "state", "row", "shared", "committed", "allocated")
+    leases = Table(*columns, title=f"{len(report['leases'])} leases, {report['waiting']} requests waiting")
+    for lease in report["leases"]:
+        leases.add_row(*(str(lease[name]) for name in columns))
+    console.print(leases)
