@@ -1,0 +1,237 @@
+import numpy as np
+import pytest
+
+from freehold.memory import AuditError, LeaseError, Memory, MemoryShape, OutOfPages, PinKind
+from freehold.memory import owner as owners
+
+
+def make(pages=32, page_size=4, rows=8, **options) -> Memory:
+    return Memory(MemoryShape(pages, page_size, rows, pages * page_size, **options))
+
+
+def tokens(*values: int) -> np.ndarray:
+    return np.array(values, np.int32)
+
+
+def run(memory: Memory, prompt: np.ndarray, namespace: str = ""):
+    """A lease with all of `prompt` computed."""
+    lease = memory.leases.open(memory.match(namespace, prompt))
+    count = len(prompt) - lease.committed
+    lease.extend(count)
+    lease.commit(count)
+    return lease
+
+
+def test_a_published_prefix_is_found_by_whole_pages():
+    memory = make()
+    prompt = np.arange(10, dtype=np.int32)
+    lease = run(memory, prompt)
+    assert lease.publish(prompt) == 8, "the partial third page stays private"
+    assert (lease.shared, lease.committed, lease.allocated) == (8, 10, 12)
+    lease.release()
+    assert memory.match("", prompt).length == 8
+    assert memory.match("", prompt[:8]).length == 4, "the last token is always computed"
+    assert memory.match("other", prompt).length == 0
+    memory.audit()
+
+
+def test_publishing_what_is_known_frees_the_duplicates():
+    memory = make()
+    prompt = np.arange(9, dtype=np.int32)
+    first, second = run(memory, prompt), run(memory, prompt)
+    first.publish(prompt)
+    assert memory.counts().free == 32 - 6
+    second.publish(prompt)
+    assert memory.counts().free == 32 - 4
+    assert second.pages(0, 8)[0].tolist() == first.pages(0, 8)[0].tolist()
+    memory.audit()
+
+
+def test_diverging_prompts_split_a_node_and_pins_stay():
+    memory = make()
+    first = run(memory, np.arange(16, dtype=np.int32))
+    first.publish(np.arange(16, dtype=np.int32))
+    other = np.concatenate([np.arange(8), [99] * 8]).astype(np.int32)
+    second = run(memory, other)
+    assert second.shared == 8
+    second.publish(other)
+    memory.audit()
+    assert memory.tree.evict(100) == 0, "both paths are pinned"
+    first.release()
+    assert memory.tree.evict(100) == 2, "the first one's tail only"
+    memory.audit()
+    second.release()
+    memory.tree.flush()
+    assert memory.counts().free == 32
+
+
+def test_a_prompt_published_in_chunks_is_one_node():
+    memory = make()
+    prompt = np.arange(24, dtype=np.int32)
+    lease = memory.leases.open(memory.match("", prompt))
+    for end in (8, 16, 24):
+        lease.extend(8)
+        lease.commit(8)
+        lease.publish(prompt[:end])
+    assert sum(1 for node in memory.tree.nodes() if node.parent) == 1
+    memory.audit()
+
+
+def test_a_node_that_another_lease_ends_at_does_not_grow():
+    memory = make()
+    prompt = np.arange(8, dtype=np.int32)
+    first = run(memory, prompt)
+    first.publish(prompt)
+    longer = np.arange(16, dtype=np.int32)
+    second = run(memory, longer)
+    assert second.node is first.node
+    second.publish(longer)
+    assert second.node is not first.node
+    assert first.node.end == 8
+    memory.audit()
+
+
+def test_extend_is_all_or_nothing_over_rows():
+    memory = make(pages=6)
+    leases = [memory.leases.open(memory.match("", tokens(i))) for i in range(2)]
+    rows = np.array([lease.row for lease in leases])
+    before = memory.counts()
+    with pytest.raises(OutOfPages):
+        memory.leases.extend(rows, np.array([16, 12]))
+    assert memory.counts() == before
+    assert [lease.allocated for lease in leases] == [0, 0]
+    memory.leases.extend(rows, np.array([12, 12]))
+    assert memory.counts().free == 0
+
+
+def test_release_twice_raises_and_so_does_use_after():
+    memory = make()
+    lease = run(memory, tokens(1, 2, 3))
+    lease.release()
+    for use in (lease.release, lambda: lease.extend(1), lambda: lease.trim(0), lambda: lease.publish(tokens())):
+        with pytest.raises(LeaseError, match="has been released"):
+            use()
+
+
+def test_commit_beyond_allocation_raises():
+    memory = make()
+    lease = memory.leases.open(memory.match("", tokens(1)))
+    lease.extend(4)
+    with pytest.raises(LeaseError, match="more tokens than allocated"):
+        lease.commit(5)
+
+
+def test_trim_gives_whole_pages_back_and_never_the_trees():
+    memory = make()
+    prompt = np.arange(10, dtype=np.int32)
+    lease = run(memory, prompt)
+    lease.trim(5)
+    assert (lease.committed, lease.allocated) == (5, 8)
+    lease.publish(prompt)
+    with pytest.raises(LeaseError, match="belong to the tree"):
+        lease.trim(3)
+    memory.audit()
+
+
+def test_a_stale_match_is_refused():
+    memory = make()
+    prompt = np.arange(9, dtype=np.int32)
+    stale = memory.match("", prompt)
+    run(memory, prompt).publish(prompt)
+    with pytest.raises(LeaseError, match="changed since the match"):
+        memory.leases.open(stale)
+
+
+def test_released_pages_wait_for_the_step_that_may_touch_them():
+    memory = make(pages=4)
+    lease = run(memory, np.arange(8, dtype=np.int32))
+    step = memory.epochs.submit()
+    memory.leases.submit(np.array([lease.row]), step)
+    row = lease.row
+    lease.release()
+    assert (memory.counts().free, memory.counts().limbo) == (2, 2)
+    assert row not in memory.leases._free_rows
+    memory.complete(step)
+    assert memory.counts().free == 4
+    assert row in memory.leases._free_rows
+
+
+def test_evicting_a_prefix_that_a_step_in_flight_reads_goes_through_limbo():
+    memory = make(pages=4)
+    prompt = np.arange(8, dtype=np.int32)
+    lease = run(memory, prompt)
+    lease.publish(prompt)
+    step = memory.epochs.submit()
+    memory.leases.submit(np.array([lease.row]), step)
+    lease.release()
+    assert not memory.make_room(4), "two pages are on their way"
+    assert (memory.counts().free, memory.counts().limbo, memory.counts().tree) == (2, 2, 0)
+    memory.complete(step)
+    assert memory.make_room(4)
+
+
+@pytest.mark.parametrize(("policy", "first_gone"), [("lru", 1), ("lfu", 2), ("fifo", 0), ("priority", 1)])
+def test_eviction_policies(policy, first_gone):
+    """Three prefixes: 0 is oldest, hit often and important, 1 is least recently used, 2 is never hit."""
+    memory = make(eviction_policy=policy)
+    prompts = [np.full(5, i, np.int32) for i in range(3)]
+    for i, prompt in enumerate(prompts):
+        lease = run(memory, prompt)
+        lease.publish(prompt, priority=1 if i in (0, 2) else 0)
+        lease.release()
+    for i in (1, 1, 2, 0, 0, 0):
+        if i == 2 and policy == "lfu":
+            continue
+        memory.leases.open(memory.match("", prompts[i])).release()
+    memory.tree.evict(1)
+    gone = [i for i, prompt in enumerate(prompts) if memory.match("", prompt).length == 0]
+    assert gone == [first_gone]
+
+
+def test_unpinning_without_a_pin_raises():
+    memory = make()
+    prompt = np.arange(9, dtype=np.int32)
+    lease = run(memory, prompt)
+    lease.publish(prompt)
+    with pytest.raises(LeaseError, match="no SESSION pin"):
+        memory.tree.unpin(lease.node, PinKind.SESSION, 0)
+
+
+def test_explain_tells_who_holds_a_page_and_why_it_stays():
+    memory = make()
+    prompt = np.arange(9, dtype=np.int32)
+    lease = run(memory, prompt)
+    private = int(lease.pages(8, 9)[0][0])
+    assert f"lease {lease.serial}" in memory.explain(private)
+    assert "positions 8..11" in memory.explain(private)
+    lease.publish(prompt)
+    shared = int(lease.pages(4, 8)[0][0])
+    assert "positions 4..7" in memory.explain(shared)
+    assert "pinned by 1 lease" in memory.explain(shared)
+    lease.release()
+    assert "evictable" in memory.explain(shared)
+    assert "free -> lease 1" in memory.explain(shared)
+    assert memory.explain(0).startswith("page 0: padding")
+    with pytest.raises(ValueError, match="page must be"):
+        memory.explain(33)
+
+
+def test_the_audit_finds_what_the_ledger_does_not_know():
+    memory = make()
+    lease = run(memory, np.arange(9, dtype=np.int32))
+    page = lease.pages(8, 9)[0][0]
+    memory.pools[0].owner[page] = owners.node(77)
+    with pytest.raises(AuditError, match="registered to node 77 but held by lease 1"):
+        memory.audit()
+    memory.pools[0].owner[page] = lease.owner
+    memory.audit()
+    memory.tree.page_count += 1
+    with pytest.raises(AuditError, match="tree counts"):
+        memory.audit()
+
+
+def test_shapes_that_cannot_work_are_refused():
+    with pytest.raises(ValueError, match="page_size must be one of"):
+        make(page_size=3)
+    with pytest.raises(ValueError, match="eviction policy must be one of"):
+        make(eviction_policy="random")

@@ -1,0 +1,216 @@
+"""Pool, tree and leases against a brute-force model: random operations, every page checked after each."""
+
+import numpy as np
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from freehold.memory import Memory, MemoryShape, OutOfPages
+from freehold.memory.owner import FREE, OwnerKind, kind_of
+
+ALPHABET = 3  # few distinct tokens, so that prefixes are shared and diverge inside nodes
+
+
+class Sequence:
+    """What the model knows of a lease."""
+
+    def __init__(self, lease, namespace, tokens):
+        self.lease = lease
+        self.namespace = namespace
+        self.tokens = tokens
+        self.last_step = 0
+
+
+class MemoryMachine(RuleBasedStateMachine):
+    """The oracle: `content` says what was last written to each slot, `tree` which page-aligned prefixes
+    have been published and not evicted, `in_flight` which pages each running step may touch."""
+
+    @initialize(
+        page_size=st.sampled_from([1, 4, 16]),
+        pages=st.integers(6, 30),
+        policy=st.sampled_from(["lru", "lfu", "fifo", "priority"]),
+    )
+    def start(self, page_size, pages, policy):
+        self.size = page_size
+        self.memory = Memory(MemoryShape(pages, page_size, 4, pages * page_size, policy))
+        self.sequences = []
+        self.content = {}
+        self.in_flight = {}
+        self.tree = {}
+
+    # -- the oracle's view ----------------------------------------------------------------------------
+
+    def row_pages(self, sequence, start, end):
+        return sequence.lease.pages(start, end)[0].tolist()
+
+    def check_prefix(self, sequence):
+        """Every committed position is in a slot that holds exactly this sequence's prefix."""
+        committed = sequence.lease.committed
+        for position in range(committed):
+            page = self.row_pages(sequence, 0, sequence.lease.allocated)[position // self.size]
+            expected = (sequence.namespace, *sequence.tokens[: position + 1])
+            assert self.content[page, position % self.size] == expected
+
+    def tree_prefixes(self):
+        """Every page-aligned prefix in the real tree -> its page."""
+        found = {}
+        for node in self.memory.tree.nodes():
+            if node.parent is None:
+                continue
+            path = self.memory.tree.path(node)
+            tokens = np.concatenate([part.tokens for part in path]).tolist()
+            for i, page in enumerate(node.pages[0].tolist()):
+                end = node.start + (i + 1) * self.size
+                found[(node.namespace, *tokens[:end])] = page
+        return found
+
+    def note_tree(self, may_shrink=False):
+        found = self.tree_prefixes()
+        for prefix in self.tree.keys() - found.keys():
+            assert may_shrink, f"{prefix} left the tree unasked"
+            for sequence in self.sequences:
+                own = (sequence.namespace, *sequence.tokens[: sequence.lease.shared])
+                assert own[: len(prefix)] != prefix, "a pinned prefix was evicted"
+        self.tree = found
+
+    # -- operations -----------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.memory.leases.free_row_count)
+    @rule(
+        tokens=st.lists(st.integers(0, ALPHABET - 1), min_size=1, max_size=80),
+        namespace=st.sampled_from(["", "salt"]),
+    )
+    def open(self, tokens, namespace):
+        tokens = tokens[: self.memory.leases.token_limit]
+        array = np.array(tokens, np.int32)
+        match = self.memory.match(namespace, array)
+        again = self.memory.match(namespace, array)
+        assert (match.node, match.length) == (again.node, again.length), "matching is repeatable"
+        longest = 0
+        while longest + self.size < len(tokens) and (namespace, *tokens[: longest + self.size]) in self.tree:
+            longest += self.size
+        assert match.length == longest
+        sequence = Sequence(self.memory.leases.open(match), namespace, tokens)
+        assert sequence.lease.shared == sequence.lease.committed == sequence.lease.allocated == longest
+        self.sequences.append(sequence)
+        self.note_tree()
+
+    def pick(self, data):
+        return data.draw(st.sampled_from(self.sequences))
+
+    @precondition(lambda self: self.sequences)
+    @rule(data=st.data(), count=st.integers(1, 40))
+    def run_step(self, data, count):
+        """Extend, write and submit; the step stays in flight."""
+        sequence = self.pick(data)
+        lease, memory = sequence.lease, self.memory
+        if sequence.last_step in self.in_flight:
+            return
+        count = min(count, memory.leases.token_limit - lease.committed)
+        if count <= 0:
+            return
+        before = memory.counts()
+        needed = -(-(lease.committed + count) // self.size) - lease.allocated // self.size
+        try:
+            lease.extend(count)
+        except OutOfPages:
+            assert needed > before.free, "refused although there was room"
+            assert memory.counts() == before, "a failed allocation changed something"
+            return
+        step = memory.epochs.submit()
+        touched = set(self.row_pages(sequence, 0, lease.allocated))
+        fresh = self.row_pages(sequence, 0, lease.allocated)[lease.allocated // self.size - max(needed, 0) :]
+        for pages in self.in_flight.values():
+            assert not pages & set(fresh if needed > 0 else []), "a page in use was handed out"
+        self.in_flight[step] = touched
+        memory.leases.submit(np.array([lease.row]), step)
+        sequence.last_step = step
+        sequence.tokens += [0] * (lease.committed + count - len(sequence.tokens))
+        table = self.row_pages(sequence, 0, lease.allocated)
+        for position in range(lease.committed, lease.committed + count):
+            slot = table[position // self.size], position % self.size
+            self.content[slot] = (sequence.namespace, *sequence.tokens[: position + 1])
+        sequence.written = count
+
+    @precondition(lambda self: self.in_flight)
+    @rule(data=st.data())
+    def complete(self, data):
+        step = data.draw(st.sampled_from(sorted(self.in_flight)))
+        del self.in_flight[step]
+        self.memory.complete(step)
+        for sequence in self.sequences:
+            if sequence.last_step == step:
+                sequence.lease.commit(sequence.written)
+                self.check_prefix(sequence)
+
+    @precondition(lambda self: self.sequences)
+    @rule(data=st.data())
+    def publish(self, data):
+        sequence = self.pick(data)
+        shared = sequence.lease.publish(np.array(sequence.tokens, np.int32))
+        assert shared == max(sequence.lease.committed // self.size * self.size, shared)
+        self.check_prefix(sequence)
+        self.note_tree()
+        for end in range(self.size, shared + 1, self.size):
+            assert (sequence.namespace, *sequence.tokens[:end]) in self.tree
+
+    @precondition(lambda self: self.sequences)
+    @rule(data=st.data(), to=st.integers(0, 80))
+    def trim(self, data, to):
+        sequence = self.pick(data)
+        lease = sequence.lease
+        if sequence.last_step in self.in_flight:
+            return
+        to = max(to, lease.shared)
+        committed = lease.committed
+        lease.trim(to)
+        assert lease.committed == min(to, committed)
+        assert lease.allocated <= max(-(-to // self.size) * self.size, lease.shared)
+        self.check_prefix(sequence)
+
+    @precondition(lambda self: self.sequences)
+    @rule(data=st.data(), publish=st.booleans())
+    def release(self, data, publish):
+        sequence = self.pick(data)
+        if publish:
+            sequence.lease.publish(np.array(sequence.tokens, np.int32))
+        self.sequences.remove(sequence)
+        sequence.lease.release()
+        self.note_tree()
+
+    @rule(pages=st.integers(1, 10))
+    def evict(self, pages):
+        could = self.memory.tree.evictable_page_count
+        assert self.memory.tree.evict(pages) == min(pages, could)
+        self.note_tree(may_shrink=True)
+
+    # -- what always holds ------------------------------------------------------------------------------
+
+    @invariant()
+    def every_page_has_one_owner(self):
+        if not hasattr(self, "memory"):
+            return
+        self.memory.audit()
+        pool = self.memory.pools[0]
+        counts = self.memory.counts()
+        assert counts.free + counts.limbo + counts.lease + counts.pinned + counts.tree == counts.capacity
+        for pages in self.in_flight.values():
+            assert all(pool.owner[page] != FREE for page in pages), "a page that a step touches is free"
+        assert counts.free == sum(kind_of(int(owner)) is OwnerKind.FREE for owner in pool.owner)
+
+    def teardown(self):
+        if not hasattr(self, "memory"):
+            return
+        for sequence in self.sequences:
+            sequence.lease.release()
+        for step in sorted(self.in_flight):
+            self.memory.complete(step)
+        self.memory.tree.flush()
+        self.memory.audit()
+        assert self.memory.counts().free == self.memory.shape.page_count, "leaked"
+
+
+TestMemory = MemoryMachine.TestCase
+TestMemory.settings = settings(
+    max_examples=60, stateful_step_count=110, deadline=None, suppress_health_check=list(HealthCheck)
+)
