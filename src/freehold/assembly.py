@@ -11,7 +11,7 @@ from freehold.engine.engine import StepThread
 from freehold.engine.runner import CpuRunner
 from freehold.memory import Memory, MemoryShape
 from freehold.models.loading.resolve import open_checkpoint, resolve_model
-from freehold.models.spec import DecoderSpec
+from freehold.models.spec import Checkpoint, DecoderSpec
 from freehold.scheduler.scheduler import Scheduler
 from freehold.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -45,14 +45,16 @@ def memory_shape(config: EngineConfig, spec: DecoderSpec) -> MemoryShape:
     )
 
 
-def assemble(config: EngineConfig) -> Assembly:
-    """Load the model and build everything that serves it. Raises ModelUnavailable or ValueError."""
+def assemble(config: EngineConfig, checkpoint: Checkpoint | None = None) -> Assembly:
+    """Load the model, unless it is open already, and build everything that serves it.
+
+    Raises ModelUnavailable or ValueError.
+    """
     choose_threading_layer()
-    path = resolve_model(config.model)
-    checkpoint = open_checkpoint(path)
+    checkpoint = checkpoint or open_checkpoint(resolve_model(config.model))
     tokenizer = load_tokenizer(checkpoint)
     shape = memory_shape(config, checkpoint.spec)
     runner = CpuRunner(checkpoint, shape.page_count, shape.page_size, shape.row_count, shape.token_limit)
     engine = StepThread(runner, lambda: use_threads(config.num_threads))
     scheduler = Scheduler(config, Memory(shape), engine, tokenizer.vocabulary)
-    return Assembly(config, path, checkpoint.spec, tokenizer, scheduler, engine)
+    return Assembly(config, checkpoint.path, checkpoint.spec, tokenizer, scheduler, engine)

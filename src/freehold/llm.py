@@ -15,6 +15,7 @@ from freehold.assembly import assemble
 from freehold.config import EngineConfig
 from freehold.engine.sampler import random_seed
 from freehold.memory import PageCounts
+from freehold.models.spec import Checkpoint
 from freehold.sampling_params import InvalidParameter, SamplingParams
 from freehold.scheduler.request import Request
 from freehold.step import TokenLogprobs
@@ -42,12 +43,13 @@ class Completion:
 class LLM:
     """`LLM(model=None, **options).generate(prompts, SamplingParams(...))`.
 
-    Options are the fields of `freehold.config.EngineConfig`, the names of the server's flags. Not to be
-    used from two threads at once. A context manager: `close` ends the engine's thread.
+    Options are the fields of `freehold.config.EngineConfig`, the names of the server's flags;
+    `checkpoint` is a model that is open already. Not to be used from two threads at once. A context
+    manager: `close` ends the engine's thread.
     """
 
-    def __init__(self, model: str | None = None, **options: Any):
-        assembly = assemble(EngineConfig(model=model, **options))
+    def __init__(self, model: str | None = None, *, checkpoint: Checkpoint | None = None, **options: Any):
+        assembly = assemble(EngineConfig(model=model, **options), checkpoint)
         self.config = assembly.config
         self.spec = assembly.spec
         self.tokenizer = assembly.tokenizer

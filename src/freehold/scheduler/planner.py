@@ -144,13 +144,13 @@ class Planner:
         return 0 < self._retract_interval <= self._steps_since_retraction and len(self._running) > 0
 
     def _retract_for_test(self) -> None:
-        """The test switch `forward_retract_interval`. Only a request that has moved on since it was
-        admitted is retracted, or small chunks would never get anywhere."""
+        """The test switch `forward_retract_interval`: everybody's turn comes. Only a request that has
+        moved on since it was admitted is retracted, or small chunks would never get anywhere."""
         self._steps_since_retraction = 0
-        for row in self._running.order[::-1]:
-            if self._running.length[row] > self._running.prefill_end[row]:
-                self._lifecycle.retract(int(row))
-                return
+        order, running = self._running.order, self._running
+        moved = order[running.length[order] > running.prefill_end[order]]
+        if len(moved):
+            self._lifecycle.retract(min(moved.tolist(), key=lambda row: running.request(row).retractions))
 
     # -- requests that wait -----------------------------------------------------------------------------
 

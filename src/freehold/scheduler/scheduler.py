@@ -85,7 +85,7 @@ class Scheduler:
         """End a request wherever it is -> whether there was one. Its pages are given back now, or when
         the step that may touch them is done."""
         request = self.requests.get(request_id)
-        if request is None:
+        if request is None or request.state is RequestState.ENDED:
             return False
         self.lifecycle.end(request, Finish(FinishKind.ABORT, message="aborted"))
         return True

@@ -76,6 +76,7 @@ class SimulatedEngine:
         self._slots: UInt64 = np.zeros((page_count + 1) * page_size, np.uint64)
         self._tables: Int32 = np.zeros((row_count, -(-token_limit // page_size)), np.int32)
         self._rows: list[Prefix] = [Prefix("") for _ in range(row_count)]
+        self._broken: set[int] = set()  # rows whose sequence was in a step that failed
         self._held: deque[tuple[Future[StepResult], StepResult | Exception]] = deque()
 
     def execute(self, step: Step) -> Future[StepResult]:
@@ -84,6 +85,7 @@ class SimulatedEngine:
         if self.fail_next is not None:
             outcome, self.fail_next = self.fail_next, None
             self._apply_updates(step)
+            self._broken.update(step.rows.tolist())
         else:
             outcome = self._run(step)
         self._held.append((future, outcome))
@@ -111,6 +113,7 @@ class SimulatedEngine:
             for token in start.tokens.tolist():
                 prefix.append(token)
             self._rows[start.row] = prefix
+            self._broken.discard(start.row)
 
     def _run(self, step: Step) -> StepResult:
         self.steps_run += 1
@@ -119,6 +122,9 @@ class SimulatedEngine:
         at = 0
         for i in range(len(step.rows)):
             row, start, count = int(step.rows[i]), int(step.starts[i]), int(step.counts[i])
+            if row in self._broken:
+                at += count
+                continue
             prefix = self._rows[row]
             self._check_input(step, prefix, at, start, count)
             identities: UInt64 = np.array(prefix.identities[: start + count], np.uint64)

@@ -1,0 +1,113 @@
+"""What exactness means here, and how it is checked.
+
+transformers would generate the same greedy tokens if, and only if, at every position of prompt + output
+its best token is the one that was generated. That takes one forward pass a prompt instead of 64. Where
+its two best logits are nearer than float error, either token is right, and we compare log-probabilities:
+the generated token's must be within TOLERANCE of the best.
+
+Against itself Freehold is held to more: the tokens of every configuration must be those of the plainest
+one, always, because its kernels compute a row the same way whatever is around it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from freehold import LLM, SamplingParams
+
+TOLERANCE = 1e-3  # of a log-probability; float32 sums in another order differ by about 1e-5
+NEW_TOKENS = 64
+
+
+def greedy(max_tokens: int = NEW_TOKENS) -> SamplingParams:
+    return SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+
+
+def make_prompts(llm: LLM, text: str, lengths: list[int]) -> list[list[int]]:
+    """Pieces of a text at random places; half of them share the beginning, to have prefixes to share."""
+    tokens = llm.tokenizer.encode(text).tolist()
+    rng = np.random.default_rng(7)
+    starts = [0 if i % 2 else int(rng.integers(0, len(tokens) - length)) for i, length in enumerate(lengths)]
+    prompts = [tokens[start : start + length] for start, length in zip(starts, lengths, strict=True)]
+    return [[*prompt[:-1], 100 + i] for i, prompt in enumerate(prompts)]
+
+
+def assert_transformers_agrees(model, prompt: list[int], output: list[int]) -> None:
+    with torch.inference_mode():
+        logits = model(torch.tensor([prompt + output])).logits[0, len(prompt) - 1 : -1]
+    best = logits.argmax(dim=-1)
+    given = torch.tensor(output)
+    differ = torch.nonzero(best != given).flatten().tolist()
+    logprobs = logits.log_softmax(dim=-1)
+    for i in differ:
+        gap = float(logprobs[i, best[i]] - logprobs[i, given[i]])
+        assert gap < TOLERANCE, f"token {i} of a prompt of {len(prompt)}: {output[i]} is {gap} below {int(best[i])}"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One configuration of the matrix."""
+
+    page_size: int
+    chunk: int
+    overlap: bool
+    warm: bool  # the prompts have been computed before
+    batched: bool  # all at once, or one at a time
+    squeezed: bool  # so little memory, and retraction so often, that every request is retracted
+
+    def run(self, checkpoint, prompts: list[list[int]], params: SamplingParams) -> list[list[int]]:
+        longest = max(map(len, prompts)) + (params.max_tokens or 0)
+        pages = -(-(longest + 2 * self.page_size) // self.page_size) if self.squeezed else None
+        llm = LLM(
+            checkpoint=checkpoint,
+            page_size=self.page_size,
+            chunked_prefill_size=self.chunk,
+            disable_overlap_schedule=not self.overlap,
+            max_running_requests=16,
+            num_pages=pages,
+            forward_retract_interval=5 if self.squeezed else 0,
+            audit_interval=1,
+        )
+        with llm:
+            if self.warm:
+                llm.generate(prompts, greedy(1))
+            if self.batched:
+                outputs = llm.generate(prompts, params)
+            else:
+                outputs = [llm.generate([prompt], params)[0] for prompt in prompts]
+            if self.warm and not self.squeezed:
+                size = self.page_size
+                assert all(out.cached_tokens == (out.prompt_tokens - 1) // size * size for out in outputs)
+            if self.squeezed:
+                assert all(out.retractions for out in outputs)
+            counts = llm.page_counts
+            assert counts.lease == counts.pinned == counts.limbo == 0
+        return [out.token_ids for out in outputs]
+
+
+AXES = ((1, 4, 16, 64), (16, 100, 512), (True, False), (False, True), (False, True), (False, True))
+
+
+def full_matrix() -> list[Cell]:
+    return [Cell(*values) for values in itertools.product(*AXES)]
+
+
+def pairwise_cover() -> list[Cell]:
+    """Few cells in which every two values of different axes meet: greedily, most new pairs first."""
+
+    def pairs(cell: Cell) -> set[tuple[int, int, object, object]]:
+        values = tuple(vars(cell).values())
+        return {(i, j, values[i], values[j]) for i in range(len(values)) for j in range(i)}
+
+    matrix = full_matrix()
+    missing = set().union(*(pairs(cell) for cell in matrix))
+    cover: list[Cell] = []
+    while missing:
+        best = max(matrix, key=lambda cell: len(pairs(cell) & missing))
+        cover.append(best)
+        missing -= pairs(best)
+    return cover

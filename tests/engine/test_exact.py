@@ -1,0 +1,84 @@
+"""Output tokens equal those of transformers in float32, and those of a cold run, in every configuration."""
+
+import numpy as np
+import pytest
+from exactness import (
+    NEW_TOKENS,
+    assert_transformers_agrees,
+    full_matrix,
+    greedy,
+    make_prompts,
+    pairwise_cover,
+)
+
+from freehold import LLM, SamplingParams
+
+SHORT = [1, 2, 15, 16, 17, 33, 64, 130]
+MIDDLE = [1, 5, 40, 100, 160, 320, 640]
+LONG = [1, 2, 15, 16, 17, 31, 33, 64, 65, 100, 128, 130, 150, 200, 222, 256, 257, 300, 333, 400, 450, 512,
+        513, 600, 700, 800, 900, 1000, 1200, 1500, 1800, 2000]  # fmt: skip
+
+
+def cold(checkpoint, text, lengths, params):
+    """-> (prompts, outputs) of the plainest configuration: no cache, no overlap, one at a time."""
+    llm = LLM(
+        checkpoint=checkpoint,
+        disable_radix_cache=True,
+        disable_overlap_schedule=True,
+        max_running_requests=1,
+        chunked_prefill_size=4096,
+    )
+    with llm:
+        prompts = make_prompts(llm, text, lengths)
+        return prompts, [llm.generate([prompt], params)[0].token_ids for prompt in prompts]
+
+
+@pytest.fixture(scope="module")
+def short_run(checkpoint, license_text):
+    return cold(checkpoint, license_text, SHORT, greedy(24))
+
+
+def test_tokens_equal_those_of_transformers(checkpoint, license_text, transformers_model):
+    prompts, outputs = cold(checkpoint, license_text, MIDDLE, greedy())
+    for prompt, output in zip(prompts, outputs, strict=True):
+        assert len(output) == NEW_TOKENS
+        assert_transformers_agrees(transformers_model, prompt, output)
+
+
+@pytest.mark.parametrize("cell", pairwise_cover(), ids=str)
+def test_every_pair_of_features_gives_cold_tokens(cell, checkpoint, short_run):
+    prompts, expected = short_run
+    assert cell.run(checkpoint, prompts, greedy(24)) == expected
+
+
+@pytest.mark.exact
+@pytest.mark.timeout(3600)
+def test_full_matrix_gives_cold_tokens(checkpoint, license_text, transformers_model):
+    prompts, expected = cold(checkpoint, license_text, LONG, greedy())
+    for prompt, output in zip(prompts, expected, strict=True):
+        assert_transformers_agrees(transformers_model, prompt, output)
+    short_prompts, short_expected = cold(checkpoint, license_text, SHORT, greedy(24))
+    for cell in full_matrix():
+        everything = cell.batched and not cell.squeezed and cell.chunk == 512
+        if everything:
+            assert cell.run(checkpoint, prompts, greedy()) == expected, cell
+        else:
+            assert cell.run(checkpoint, short_prompts, greedy(24)) == short_expected, cell
+        print(cell, "equal", flush=True)
+
+
+def test_seeded_sampling_does_not_depend_on_the_batch(checkpoint):
+    def params(seed):
+        return SamplingParams(
+            temperature=0.9, top_p=0.95, top_k=50, seed=seed, max_tokens=20, repetition_penalty=1.1, logprobs=2
+        )
+
+    prompts = ["The river", "A library is", "In the year 1900", "def main():"]
+    with LLM(checkpoint=checkpoint, audit_interval=1, forward_retract_interval=7, max_running_requests=8) as llm:
+        together = llm.generate(prompts * 2, [params(i % 4) for i in range(8)])
+    with LLM(checkpoint=checkpoint, disable_overlap_schedule=True, page_size=4) as llm:
+        alone = [llm.generate([prompt], params(i))[0] for i, prompt in enumerate(prompts)]
+    for i, output in enumerate(together):
+        assert output.token_ids == alone[i % 4].token_ids
+        assert output.logprobs == alone[i % 4].logprobs
+        assert np.isfinite([entry.logprob for entry in output.logprobs or []]).all()
