@@ -38,7 +38,8 @@ def _weights(logits, temperature):
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _candidates(weights, total, top_k, top_p, min_p):
-    """Ids of tokens that can survive the filters, best first; equal ones by id."""
+    """Ids of all tokens that top_k, top_p (or else min_p) keep, and maybe more: best first, equal ones
+    by id."""
     cut = np.float32(min_p)
     if top_k > 0 or top_p < 1.0:
         # Few tokens carry most of the weight: lower the bar until enough are above it.
@@ -54,7 +55,7 @@ def _candidates(weights, total, top_k, top_p, min_p):
             bar = bar * bar
         else:
             bar = np.float32(0)
-        cut = max(cut, bar)
+        cut = bar
     ids = np.flatnonzero(weights >= cut)
     return ids[np.argsort(-weights[ids], kind="mergesort")]
 

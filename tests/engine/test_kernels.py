@@ -1,0 +1,151 @@
+"""CPU kernels against plain torch, and against themselves: a row's bits never depend on its neighbours."""
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from freehold.engine.cpu.backend import CpuBackend, CpuBatch, CpuKV
+from freehold.engine.cpu.linear import gather_rows, multiply_add, pack
+from freehold.engine.reference_attention import reference_attention
+from freehold.models.spec import DecoderSpec, StoredTensor, TensorFormat
+
+FORMATS = list(TensorFormat)
+
+
+def stored(values: np.ndarray, kind: TensorFormat) -> StoredTensor:
+    rows, columns = values.shape
+    if kind is TensorFormat.BF16:
+        data = torch.from_numpy(values).bfloat16().view(torch.uint8).numpy().reshape(rows, -1)
+    elif kind in (TensorFormat.F32, TensorFormat.F16):
+        data = values.astype(np.float32 if kind is TensorFormat.F32 else np.float16).view(np.uint8)
+    else:
+        data = gguf.quantize(values, gguf.GGMLQuantizationType[kind.value])
+    return StoredTensor(kind, rows, columns, data)
+
+
+def product(weight, x) -> np.ndarray:
+    out = np.zeros((len(x), weight.rows), np.float32)
+    multiply_add(weight, x, out)
+    return out
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("rows", [32, 40, 96])
+def test_linear_equals_the_dequantized_product(kind, rows):
+    rng = np.random.default_rng(rows)
+    tensor = stored(rng.standard_normal((rows, 192)).astype(np.float32), kind)
+    weight = pack([tensor])
+    x = rng.standard_normal((19, 192)).astype(np.float32)
+    expected = x.astype(np.float64) @ tensor.to_float32().astype(np.float64).T
+    np.testing.assert_allclose(product(weight, x), expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_array_equal(gather_rows(weight, np.array([0, 17, rows - 1], np.int32)),
+                                  tensor.to_float32()[[0, 17, rows - 1]])  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_row_of_a_product_is_the_same_bits_in_any_batch(kind):
+    rng = np.random.default_rng(1)
+    weight = pack([stored(rng.standard_normal((64, 192)).astype(np.float32), kind)])
+    x = rng.standard_normal((200, 192)).astype(np.float32)
+    whole = product(weight, x)
+    for size in (1, 2, 3, 4, 5, 6, 7, 16, 97):
+        np.testing.assert_array_equal(product(weight, x[:size]), whole[:size])
+
+
+def test_tensors_of_different_formats_make_one_matrix():
+    rng = np.random.default_rng(2)
+    parts = [stored(rng.standard_normal((32, 64)).astype(np.float32), kind) for kind in FORMATS]
+    x = rng.standard_normal((3, 64)).astype(np.float32)
+    expected = np.concatenate([x @ part.to_float32().T for part in parts], axis=1)
+    np.testing.assert_allclose(product(pack(parts), x), expected, rtol=1e-4, atol=1e-4)
+
+
+def spec(heads: int, kv_heads: int, size: int) -> DecoderSpec:
+    return DecoderSpec("llama", 1, 64, heads, kv_heads, size, 64, 64, 1024, 10000.0, 1e-5)
+
+
+def attention_run(shape, page_size, tokens, chunks, seed=0):
+    """Attention outputs of one sequence computed in `chunks`, and the qkv that went in. Unused slots hold
+    NaN: whoever reads one shows it."""
+    rng = np.random.default_rng(seed)
+    pages = -(-tokens // page_size)
+    kv = CpuKV(shape, pages + 3, page_size)
+    for array in (*kv.keys, *kv.values):
+        array[:] = np.nan
+    backend = CpuBackend(shape, kv, 1024)
+    width = (shape.head_count + 2 * shape.kv_head_count) * shape.head_size
+    qkv = rng.standard_normal((tokens, width)).astype(np.float32)
+    table = rng.permutation(np.arange(1, pages + 4))[:pages].astype(np.int32)[None, :]
+    outputs, at = [], 0
+    for count in chunks:
+        batch = CpuBatch.of(table, page_size, np.array([0]), np.array([at]), np.array([count]))
+        outputs.append(backend.attend(shape, 0, qkv[at : at + count].copy(), batch))
+        at += count
+    assert at == tokens
+    return np.concatenate(outputs), qkv, backend
+
+
+def rotated(backend, qkv, shape):
+    """q, k, v as torch tensors, q and k with rotary embedding as transformers writes it."""
+    tokens, size = len(qkv), shape.head_size
+    cos = torch.from_numpy(backend._cos.reshape(-1, size // 2)[:tokens]).repeat(1, 2)[:, None]
+    sin = torch.from_numpy(backend._sin.reshape(-1, size // 2)[:tokens]).repeat(1, 2)[:, None]
+    heads = torch.from_numpy(qkv).view(tokens, -1, size)
+    q, k, v = heads.split([shape.head_count, shape.kv_head_count, shape.kv_head_count], dim=1)
+
+    def rotate(x):
+        half = torch.cat([-x[..., size // 2 :], x[..., : size // 2]], dim=-1)
+        return x * cos + half * sin
+
+    return rotate(q), rotate(k), v
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16, 64, 256])
+@pytest.mark.parametrize(("heads", "kv_heads", "size"), [(9, 3, 64), (4, 4, 32), (8, 2, 128), (6, 1, 16)])
+def test_paged_attention_equals_the_reference(page_size, heads, kv_heads, size):
+    shape = spec(heads, kv_heads, size)
+    out, qkv, backend = attention_run(shape, page_size, 150, [70, 1, 1, 64, 14])
+    q, k, v = rotated(backend, qkv, shape)
+    expected = reference_attention(q, k, v, first=0).reshape(150, -1)
+    np.testing.assert_allclose(out, expected.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_attention_is_the_same_bits_for_any_chunks_and_pages():
+    shape = spec(9, 3, 64)
+    whole, _, _ = attention_run(shape, 16, 150, [150])
+    assert np.isfinite(whole).all()
+    for page_size in (1, 4, 64, 256):
+        for chunks in ([150], [1] * 150, [7] * 21 + [3], [64, 64, 22]):
+            out, _, _ = attention_run(shape, page_size, 150, chunks)
+            np.testing.assert_array_equal(out, whole)
+
+
+def test_several_sequences_in_one_batch_do_not_see_each_other():
+    shape = spec(4, 2, 32)
+    backend = CpuBackend(shape, CpuKV(shape, 20, 4), 1024)
+    rng = np.random.default_rng(5)
+    tables = rng.permutation(np.arange(1, 21)).astype(np.int32).reshape(4, 5)
+    qkv = rng.standard_normal((20, 8 * 32)).astype(np.float32)
+    rows, counts = np.array([2, 0, 3]), np.array([9, 1, 10])
+    batch = CpuBatch.of(tables, 4, rows, np.zeros(3, np.int64), counts)
+    together = backend.attend(shape, 0, qkv.copy(), batch)
+    for i, start in enumerate((0, 9, 10)):
+        part = slice(start, start + counts[i])
+        single = CpuBatch.of(tables, 4, rows[i : i + 1], np.zeros(1, np.int64), counts[i : i + 1])
+        alone = backend.attend(shape, 0, qkv[part].copy(), single)
+        np.testing.assert_array_equal(together[part], alone)
+
+
+def test_pointwise_operations():
+    shape = spec(4, 2, 32)
+    backend = CpuBackend(shape, CpuKV(shape, 2, 16), 16)
+    rng = np.random.default_rng(6)
+    x = (rng.standard_normal((5, 128)) * 4).astype(np.float32)
+    weight = rng.standard_normal(128).astype(np.float32)
+    normed = torch.nn.functional.rms_norm(torch.from_numpy(x), (128,), torch.from_numpy(weight), 1e-5)
+    np.testing.assert_allclose(backend.rms_norm(x, weight, 1e-5), normed.numpy(), rtol=1e-5, atol=1e-6)
+    x[0, :3] = [-100.0, 100.0, 0.0]
+    gate, up = torch.from_numpy(x).chunk(2, dim=1)
+    expected = (torch.nn.functional.silu(gate) * up).numpy()
+    np.testing.assert_allclose(backend.swiglu(x), expected, rtol=1e-5, atol=1e-6)

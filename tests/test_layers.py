@@ -1,0 +1,85 @@
+"""Layers import downwards only, and what must run without a library does not import it."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parent.parent / "src" / "freehold"
+
+# What each layer may import of freehold, besides itself. Leaves are single modules without a layer.
+LEAVES = {"arrays", "sampling_params", "step", "config"}
+MAY_IMPORT = {
+    "memory": set(),
+    "scheduler": {"memory"},
+    "models": set(),
+    "engine": {"models"},
+    "text": {"models", "scheduler"},
+    "simulation": {"memory", "scheduler"},
+    "assembly": {"memory", "scheduler", "models", "engine", "text"},
+    "llm": {"memory", "scheduler", "models", "engine", "text", "assembly"},
+    "server": {"memory", "scheduler", "models", "text", "assembly", "llm", ""},
+}
+ONLY_IN_SERVER = {"fastapi", "uvicorn", "starlette", "pydantic", "zmq", "msgspec", "orjson", "prometheus_client"}
+NOT_BELOW_ENGINE = {"torch", "numba", "triton", "transformers"}
+
+
+def imports(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            found.add(node.module or "")
+    return found
+
+
+def modules(layer: str) -> list[Path]:
+    folder = SOURCE / layer
+    return sorted(folder.rglob("*.py")) if folder.is_dir() else [SOURCE / f"{layer}.py"]
+
+
+@pytest.mark.parametrize("layer", MAY_IMPORT)
+def test_a_layer_imports_only_what_is_below(layer):
+    allowed = MAY_IMPORT[layer] | LEAVES | {layer}
+    for path in modules(layer):
+        for name in imports(path):
+            if name.split(".")[0] == "freehold":
+                part = name.partition(".")[2].partition(".")[0]
+                assert part in allowed, f"{path.relative_to(SOURCE)} imports {name}"
+
+
+@pytest.mark.parametrize("layer", ["memory", "scheduler", "simulation"])
+def test_memory_and_scheduler_need_no_model_library(layer):
+    for path in modules(layer):
+        used = {name.split(".")[0] for name in imports(path)}
+        assert not used & NOT_BELOW_ENGINE, path
+
+
+def test_http_and_ipc_libraries_are_imported_by_the_server_alone():
+    for path in SOURCE.rglob("*.py"):
+        used = {name.split(".")[0] for name in imports(path)}
+        if "server" not in path.parts:
+            assert not used & ONLY_IN_SERVER, path
+
+
+def test_the_engine_imports_without_the_server_libraries():
+    """As on a machine that has none of them."""
+    banned = sorted(ONLY_IN_SERVER | {"typer", "rich", "httpx", "transformers"})
+    program = (
+        "import sys\n"
+        f"for name in {banned!r}: sys.modules[name] = None\n"
+        "import freehold, freehold.llm, freehold.simulation.harness\n"
+        "from freehold import LLM, SamplingParams\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_files_are_short_and_names_say_something():
+    for path in SOURCE.rglob("*.py"):
+        assert path.read_text().count("\n") <= 400, f"{path} is too long"
+        words = set(path.stem.split("_"))
+        assert not words & {"utils", "helpers", "common", "manager", "mixin", "base", "util", "helper"}, path

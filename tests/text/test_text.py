@@ -1,0 +1,79 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from freehold.scheduler.vocabulary import find_stop
+from freehold.text.chat_template import ChatTemplate, ChatTemplateError
+from freehold.text.detokenizer import Detokenizer
+from freehold.text.tokenizer import load_tokenizer
+
+TEXTS = ["Hello, world", "12345 + 1 = 12346", "naïve café, 你好, 🎉 done", "  indented\n\n\tand tabbed\r\n", ""]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(checkpoint):
+    return load_tokenizer(checkpoint)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_round_trip(tokenizer, text):
+    assert tokenizer.decode(tokenizer.encode(text).tolist()) == text
+
+
+def test_digits_are_single_tokens_and_special_tokens_are_whole(tokenizer):
+    assert len(tokenizer.encode("1234")) == 4
+    tokens = tokenizer.encode("<|im_start|>user").tolist()
+    assert tokens[0] == 1
+    assert tokenizer.decode(tokens) == "user"
+    assert tokenizer.decode(tokens, skip_special_tokens=False) == "<|im_start|>user"
+
+
+def test_the_models_chat_template(tokenizer):
+    text = tokenizer.chat_template.render([{"role": "user", "content": "Hi"}])
+    assert text.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_templates_are_sandboxed_and_their_refusals_are_heard():
+    with pytest.raises(ChatTemplateError, match="only users"):
+        ChatTemplate("{{ raise_exception('only users') }}", {}).render([])
+    with pytest.raises(ChatTemplateError):
+        ChatTemplate("{{ messages.__class__.__mro__ }}", {}).render([])
+
+
+@given(st.text(max_size=40))
+def test_text_arrives_piece_by_piece_and_whole(tokenizer, text):
+    detokenizer = Detokenizer(tokenizer)
+    tokens = tokenizer.encode(text).tolist()
+    shown = "".join(detokenizer.add(token) for token in tokens)
+    # The vocabulary lacks some bytes of rare scripts, so compare with what the tokens say.
+    assert shown + detokenizer.finish(None) == tokenizer.decode(tokens)
+
+
+def test_text_that_may_become_a_stop_is_held_back(tokenizer):
+    detokenizer = Detokenizer(tokenizer, stop=("END.",))
+    shown = [
+        detokenizer.add(token) for piece in ("one E", "ND of", " E", "N", "D", ".") for token in tokenizer.encode(piece)
+    ]
+    assert "".join(shown) == "one END of "
+    assert detokenizer.finish("END.") == ""
+    assert detokenizer.text == "one END of "
+
+
+def test_held_back_text_is_shown_if_no_stop_came(tokenizer):
+    detokenizer = Detokenizer(tokenizer, stop=("END.",))
+    shown = "".join(detokenizer.add(token) for token in tokenizer.encode("the END"))
+    assert shown == "the "
+    assert detokenizer.finish(None) == "END"
+
+
+@given(st.lists(st.sampled_from([b"a", b"b", b"ab", b"ba", b"c"]), max_size=30))
+def test_a_stop_is_found_as_soon_as_it_is_complete(pieces):
+    stops = (b"abba", b"cab")
+    tail, text = b"", b""
+    for piece in pieces:
+        text += piece
+        found, tail = find_stop(tail, piece, stops)
+        assert (found is not None) == any(stop in text for stop in stops)
+        if found is not None:
+            assert stops[found] in text
+            return
