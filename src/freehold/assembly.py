@@ -56,5 +56,6 @@ def assemble(config: EngineConfig, checkpoint: Checkpoint | None = None) -> Asse
     shape = memory_shape(config, checkpoint.spec)
     runner = CpuRunner(checkpoint, shape.page_count, shape.page_size, shape.row_count, shape.token_limit)
     engine = StepThread(runner, lambda: use_threads(config.num_threads))
+    engine.is_warm.wait()
     scheduler = Scheduler(config, Memory(shape), engine, tokenizer.vocabulary)
     return Assembly(config, checkpoint.path, checkpoint.spec, tokenizer, scheduler, engine)

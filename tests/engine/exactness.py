@@ -38,7 +38,8 @@ def make_prompts(llm: LLM, text: str, lengths: list[int]) -> list[list[int]]:
 
 def assert_transformers_agrees(model, prompt: list[int], output: list[int]) -> None:
     with torch.inference_mode():
-        logits = model(torch.tensor([prompt + output])).logits[0, len(prompt) - 1 : -1]
+        tokens = torch.tensor([prompt + output])
+        logits = model(tokens, logits_to_keep=len(output) + 1, use_cache=False).logits[0, :-1]
     best = logits.argmax(dim=-1)
     given = torch.tensor(output)
     differ = torch.nonzero(best != given).flatten().tolist()
@@ -69,7 +70,7 @@ class Cell:
             disable_overlap_schedule=not self.overlap,
             max_running_requests=16,
             num_pages=pages,
-            forward_retract_interval=5 if self.squeezed else 0,
+            forward_retract_interval=2 if self.squeezed else 0,
             audit_interval=1,
         )
         with llm:

@@ -1,4 +1,4 @@
-"""The engine: a thread that executes steps in the order they were submitted."""
+"""The engine: a thread that executes steps in the order they were submitted, once its kernels are warm."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from freehold.step import Step, StepResult
 
 
 class Runner(Protocol):
+    def warm_up(self) -> None: ...
+
     def run(self, step: Step) -> StepResult: ...
 
 
@@ -22,6 +24,7 @@ class StepThread:
     def __init__(self, runner: Runner, prepare: Callable[[], None] = lambda: None):
         self._runner = runner
         self._queue: queue.SimpleQueue[tuple[Step, Future[StepResult]] | None] = queue.SimpleQueue()
+        self.is_warm = threading.Event()
         self._thread = threading.Thread(target=self._work, args=(prepare,), name="engine", daemon=True)
         self._thread.start()
 
@@ -37,6 +40,8 @@ class StepThread:
 
     def _work(self, prepare: Callable[[], None]) -> None:
         prepare()
+        self._runner.warm_up()
+        self.is_warm.set()
         while (item := self._queue.get()) is not None:
             step, future = item
             try:

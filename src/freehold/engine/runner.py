@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
+import threading
+from collections.abc import Iterator
+
 import numpy as np
 
 from freehold.arrays import Int32, Int64
@@ -9,7 +14,23 @@ from freehold.engine.cpu.backend import CpuBackend, CpuBatch, CpuKV
 from freehold.engine.sampler import Sampler
 from freehold.models.llama import LlamaDecoder
 from freehold.models.spec import Checkpoint
-from freehold.step import FROM_DEVICE, Step, StepResult
+from freehold.sampling_params import SamplingParams
+from freehold.step import FROM_DEVICE, RowStart, Step, StepResult
+
+COMPILE_NOTICE_S = 2.0
+
+
+@contextlib.contextmanager
+def _notice_if_slow() -> Iterator[None]:
+    """Kernels come from a cache in no time, except after an installation."""
+    text = "freehold: compiling kernels for this machine (once, about half a minute) ..."
+    timer = threading.Timer(COMPILE_NOTICE_S, lambda: print(text, file=sys.stderr, flush=True))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 class CpuRunner:
@@ -23,6 +44,22 @@ class CpuRunner:
         self._sampler = Sampler(row_count, spec.vocab_size)
         self._tables: Int32 = np.zeros((row_count, -(-token_limit // page_size)), np.int32)
         self._last: Int32 = np.zeros(row_count, np.int32)
+
+    def warm_up(self) -> None:
+        """Compile every kernel, with a step on the padding page: nobody owns it, nobody reads it."""
+        count = min(self._page_size, 7)
+        params = SamplingParams(temperature=1.0, top_p=0.9, min_p=0.1, presence_penalty=0.1, logprobs=1)
+        step = Step(
+            number=0,
+            rows=np.zeros(1, np.int64),
+            starts=np.zeros(1, np.int64),
+            counts=np.full(1, count, np.int64),
+            tokens=np.zeros(count, np.int32),
+            samples=np.ones(1, np.bool_),
+            row_starts=[RowStart(0, params, 0, np.zeros(1, np.int32), 1, ())],
+        )
+        with _notice_if_slow():
+            self.run(step)
 
     def run(self, step: Step) -> StepResult:
         """Compute all new tokens of the step, sample where asked."""

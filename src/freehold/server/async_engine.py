@@ -130,8 +130,8 @@ class AsyncEngine:
         if not self._tasks:
             return
         self.draining = True
-        with contextlib.suppress(zmq.ZMQError):
-            await self._socket.send(msg.encode(msg.Stop()))
+        if self._process.returncode is None:
+            self._send_soon(msg.Stop())
         try:
             await asyncio.wait_for(self._process.wait(), STOP_TIMEOUT_S)
         except TimeoutError:

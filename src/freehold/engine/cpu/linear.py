@@ -24,7 +24,7 @@ from freehold.engine.cpu.simd import (
     mul,
     store,
 )
-from freehold.engine.cpu.tile import tile1_wide, tile3, tile6
+from freehold.engine.cpu.tile import tile1_wide, tile_rows
 from freehold.models.spec import StoredTensor, TensorFormat
 
 LANES = 16
@@ -153,21 +153,15 @@ def _multiply(layout, codes, scales, minimums, columns, x, count, out, width):
                         layout, codes, scales, minimums, 2 * group + half, columns, start, depth,
                         weights, half * LANES, GROUP,
                     )  # fmt: skip
-                row = first
-                while row + 6 <= last:
-                    at, to = row * columns + start, row * width + group * GROUP
-                    tile6(x, at, columns, weights, 0, GROUP, depth, out, to, width)
-                    tile6(x, at, columns, weights, LANES, GROUP, depth, out, to + LANES, width)
-                    row += 6
-                while row + 3 <= last:
-                    at, to = row * columns + start, row * width + group * GROUP
-                    tile3(x, at, columns, weights, 0, GROUP, depth, out, to, width)
-                    tile3(x, at, columns, weights, LANES, GROUP, depth, out, to + LANES, width)
-                    row += 3
-                while row < last:
-                    at, to = row * columns + start, row * width + group * GROUP
+                at, to = first * columns + start, first * width + group * GROUP
+                if last - first == 1:
                     tile1_wide(x, at, weights, 0, GROUP, depth, out, to)
-                    row += 1
+                    continue
+                for half in range(2):
+                    tile_rows(
+                        x, at, columns, weights, half * LANES, GROUP, depth,
+                        out, to + half * LANES, width, last - first,
+                    )  # fmt: skip
 
 
 @njit(nogil=True, cache=True, error_model="numpy")

@@ -36,6 +36,25 @@ def tile6(a, a_at, a_stride, b, b_at, b_stride, count, out, out_at, out_stride):
 
 
 @njit(inline="always")
+def tile4(a, a_at, a_stride, b, b_at, b_stride, count, out, out_at, out_stride):
+    """Four rows of `a`, 16 lanes of `b`."""
+    s0 = load(out, out_at)
+    s1 = load(out, out_at + out_stride)
+    s2 = load(out, out_at + 2 * out_stride)
+    s3 = load(out, out_at + 3 * out_stride)
+    for k in range(count):
+        w = load(b, b_at + k * b_stride)
+        s0 = fma(splat_at(a, a_at + k), w, s0)
+        s1 = fma(splat_at(a, a_at + a_stride + k), w, s1)
+        s2 = fma(splat_at(a, a_at + 2 * a_stride + k), w, s2)
+        s3 = fma(splat_at(a, a_at + 3 * a_stride + k), w, s3)
+    store(out, out_at, s0)
+    store(out, out_at + out_stride, s1)
+    store(out, out_at + 2 * out_stride, s2)
+    store(out, out_at + 3 * out_stride, s3)
+
+
+@njit(inline="always")
 def tile3(a, a_at, a_stride, b, b_at, b_stride, count, out, out_at, out_stride):
     """Three rows of `a`, 16 lanes of `b`."""
     s0 = load(out, out_at)
@@ -74,15 +93,29 @@ def tile1_wide(a, a_at, b, b_at, b_stride, count, out, out_at):
 
 
 @njit(inline="always")
+def tile_height(rows):
+    """How many of `rows` rows to take next: 6, 4, 3 or 1. Low tiles wait for their additions, so 8 rows
+    are 4 + 4 rather than 6 + 1 + 1."""
+    if rows >= 9 or rows == 6:
+        return 6
+    if rows >= 4:
+        return 4
+    return 3 if rows == 3 else 1
+
+
+@njit(inline="always")
 def tile_rows(a, a_at, a_stride, b, b_at, b_stride, count, out, out_at, out_stride, rows):
     """Any number of rows, 16 lanes."""
     r = 0
-    while r + 6 <= rows:
-        tile6(a, a_at + r * a_stride, a_stride, b, b_at, b_stride, count, out, out_at + r * out_stride, out_stride)
-        r += 6
-    while r + 3 <= rows:
-        tile3(a, a_at + r * a_stride, a_stride, b, b_at, b_stride, count, out, out_at + r * out_stride, out_stride)
-        r += 3
     while r < rows:
-        tile1(a, a_at + r * a_stride, b, b_at, b_stride, count, out, out_at + r * out_stride)
-        r += 1
+        height = tile_height(rows - r)
+        at, to = a_at + r * a_stride, out_at + r * out_stride
+        if height == 6:
+            tile6(a, at, a_stride, b, b_at, b_stride, count, out, to, out_stride)
+        elif height == 4:
+            tile4(a, at, a_stride, b, b_at, b_stride, count, out, to, out_stride)
+        elif height == 3:
+            tile3(a, at, a_stride, b, b_at, b_stride, count, out, to, out_stride)
+        else:
+            tile1(a, at, b, b_at, b_stride, count, out, to)
+        r += height
