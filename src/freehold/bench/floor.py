@@ -64,9 +64,9 @@ def _model_floors() -> list[Floor]:
         theirs: list[float] = []
         together: list[float] = []
         for number in range(ROUNDS + 1):
-            results = (_speed(llm, 1, number), reference.speed(number), _speed(llm, 16, number))
+            results = (_speed(llm, 1, number), _speed(llm, 16, number), reference.speed(number))
             if number:  # the first round warms up
-                for series, result in zip((ours, theirs, together), results, strict=True):
+                for series, result in zip((ours, together, theirs), results, strict=True):
                     series.append(result)
         reference.close()
     one, other, sixteen = (statistics.median(series) for series in (ours, theirs, together))

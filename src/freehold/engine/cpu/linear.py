@@ -30,7 +30,7 @@ from freehold.models.spec import StoredTensor, TensorFormat
 LANES = 16
 BLOCK = 32  # columns that share a scale
 GROUP = 2 * LANES  # rows that one task multiplies
-DEPTH = 64  # columns unpacked at a time: 8 KiB, well inside L1
+DEPTH = 192  # columns unpacked at a time: 24 KiB, inside L1
 ROWS_AT_A_TIME = 96  # inputs whose tile of outputs stays in L1
 
 NIBBLES, BYTES, HALVES, FLOATS = range(4)  # layouts of `codes`
@@ -60,7 +60,7 @@ def pack(tensors: Sequence[StoredTensor]) -> PackedMatrix:
     """One matrix from the rows of several tensors; mixed formats are kept as float32."""
     columns = tensors[0].columns
     rows = sum(tensor.rows for tensor in tensors)
-    if len({tensor.format for tensor in tensors}) > 1 or columns % DEPTH:
+    if len({tensor.format for tensor in tensors}) > 1 or columns % BLOCK:
         return _pack_floats(np.concatenate([tensor.to_float32() for tensor in tensors]), rows, columns)
     kind = tensors[0].format
     data = np.concatenate([tensor.data for tensor in tensors]) if len(tensors) > 1 else tensors[0].data
