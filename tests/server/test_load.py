@@ -16,15 +16,15 @@ async def client_life(number: int, requests: int, client: httpx.AsyncClient, tal
     rng = random.Random(number)
     for _ in range(requests):
         body = {
-            "prompt": [rng.randrange(100, 400) for _ in range(rng.randint(1, 24))],
-            "max_tokens": rng.randint(1, 12),
+            "prompt": [rng.randrange(100, 400) for _ in range(rng.randint(1, 8))],
+            "max_tokens": rng.randint(1, 4),
             "ignore_eos": True,
             "stream": rng.random() < 0.5,
             "temperature": rng.choice([0, 0.8]),
         }
         if rng.random() < 0.5:
             body["prompt"] = [7] * 32 + body["prompt"]
-        patience = rng.choice([None, None, None, rng.random() * 0.5])
+        patience = rng.choice([None, None, None, rng.random() * 0.3])
         try:
             await asyncio.wait_for(complete(client, body), patience)
             tally["answered"] += 1
@@ -54,8 +54,8 @@ async def storm(url: str, clients: int, requests: int) -> dict[str, int]:
 
 
 def weather(clients: int, requests: int) -> None:
-    # 64 clients want up to 68 tokens each; a quarter of that.
-    pages = clients * (32 + 24 + 12) // PAGE_SIZE // 4
+    # Each client wants up to 44 tokens, 3 pages; a quarter of that.
+    pages = clients * 3 // 4
     flags = ("--num-pages", str(pages), "--page-size", str(PAGE_SIZE), "--max-running-requests", str(clients))
     with running_server(*flags, "--audit-interval", "10") as url:
         tally = asyncio.run(storm(url, clients, requests))
