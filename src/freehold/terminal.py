@@ -73,7 +73,7 @@ def generate_all(llm: LLM, prompts: list[str], max_tokens: int, temperature: flo
 def show_memory(report: dict[str, Any]) -> None:
     """The answer of /debug/memory."""
     if "explanation" in report:
-        console.print(report["explanation"], markup=False)
+        console.print(report["explanation"], markup=False, soft_wrap=True)
         return
     table = Table("pages", "count", title=f"KV memory, {report['page_size']} tokens a page")
     table.columns[1].justify = "right"
