@@ -64,11 +64,12 @@ def serve(
     """Serve a model over HTTP, compatible with OpenAI's API. Needs no flags."""
     options = {name: value for name, value in locals().items() if name not in _NOT_OF_THE_ENGINE}
     options["model"] = model or model_name
+    from freehold.models.loading.bundled import ModelUnavailable
     from freehold.server.launch import run_server
 
     try:
         code = run_server(options, host, port, served_model_name, log_level)
-    except ValueError as error:
+    except (ValueError, ModelUnavailable) as error:
         raise _fail(error) from error
     raise typer.Exit(code)
 

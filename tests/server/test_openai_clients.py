@@ -159,6 +159,7 @@ def test_bad_chats_are_refused(server):
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages"),
         ({"messages": QUESTION, "tools": [{"type": "function"}]}, "tools"),
         ({"messages": QUESTION, "top_logprobs": 2}, "top_logprobs"),
+        ({"messages": [{"role": "user", "content": "river " * 9000}]}, "messages"),
     ):
         answer = httpx.post(f"{server}/v1/chat/completions", json=body)
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)

@@ -158,11 +158,19 @@ def test_an_engine_that_dies_is_noticed():
         assert "its process ended" in answer.json()["error"]["message"]
 
 
-def test_options_that_cannot_be_are_refused_at_start():
-    command = [sys.executable, "-m", "freehold.cli", "serve", "--schedule-policy", "random"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--schedule-policy", "random"), "schedule_policy must be one of"),
+        (("--model", "./nowhere"), "there is no file or directory"),
+        (("--page-size", "5"), "page_size must be one of"),
+    ],
+)
+def test_options_that_cannot_be_are_refused_at_start(flags, words):
+    command = [sys.executable, "-m", "freehold.cli", "serve", "--port", str(free_port()), *flags]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 1
-    assert "schedule_policy must be one of" in done.stderr
+    assert words in done.stderr
 
 
 def test_served_names():

@@ -19,8 +19,10 @@ from freehold.server.chat import chat_routes
 from freehold.server.completions import completion_routes
 from freehold.server.errors import EXPECTED_ERRORS, respond_with_error
 from freehold.server.generation import Generator
+from freehold.server.insight import insight_routes
 from freehold.server.metrics import Metrics
 from freehold.server.status import status_routes
+from freehold.server.tokenizing import tokenizing_routes
 
 DRAIN_TIMEOUT_S = 30
 
@@ -42,7 +44,9 @@ def create_app(engine: AsyncEngine, model_name: str) -> FastAPI:
     generator = Generator(engine, metrics)
     app.include_router(completion_routes(engine, generator, model_name))
     app.include_router(chat_routes(engine, generator, model_name))
-    app.include_router(status_routes(engine, metrics, model_name))
+    app.include_router(status_routes(engine, model_name))
+    app.include_router(tokenizing_routes(engine))
+    app.include_router(insight_routes(engine, metrics))
     for kind in (*EXPECTED_ERRORS, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, respond_with_error)
     return app

@@ -149,6 +149,7 @@ class AsyncEngine:
     async def _watch(self) -> None:
         """Tell everybody when the process ends."""
         code = await self._process.wait()
+        await asyncio.sleep(0.1)  # its last words may still be on their way
         if not self.draining or self._streams:
             self.failure = self.failure or f"its process ended with code {code}"
             error = EngineUnavailable(self._why_not())

@@ -35,7 +35,7 @@ def chat_routes(engine: AsyncEngine, generator: Generator, model_name: str) -> A
         prompt = await chat_prompt(
             engine.tokenizer, body.messages, body.add_generation_prompt is not False, body.chat_template_kwargs or {}
         )
-        job = Job.of(f"chatcmpl-{uuid.uuid4().hex}", [prompt], params, body)
+        job = Job.of(f"chatcmpl-{uuid.uuid4().hex}", [prompt], params, body, "messages")
         answer = _Answer(job, body, engine.tokenizer, model_name)
         if body.stream:
             return await event_stream(answer.stream(generator))

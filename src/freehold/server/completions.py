@@ -32,7 +32,7 @@ def completion_routes(engine: AsyncEngine, generator: Generator, model_name: str
             raise InvalidParameter("echo", "together with logprobs is not supported")
         params = body.sampling(engine.tokenizer.defaults, body.max_tokens, body.logprobs)
         prompts = await _prompts(body, engine)
-        job = Job.of(f"cmpl-{uuid.uuid4().hex}", prompts, params, body)
+        job = Job.of(f"cmpl-{uuid.uuid4().hex}", prompts, params, body, "prompt")
         answer = _Answer(job, body, engine.tokenizer, model_name)
         if body.stream:
             return await event_stream(answer.stream(generator))

@@ -53,13 +53,14 @@ class Job:
     priority: int
     namespace: str
     skip_special_tokens: bool
+    prompt_field: str  # what the body calls the prompt
 
     @classmethod
-    def of(cls, name: str, prompts: list[Int32], params: SamplingParams, body: SamplingBody) -> Job:
-        if sum(len(prompt) == 0 for prompt in prompts):
-            raise InvalidParameter("prompt", "must not be empty")
+    def of(cls, name: str, prompts: list[Int32], params: SamplingParams, body: SamplingBody, prompt_field: str) -> Job:
+        if any(len(prompt) == 0 for prompt in prompts):
+            raise InvalidParameter(prompt_field, "must not be empty")
         skip = body.skip_special_tokens is not False
-        return cls(name, prompts, params, body.priority or 0, body.cache_salt or "", skip)
+        return cls(name, prompts, params, body.priority or 0, body.cache_salt or "", skip, prompt_field)
 
 
 async def encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> Int32:
@@ -84,11 +85,19 @@ class Generator:
             job.prompts, job.params, job.id, job.priority, job.namespace, job.skip_special_tokens
         )
         async with aclosing(stream):
-            async for delta in stream:
+            async for delta in self._named(stream, job.prompt_field):
                 self._metrics.observe(delta, arrival, last)
                 if delta.ended and delta.ended.kind == "error":
                     raise ApiError(400 if "KV memory" in delta.ended.message else 500, delta.ended.message)
                 yield delta
+
+    async def _named(self, stream: AsyncGenerator[Delta], prompt_field: str) -> AsyncGenerator[Delta]:
+        """The engine knows a prompt; the client's body may call it messages."""
+        try:
+            async for delta in stream:
+                yield delta
+        except InvalidParameter as error:
+            raise ApiError(400, str(error), prompt_field if error.field == "prompt" else error.field) from error
 
     async def gather(self, job: Job) -> list[Output]:
         """All outputs, whole."""

@@ -1,4 +1,4 @@
-"""Health, information, tokenizing, metrics, and who holds which page."""
+"""Health, and what this server is."""
 
 from __future__ import annotations
 
@@ -8,16 +8,11 @@ from typing import Any
 from fastapi import APIRouter, Response
 
 from freehold import __version__
-from freehold.sampling_params import InvalidParameter
 from freehold.server.async_engine import AsyncEngine
-from freehold.server.chat import chat_prompt
 from freehold.server.errors import ApiError
-from freehold.server.generation import encode
-from freehold.server.metrics import Metrics
-from freehold.server.schema import DetokenizeBody, TokenizeBody
 
 
-def status_routes(engine: AsyncEngine, metrics: Metrics, model_name: str) -> APIRouter:
+def status_routes(engine: AsyncEngine, model_name: str) -> APIRouter:
     router = APIRouter()
     started = int(time.time())
 
@@ -82,46 +77,5 @@ def status_routes(engine: AsyncEngine, metrics: Metrics, model_name: str) -> API
             "chunked_prefill_size": config.chunked_prefill_size,
             "internal_states": [{"pages": engine.stats.pages, "running": engine.stats.running}],
         }
-
-    @router.post("/tokenize")
-    async def tokenize(body: TokenizeBody) -> dict[str, Any]:
-        tokenizer = engine.tokenizer
-        if (body.prompt is None) == (body.messages is None):
-            raise InvalidParameter("prompt", "give either prompt or messages")
-        if body.messages is not None:
-            tokens = await chat_prompt(tokenizer, body.messages, body.add_generation_prompt is not False, {})
-        else:
-            tokens = await encode(tokenizer, body.prompt or "", body.add_special_tokens is not False)
-        answer: dict[str, Any] = {"tokens": tokens.tolist(), "count": len(tokens)}
-        answer["max_model_len"] = engine.info.max_model_len
-        if body.return_token_strs:
-            answer["token_strs"] = [tokenizer.piece(t, False).decode(errors="replace") for t in answer["tokens"]]
-        return answer
-
-    @router.post("/detokenize")
-    async def detokenize(body: DetokenizeBody) -> dict[str, str]:
-        for token in body.tokens:
-            if token >= engine.info.vocab_size:
-                raise InvalidParameter("tokens", f"token id {token} is outside the vocabulary")
-        return {"prompt": engine.tokenizer.decode(body.tokens, skip_special_tokens=False)}
-
-    @router.get("/metrics")
-    async def prometheus() -> Response:
-        return Response(metrics.render(), media_type="text/plain; version=0.0.4")
-
-    @router.get("/debug/memory")
-    async def memory(page: int | None = None) -> dict[str, Any]:
-        """Who holds what, recounted; one page explained."""
-        if page is None:
-            return await engine.ask("memory")
-        try:
-            return {"page": page, "explanation": await engine.ask("page", page)}
-        except ValueError as error:
-            raise ApiError(400, str(error), "page") from error
-
-    @router.post("/flush_cache")
-    async def flush_cache() -> dict[str, Any]:
-        """Forget all prefixes that no request uses."""
-        return {"flushed_pages": await engine.ask("flush")}
 
     return router

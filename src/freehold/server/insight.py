@@ -1,0 +1,36 @@
+"""Metrics, and who holds which page."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Response
+
+from freehold.server.async_engine import AsyncEngine
+from freehold.server.errors import ApiError
+from freehold.server.metrics import Metrics
+
+
+def insight_routes(engine: AsyncEngine, metrics: Metrics) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/metrics")
+    async def prometheus() -> Response:
+        return Response(metrics.render(), media_type="text/plain; version=0.0.4")
+
+    @router.get("/debug/memory")
+    async def memory(page: int | None = None) -> dict[str, Any]:
+        """Who holds what, recounted; one page explained."""
+        if page is None:
+            return await engine.ask("memory")
+        try:
+            return {"page": page, "explanation": await engine.ask("page", page)}
+        except ValueError as error:
+            raise ApiError(400, str(error), "page") from error
+
+    @router.post("/flush_cache")
+    async def flush_cache() -> dict[str, Any]:
+        """Forget all prefixes that no request uses."""
+        return {"flushed_pages": await engine.ask("flush")}
+
+    return router
