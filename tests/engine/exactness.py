@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from enum import StrEnum
 
 import numpy as np
 import torch
@@ -49,6 +50,16 @@ def assert_transformers_agrees(model, prompt: list[int], output: list[int]) -> N
         assert gap < TOLERANCE, f"token {i} of a prompt of {len(prompt)}: {output[i]} is {gap} below {int(best[i])}"
 
 
+class Mode(StrEnum):
+    """What surrounds a request."""
+
+    COLD_ALONE = "cold, one at a time"
+    COLD_BATCH = "cold, all at once"
+    WARM_ALONE = "computed before, one at a time"
+    WARM_BATCH = "computed before, all at once"
+    SQUEEZED = "all at once, on so little memory that each is retracted"
+
+
 @dataclass(frozen=True)
 class Cell:
     """One configuration of the matrix."""
@@ -56,13 +67,18 @@ class Cell:
     page_size: int
     chunk: int
     overlap: bool
-    warm: bool  # the prompts have been computed before
-    batched: bool  # all at once, or one at a time
-    squeezed: bool  # so little memory, and retraction so often, that every request is retracted
+    mode: Mode
+
+    def __str__(self) -> str:
+        schedule = "overlap" if self.overlap else "synchronous"
+        return f"page {self.page_size}, chunk {self.chunk}, {schedule}, {self.mode}"
 
     def run(self, checkpoint, prompts: list[list[int]], params: SamplingParams) -> list[list[int]]:
+        warm = self.mode in (Mode.WARM_ALONE, Mode.WARM_BATCH)
+        alone = self.mode in (Mode.COLD_ALONE, Mode.WARM_ALONE)
+        squeezed = self.mode is Mode.SQUEEZED
         longest = max(map(len, prompts)) + (params.max_tokens or 0)
-        pages = -(-(longest + 2 * self.page_size) // self.page_size) if self.squeezed else None
+        pages = -(-(longest + 2 * self.page_size) // self.page_size) if squeezed else None
         llm = LLM(
             checkpoint=checkpoint,
             page_size=self.page_size,
@@ -70,27 +86,27 @@ class Cell:
             disable_overlap_schedule=not self.overlap,
             max_running_requests=16,
             num_pages=pages,
-            forward_retract_interval=2 if self.squeezed else 0,
+            forward_retract_interval=2 if squeezed else 0,
             audit_interval=1,
         )
         with llm:
-            if self.warm:
+            if warm:
                 llm.generate(prompts, greedy(1))
-            if self.batched:
-                outputs = llm.generate(prompts, params)
-            else:
+            if alone:
                 outputs = [llm.generate([prompt], params)[0] for prompt in prompts]
-            if self.warm and not self.squeezed:
+            else:
+                outputs = llm.generate(prompts, params)
+            if warm:
                 size = self.page_size
                 assert all(out.cached_tokens == (out.prompt_tokens - 1) // size * size for out in outputs)
-            if self.squeezed:
+            if squeezed:
                 assert all(out.retractions for out in outputs)
             counts = llm.page_counts
             assert counts.lease == counts.pinned == counts.limbo == 0
         return [out.token_ids for out in outputs]
 
 
-AXES = ((1, 4, 16, 64), (16, 100, 512), (True, False), (False, True), (False, True), (False, True))
+AXES = ((1, 4, 16, 64), (16, 100, 512), (True, False), tuple(Mode))
 
 
 def full_matrix() -> list[Cell]:

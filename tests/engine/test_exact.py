@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from exactness import (
     NEW_TOKENS,
+    Mode,
     assert_transformers_agrees,
     full_matrix,
     greedy,
@@ -59,12 +60,11 @@ def test_full_matrix_gives_cold_tokens(checkpoint, license_text, transformers_mo
         assert_transformers_agrees(transformers_model, prompt, output)
     short_prompts, short_expected = cold(checkpoint, license_text, SHORT, greedy(24))
     for cell in full_matrix():
-        everything = cell.batched and not cell.squeezed and cell.chunk == 512 and cell.overlap
-        if everything:
+        if cell.mode is Mode.WARM_BATCH and cell.chunk == 512 and cell.overlap:
             assert cell.run(checkpoint, prompts, greedy()) == expected, cell
         else:
             assert cell.run(checkpoint, short_prompts, greedy(24)) == short_expected, cell
-        print(cell, "equal", flush=True)
+        print(f"{cell}: equal", flush=True)
 
 
 def test_seeded_sampling_does_not_depend_on_the_batch(checkpoint):
