@@ -128,16 +128,18 @@ def test_sigterm_drains_and_leaves_no_process():
         assert all(not process.is_running() for process in psutil.wait_procs(family, timeout=20)[1])
 
 
-def test_the_engine_ends_with_its_server_even_if_that_is_killed():
+@pytest.mark.parametrize("when", ["while loading", "when ready"])
+def test_the_engine_ends_with_its_server_even_if_that_is_killed(when):
     port = free_port()
     command = [sys.executable, "-m", "freehold.cli", "serve", "--port", str(port), "--num-pages", "50"]
     server = psutil.Popen(command, stderr=subprocess.DEVNULL)
     wait_until(lambda: server.children(), seconds=60)
     family = server.children(recursive=True)
-    wait_until(lambda: _health(port) == 200, seconds=120)
+    if when == "when ready":
+        wait_until(lambda: _health(port) == 200, seconds=120)
     server.kill()
     server.wait()
-    _, alive = psutil.wait_procs(family, timeout=20)
+    _, alive = psutil.wait_procs(family, timeout=60)
     assert not alive
 
 

@@ -112,7 +112,13 @@ class AsyncEngine:
         self._socket.bind(address)
         options = json.dumps(dataclasses.asdict(self.config))
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "freehold.server.engine_process", address, options, start_new_session=True
+            sys.executable,
+            "-m",
+            "freehold.server.engine_process",
+            address,
+            options,
+            str(os.getpid()),
+            start_new_session=True,
         )
         self._tasks = [asyncio.create_task(self._watch()), asyncio.create_task(self._listen())]
         tokenizer = asyncio.create_task(asyncio.to_thread(self._load_tokenizer))

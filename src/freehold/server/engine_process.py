@@ -28,10 +28,10 @@ IDLE_POLL_MS = 500
 class EngineLoop:
     """Takes commands, runs the scheduler, reports what came of it. Ends with its parent."""
 
-    def __init__(self, assembly: Assembly, socket: zmq.Socket[bytes]):
+    def __init__(self, assembly: Assembly, socket: zmq.Socket[bytes], parent: int):
         self._scheduler = assembly.scheduler
         self._socket = socket
-        self._parent = os.getppid()
+        self._parent = parent
         self._stopping = False
         self._stats_due = 0.0
         self._audited = True
@@ -172,8 +172,9 @@ def _ended(request: Request) -> msg.Ended:
     )
 
 
-def main(address: str, options: str) -> None:
-    """`address` is the parent's socket, `options` an EngineConfig as JSON."""
+def main(address: str, options: str, parent: int) -> None:
+    """`address` is the parent's socket, `options` an EngineConfig as JSON, `parent` its process id: we may
+    be orphans before we could ask."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the parent, which drains and says Stop
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     # The engine's thread needs the interpreter for microseconds at a time, and should get it at once.
@@ -202,9 +203,9 @@ def main(address: str, options: str) -> None:
         )
         gc.collect()
         gc.freeze()  # the model and its tables are not garbage: don't walk them again
-        EngineLoop(assembly, socket).run()
+        EngineLoop(assembly, socket, parent).run()
         assembly.engine.shutdown()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2])
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
