@@ -9,10 +9,12 @@ from freehold.config import EngineConfig
 from freehold.engine.cpu.threads import choose_threading_layer, use_threads
 from freehold.engine.engine import StepThread
 from freehold.engine.runner import CpuRunner
-from freehold.memory import Memory, MemoryShape
+from freehold.engine.speculative.choice import open_draft
+from freehold.memory import Memory, MemoryShape, cache_groups
 from freehold.models.loading.resolve import open_checkpoint, resolve_model
 from freehold.models.spec import Checkpoint, DecoderSpec
 from freehold.scheduler.scheduler import Scheduler
+from freehold.step import KVShape
 from freehold.text.tokenizer import Tokenizer, load_tokenizer
 
 
@@ -26,12 +28,13 @@ class Assembly:
     engine: StepThread
 
 
-def memory_shape(config: EngineConfig, spec: DecoderSpec) -> MemoryShape:
-    """Raises ValueError naming the option that does not fit the model."""
+def memory_shape(config: EngineConfig, spec: DecoderSpec, draft_floats: int = 0) -> MemoryShape:
+    """`draft_floats` of KV a token belong to a draft model. Raises ValueError naming the option that does not
+    fit the model."""
     limit = config.max_model_len or spec.context_length
     if limit > spec.context_length:
         raise ValueError(f"max_model_len must be at most the model's {spec.context_length}, not {limit}")
-    page_bytes = 4 * spec.kv_floats_per_token * config.page_size
+    page_bytes = 4 * (spec.kv_floats_per_token + draft_floats) * config.page_size
     pages = config.num_pages or config.kv_cache_memory_bytes // page_bytes
     if pages < 1:
         raise ValueError(f"kv_cache_memory_bytes: {config.kv_cache_memory_bytes} holds no page of {page_bytes} bytes")
@@ -42,6 +45,7 @@ def memory_shape(config: EngineConfig, spec: DecoderSpec) -> MemoryShape:
         token_limit=limit,
         eviction_policy=config.eviction_policy,
         prefix_cache=not config.disable_radix_cache,
+        groups=cache_groups(config.speculative_algorithm == "draft"),
     )
 
 
@@ -53,9 +57,12 @@ def assemble(config: EngineConfig, checkpoint: Checkpoint | None = None) -> Asse
     choose_threading_layer()
     checkpoint = checkpoint or open_checkpoint(resolve_model(config.model))
     tokenizer = load_tokenizer(checkpoint)
-    shape = memory_shape(config, checkpoint.spec)
-    runner = CpuRunner(checkpoint, shape.page_count, shape.page_size, shape.row_count, shape.token_limit)
+    has_draft = config.speculative_algorithm == "draft"
+    draft_floats = open_draft(config, checkpoint).spec.kv_floats_per_token if has_draft else 0
+    shape = memory_shape(config, checkpoint.spec, draft_floats)
+    kv_shape = KVShape(shape.page_count, shape.page_size, shape.row_count, shape.token_limit)
+    runner = CpuRunner(config, checkpoint, kv_shape)
     engine = StepThread(runner, lambda: use_threads(config.num_threads))
     engine.is_warm.wait()
-    scheduler = Scheduler(config, Memory(shape), engine, tokenizer.vocabulary)
+    scheduler = Scheduler(config, Memory(shape), engine, tokenizer.vocabulary, draft_cost=runner.draft_cost)
     return Assembly(config, checkpoint.path, checkpoint.spec, tokenizer, scheduler, engine)

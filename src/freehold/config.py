@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 SCHEDULE_POLICIES = ("fcfs", "lpm", "priority")
+SPECULATIVE_ALGORITHMS = ("ngram", "draft")
 EVICTION_POLICIES = ("lru", "lfu", "fifo", "priority")
 KV_BYTES_DEFAULT = 1 << 30
 
@@ -16,6 +17,10 @@ class EngineConfig:
     `num_pages` None sizes the pool to `kv_cache_memory_bytes`. `max_model_len` None takes the model's,
     cut to what the pool holds. `audit_interval` k audits memory after every k-th step (0: only at idle).
     `forward_retract_interval` k retracts a running request every k steps: a test switch.
+    `priority_scheduling_preemption_threshold` k lets a waiting request take the place of running ones whose
+    priority is lower by at least k. `request_timeout` ends requests after so many seconds, `watchdog_timeout`
+    gives up on a step. `speculative_algorithm` is ngram (prompt lookup) or draft (a second model:
+    `speculative_draft_model_path`, the model itself by default, cut to its first `speculative_draft_layers`).
     Raises ValueError naming the option.
     """
 
@@ -34,12 +39,19 @@ class EngineConfig:
     audit_interval: int = 0
     forward_retract_interval: int = 0
     num_threads: int | None = None
+    priority_scheduling_preemption_threshold: int | None = None
+    request_timeout: float | None = None
+    watchdog_timeout: float = 300.0
+    speculative_algorithm: str | None = None
+    speculative_num_draft_tokens: int = 8
+    speculative_draft_model_path: str | None = None
+    speculative_draft_layers: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("chunked_prefill_size", "max_running_requests", "max_queued_requests"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("num_pages", "max_model_len", "num_threads"):
+        for name in ("num_pages", "max_model_len", "num_threads", "speculative_draft_layers"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, not {value}")
@@ -47,3 +59,20 @@ class EngineConfig:
             raise ValueError(f"schedule_policy must be one of {SCHEDULE_POLICIES}, not '{self.schedule_policy}'")
         if self.eviction_policy not in EVICTION_POLICIES:
             raise ValueError(f"eviction_policy must be one of {EVICTION_POLICIES}, not '{self.eviction_policy}'")
+        if self.speculative_algorithm not in (None, *SPECULATIVE_ALGORITHMS):
+            raise ValueError(
+                f"speculative_algorithm must be one of {SPECULATIVE_ALGORITHMS}, not '{self.speculative_algorithm}'"
+            )
+        if not 1 <= self.speculative_num_draft_tokens <= 64:
+            raise ValueError(
+                f"speculative_num_draft_tokens must be between 1 and 64, not {self.speculative_num_draft_tokens}"
+            )
+        for name in ("request_timeout", "watchdog_timeout"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ValueError(f"{name} must be positive, not {value}")
+        threshold = self.priority_scheduling_preemption_threshold
+        if threshold is not None and (threshold < 1 or self.schedule_policy != "priority"):
+            raise ValueError(
+                "priority_scheduling_preemption_threshold must be at least 1, with schedule_policy 'priority'"
+            )

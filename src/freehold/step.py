@@ -23,14 +23,19 @@ class RowStart:
     tokens: Int32
     prompt_length: int
     stop_tokens: tuple[int, ...]  # not to be sampled before min_tokens are out
+    max_length: int  # no token is sampled past this many, no KV written for the last
+    cached: int = 0  # the first tokens, whose KV is there already
     namespace: str = ""  # whose KV this is
 
 
 @dataclass(frozen=True)
 class Step:
-    """`counts[i]` new tokens for the sequence in row `rows[i]`, which has `starts[i]` tokens before.
+    """`counts[i]` new tokens for the sequence in row `rows[i]`, then at most `drafts[i]` proposed ones.
 
-    Decode is a count of 1, a prefill chunk any count; there is no other difference.
+    Decode is a count of 1, a prefill chunk any count, verification a count of 1 with drafts; there is no
+    other difference. Drafts are the engine's: it proposes, verifies and reports how many tokens came of it.
+    While the outcome of an earlier verification is unknown, `starts` is the highest that it can be, and
+    the engine takes the sequence up where it really is.
     """
 
     number: int
@@ -39,6 +44,7 @@ class Step:
     counts: Int64  # [sequences]
     tokens: Int32  # [sum of counts], FROM_DEVICE where the engine knows the token and we don't yet
     samples: Bool  # [sequences] whether to sample a token after the last new one
+    drafts: Int64  # [sequences] 0 unless it samples
     row_starts: list[RowStart] = field(default_factory=list[RowStart])
     # For each cache group (rows, columns, pages): writes to the engine's page tables, in order.
     page_updates: list[tuple[Int32, Int32, Int32]] = field(default_factory=list[tuple[Int32, Int32, Int32]])
@@ -55,8 +61,34 @@ class TokenLogprobs:
 
 @dataclass(frozen=True)
 class StepResult:
-    tokens: Int32  # [sequences] the sampled token, or -1 where none was asked for
-    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict[int, TokenLogprobs])
+    """What a step gave. `tokens` has those of the first sequence, then those of the second, ..."""
+
+    tokens: Int32  # [sum of counts]
+    counts: Int64  # [sequences] tokens sampled: 0 where none was asked for, at most drafts + 1
+    written: Int64  # [sequences] tokens of the sequence that have their KV, in every cache group
+    proposed: Int64  # [sequences] drafts verified: as many as the engine could think of
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict[int, TokenLogprobs])  # by index of tokens
+
+
+@dataclass(frozen=True)
+class KVShape:
+    """The memory that an engine is given: pages for each cache group, and rows of page tables."""
+
+    page_count: int
+    page_size: int
+    row_count: int
+    token_limit: int
+
+
+@dataclass(frozen=True)
+class DraftCost:
+    """What speculation costs on an engine. `limit` drafts a row at most. A step takes as long as
+    `overhead_tokens` more tokens than it computes would suggest, so a few more cost little. Proposing a
+    token takes `proposal` of a plain step."""
+
+    limit: int
+    overhead_tokens: float = 4.0
+    proposal: float = 0.0
 
 
 class Engine(Protocol):
@@ -64,6 +96,10 @@ class Engine(Protocol):
 
     def execute(self, step: Step) -> Future[StepResult]:
         """Queue a step. Its writes happen before those of any later step."""
+        ...
+
+    def load_weights(self, source: str) -> Future[None]:
+        """Replace the model's weights after the steps queued so far. On failure the old ones stay."""
         ...
 
     def shutdown(self) -> None: ...

@@ -56,14 +56,17 @@ def test_extreme_chances_and_flat_or_peaked_logits():
     assert draw(peaked, np.float32(1), -1, 1.0, np.float32(0), 0.999) == 7
 
 
+NO_DRAFTS = (np.zeros((1, 0), np.int32), np.zeros(1, np.int64))
+
+
 def start(row: int, params: SamplingParams, tokens=(1, 2, 3), prompt_length=3, stops=(9,), seed=5) -> RowStart:
-    return RowStart(row, params, seed, np.array(tokens, np.int32), prompt_length, stops)
+    return RowStart(row, params, seed, np.array(tokens, np.int32), prompt_length, stops, 100)
 
 
 def sample(params: SamplingParams, row: np.ndarray, position: int = 3, **options):
     sampler = Sampler(2, VOCAB)
     sampler.start(start(0, params, **options))
-    tokens, logprobs = sampler.sample(np.array([0]), np.array([position]), row[None].copy())
+    tokens, _, logprobs = sampler.sample(np.array([0]), np.array([position]), row[None].copy(), *NO_DRAFTS)
     return int(tokens[0]), logprobs.get(0)
 
 
@@ -80,7 +83,7 @@ def test_penalties_count_the_output_as_it_grows():
     flat = np.zeros((1, VOCAB), np.float32)
     flat[0, 20], flat[0, 21] = 1.0, 0.9
     sampler.start(start(0, SamplingParams(temperature=0, frequency_penalty=0.2), tokens=(20, 2, 3)))
-    chosen = [int(sampler.sample(np.array([0]), np.array([3 + i]), flat.copy())[0][0]) for i in range(4)]
+    chosen = [int(sampler.sample(np.array([0]), np.array([3 + i]), flat.copy(), *NO_DRAFTS)[0][0]) for i in range(4)]
     assert chosen == [20, 21, 20, 21], "the prompt does not count"
 
 

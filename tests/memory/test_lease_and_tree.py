@@ -56,9 +56,9 @@ def test_diverging_prompts_split_a_node_and_pins_stay():
     assert second.shared == 8
     second.publish(other)
     memory.audit()
-    assert memory.tree.evict(100) == 0, "both paths are pinned"
+    assert memory.tree.evict(100, "a test") == 0, "both paths are pinned"
     first.release()
-    assert memory.tree.evict(100) == 2, "the first one's tail only"
+    assert memory.tree.evict(100, "a test") == 2, "the first one's tail only"
     memory.audit()
     second.release()
     memory.tree.flush()
@@ -117,7 +117,7 @@ def test_commit_beyond_allocation_raises():
     memory = make()
     lease = memory.leases.open(memory.match("", tokens(1)))
     lease.extend(4)
-    with pytest.raises(LeaseError, match="more tokens than allocated"):
+    with pytest.raises(LeaseError, match="no step had reserved"):
         lease.commit(5)
 
 
@@ -183,7 +183,7 @@ def test_eviction_policies(policy, first_gone):
         if i == 2 and policy == "lfu":
             continue
         memory.leases.open(memory.match("", prompts[i])).release()
-    memory.tree.evict(1)
+    memory.tree.evict(1, "a test")
     gone = [i for i, prompt in enumerate(prompts) if memory.match("", prompt).length == 0]
     assert gone == [first_gone]
 

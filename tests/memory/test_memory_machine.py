@@ -61,7 +61,7 @@ class MemoryMachine(RuleBasedStateMachine):
             tokens = np.concatenate([part.tokens for part in path]).tolist()
             for i, page in enumerate(node.pages[0].tolist()):
                 end = node.start + (i + 1) * self.size
-                found[(node.namespace, *tokens[:end])] = page
+                found[(node.namespace.salt, *tokens[:end])] = page
         return found
 
     def note_tree(self, may_shrink=False):
@@ -99,9 +99,10 @@ class MemoryMachine(RuleBasedStateMachine):
         return data.draw(st.sampled_from(self.sequences))
 
     @precondition(lambda self: self.sequences)
-    @rule(data=st.data(), count=st.integers(1, 40))
-    def run_step(self, data, count):
-        """Extend, write and submit; the step stays in flight."""
+    @rule(data=st.data(), count=st.integers(1, 40), rejected=st.integers(0, 20))
+    def run_step(self, data, count, rejected):
+        """Extend, write and submit; the step stays in flight. The last tokens are drafts that turn out to be
+        wrong: their KV is written, and must never be read."""
         sequence = self.pick(data)
         lease, memory = sequence.lease, self.memory
         if sequence.last_step in self.in_flight:
@@ -125,12 +126,14 @@ class MemoryMachine(RuleBasedStateMachine):
         self.in_flight[step] = touched
         memory.leases.submit(np.array([lease.row]), step)
         sequence.last_step = step
+        rejected = min(rejected, count - 1)
         sequence.tokens += [0] * (lease.committed + count - len(sequence.tokens))
         table = self.row_pages(sequence, 0, lease.allocated)
         for position in range(lease.committed, lease.committed + count):
             slot = table[position // self.size], position % self.size
-            self.content[slot] = (sequence.namespace, *sequence.tokens[: position + 1])
-        sequence.written = count
+            is_right = position < lease.committed + count - rejected
+            self.content[slot] = (sequence.namespace, *sequence.tokens[: position + 1]) if is_right else "rejected"
+        sequence.written = lease.committed + count - rejected
 
     @precondition(lambda self: self.in_flight)
     @rule(data=st.data())
@@ -140,7 +143,9 @@ class MemoryMachine(RuleBasedStateMachine):
         self.memory.complete(step)
         for sequence in self.sequences:
             if sequence.last_step == step:
-                sequence.lease.commit(sequence.written)
+                written = np.array([sequence.written])
+                self.memory.leases.commit(np.array([sequence.lease.row]), written, written)
+                assert sequence.lease.committed == sequence.lease.reserved == sequence.written
                 self.check_prefix(sequence)
 
     @precondition(lambda self: self.sequences)
@@ -178,10 +183,18 @@ class MemoryMachine(RuleBasedStateMachine):
         sequence.lease.release()
         self.note_tree()
 
+    @rule()
+    def give_back_excess(self):
+        self.memory.leases.give_back_excess()
+        for sequence in self.sequences:
+            lease = sequence.lease
+            assert lease.allocated == max(-(-lease.reserved // self.size) * self.size, lease.shared)
+            self.check_prefix(sequence)
+
     @rule(pages=st.integers(1, 10))
     def evict(self, pages):
         could = self.memory.tree.evictable_page_count
-        assert self.memory.tree.evict(pages) == min(pages, could)
+        assert self.memory.tree.evict(pages, "a test") == min(pages, could)
         self.note_tree(may_shrink=True)
 
     # -- what always holds ------------------------------------------------------------------------------

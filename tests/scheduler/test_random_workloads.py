@@ -38,7 +38,7 @@ requests = st.builds(
     st.one_of(st.none(), st.none(), st.integers(0, 30)),
 )
 configs = st.builds(
-    lambda page_size, chunk, overlap, policy, eviction, rows, tight, interval, cache: EngineConfig(
+    lambda page_size, chunk, overlap, policy, eviction, rows, tight, interval, cache, speculation: EngineConfig(
         page_size=page_size,
         chunked_prefill_size=chunk,
         disable_overlap_schedule=not overlap,
@@ -49,6 +49,8 @@ configs = st.builds(
         num_pages=-(-(200 if tight else 3000) // page_size),
         forward_retract_interval=interval,
         disable_radix_cache=not cache,
+        speculative_algorithm=speculation,
+        priority_scheduling_preemption_threshold=1 if policy == "priority" and overlap else None,
     ),
     st.sampled_from([1, 4, 16, 64]),
     st.sampled_from([5, 16, 100]),
@@ -59,6 +61,7 @@ configs = st.builds(
     st.booleans(),
     st.sampled_from([0, 0, 1, 3]),
     st.sampled_from([True, True, True, False]),
+    st.sampled_from([None, "ngram", "draft"]),
 )
 
 

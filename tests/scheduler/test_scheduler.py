@@ -6,8 +6,8 @@ from freehold.config import EngineConfig
 from freehold.sampling_params import SamplingParams
 from freehold.scheduler.lifecycle import QueueFull, Refused
 from freehold.scheduler.request import FinishKind, RequestState
-from freehold.simulation.engine import expected_output
 from freehold.simulation.harness import Harness
+from freehold.simulation.model import expected_output
 
 
 def harness(**options) -> Harness:
@@ -270,6 +270,7 @@ def test_the_simulated_engine_catches_wrong_kv():
     while request.first_token is None:
         h.step()
     row = request.lease.row
-    h.engine._tables[row, 0], h.engine._tables[row, 1] = h.engine._tables[row, 1], h.engine._tables[row, 0]
+    table = h.engine._tables[0][row]
+    table[:2] = table[1::-1].copy()
     with pytest.raises(WrongKV, match="position 0"):
         h.step()

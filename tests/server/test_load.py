@@ -1,6 +1,7 @@
 """Many clients that leave at random, on a quarter of the memory they want."""
 
 import asyncio
+import json
 import random
 
 import httpx
@@ -42,7 +43,9 @@ async def complete(client: httpx.AsyncClient, body: dict) -> None:
         assert response.status_code == 200
         lines = [line async for line in response.aiter_lines() if line]
     assert lines[-1] == "data: [DONE]"
-    assert not any('"error"' in line for line in lines)
+    for event in map(json.loads, (line.removeprefix("data: ") for line in lines[:-1])):
+        assert "error" not in event, event
+        assert event["choices"][0]["finish_reason"] in (None, "length"), event
 
 
 async def storm(url: str, clients: int, requests: int) -> dict[str, int]:

@@ -6,7 +6,7 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Protocol
+from typing import Any, Protocol
 
 from freehold.step import Step, StepResult
 
@@ -16,6 +16,8 @@ class Runner(Protocol):
 
     def run(self, step: Step) -> StepResult: ...
 
+    def load_weights(self, source: str) -> None: ...
+
 
 class StepThread:
     """Implements `freehold.step.Engine` around a runner. Kernels release the interpreter lock, so that
@@ -23,14 +25,20 @@ class StepThread:
 
     def __init__(self, runner: Runner, prepare: Callable[[], None] = lambda: None):
         self._runner = runner
-        self._queue: queue.SimpleQueue[tuple[Step, Future[StepResult]] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
         self.is_warm = threading.Event()
         self._thread = threading.Thread(target=self._work, args=(prepare,), name="engine", daemon=True)
         self._thread.start()
 
     def execute(self, step: Step) -> Future[StepResult]:
-        future: Future[StepResult] = Future()
-        self._queue.put((step, future))
+        return self._submit(lambda: self._runner.run(step))
+
+    def load_weights(self, source: str) -> Future[None]:
+        return self._submit(lambda: self._runner.load_weights(source))
+
+    def _submit(self, work: Callable[[], Any]) -> Future[Any]:
+        future: Future[Any] = Future()
+        self._queue.put((work, future))
         return future
 
     def shutdown(self) -> None:
@@ -43,8 +51,8 @@ class StepThread:
         self._runner.warm_up()
         self.is_warm.set()
         while (item := self._queue.get()) is not None:
-            step, future = item
+            work, future = item
             try:
-                future.set_result(self._runner.run(step))
+                future.set_result(work())
             except Exception as error:
                 future.set_exception(error)

@@ -5,19 +5,28 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 
-from freehold.arrays import Int32, Int64
+from freehold.arrays import Float32, Int32, Int64
+from freehold.config import EngineConfig
 from freehold.engine.cpu.backend import CpuBackend, CpuBatch, CpuKV
 from freehold.engine.sampler import Sampler
+from freehold.engine.sequences import Sequences, Work
+from freehold.engine.speculative.choice import make_speculator
+from freehold.engine.speculative.speculator import Speculator
 from freehold.models.llama import LlamaDecoder
+from freehold.models.loading.resolve import open_checkpoint, resolve_model
 from freehold.models.spec import Checkpoint
 from freehold.sampling_params import SamplingParams
-from freehold.step import FROM_DEVICE, RowStart, Step, StepResult
+from freehold.step import DraftCost, KVShape, RowStart, Step, StepResult
 
 COMPILE_NOTICE_S = 2.0
+COST_TOKENS = 8
+OVERHEAD_TOKENS_MAX = 64.0  # more than that is noise
 
 
 @contextlib.contextmanager
@@ -36,54 +45,115 @@ def _notice_if_slow() -> Iterator[None]:
 class CpuRunner:
     """Executes one step at a time. Owns no page: every slot it touches was named by the scheduler."""
 
-    def __init__(self, checkpoint: Checkpoint, page_count: int, page_size: int, row_count: int, token_limit: int):
+    def __init__(self, config: EngineConfig, checkpoint: Checkpoint, shape: KVShape):
         spec = checkpoint.spec
-        self._page_size = page_size
-        self._backend = CpuBackend(spec, CpuKV(spec, page_count, page_size), token_limit)
+        self._config = config
+        self._page_size = shape.page_size
+        self._backend = CpuBackend(spec, CpuKV(spec, shape.page_count, shape.page_size), shape.token_limit)
         self._model = LlamaDecoder(checkpoint, self._backend)
-        self._sampler = Sampler(row_count, spec.vocab_size)
-        self._tables: Int32 = np.zeros((row_count, -(-token_limit // page_size)), np.int32)
-        self._last: Int32 = np.zeros(row_count, np.int32)
+        self._sampler = Sampler(shape.row_count, spec.vocab_size)
+        self._tables: Int32 = np.zeros((shape.row_count, -(-shape.token_limit // shape.page_size)), np.int32)
+        self._sequences = Sequences(shape.row_count, shape.token_limit)
+        self._speculator = make_speculator(config, checkpoint, shape, self._sampler)
+        self.draft_cost: DraftCost | None = None  # known after `warm_up`
 
     def warm_up(self) -> None:
-        """Compile every kernel, with a step on the padding page: nobody owns it, nobody reads it."""
-        count = min(self._page_size, 7)
+        """Compile every kernel, with a step on the padding page: nobody owns it, nobody reads it. With
+        speculation, measure what it costs."""
         params = SamplingParams(temperature=1.0, top_p=0.9, min_p=0.1, presence_penalty=0.1, logprobs=1)
-        step = Step(
-            number=0,
-            rows=np.zeros(1, np.int64),
-            starts=np.zeros(1, np.int64),
-            counts=np.full(1, count, np.int64),
-            tokens=np.zeros(count, np.int32),
-            samples=np.ones(1, np.bool_),
-            row_starts=[RowStart(0, params, 0, np.zeros(1, np.int32), 1, ())],
-        )
         with _notice_if_slow():
-            self.run(step)
+            self.run(_padding_step(7, params))
+            if self._speculator is not None:
+                self.draft_cost = self._measure(self._speculator)
+
+    def _measure(self, speculator: Speculator) -> DraftCost:
+        """A step of n tokens takes about `base + n * more`."""
+        greedy = SamplingParams(temperature=0)
+        one, many = (_seconds(lambda n=n: self.run(_padding_step(n, greedy))) for n in (1, COST_TOKENS))
+        more = max(many - one, one / 1000) / (COST_TOKENS - 1)
+        return DraftCost(
+            limit=self._config.speculative_num_draft_tokens,
+            overhead_tokens=min(max(one / more - 1, 0.0), OVERHEAD_TOKENS_MAX),
+            proposal=speculator.warm_up() / one,
+        )
+
+    def load_weights(self, source: str) -> None:
+        """Raises ModelUnavailable, or ValueError if the model has another shape; then nothing has changed."""
+        checkpoint = open_checkpoint(resolve_model(source))
+        if replace(checkpoint.spec, rope_divisors=None) != replace(self._model.spec, rope_divisors=None):
+            raise ValueError(f"model_path: {source} is another kind of model")
+        self._model = LlamaDecoder(checkpoint, self._backend)
 
     def run(self, step: Step) -> StepResult:
         """Compute all new tokens of the step, sample where asked."""
-        for rows, columns, pages in step.page_updates:
+        if step.page_updates:
+            rows, columns, pages = step.page_updates[0]
             self._tables[rows, columns] = pages
         for start in step.row_starts:
+            self._sequences.start(start)
             self._sampler.start(start)
-        batch = CpuBatch.of(self._tables, self._page_size, step.rows, step.starts, step.counts)
-        hidden = self._model.forward(self._input(step), batch)
-        return self._sample(step, hidden)
+        work = self._sequences.take_up(step, *self._propose(step))
+        batch = CpuBatch.of(self._tables, self._page_size, work.rows, work.starts, work.sizes)
+        hidden = self._model.forward(work.tokens, batch)
+        return self._conclude(work, hidden)
 
-    def _input(self, step: Step) -> Int32:
-        rows = np.repeat(step.rows, step.counts)
-        return np.where(step.tokens == FROM_DEVICE, self._last[rows], step.tokens)
+    def _propose(self, step: Step) -> tuple[Int32, Int64]:
+        """-> drafts int32 [sequences, k], their counts [sequences]"""
+        none = np.zeros(len(step.rows), np.int64)
+        if self._speculator is None:
+            return np.zeros((len(step.rows), 0), np.int32), none
+        if step.page_updates[1:]:
+            self._speculator.update_pages(step.page_updates[1:])
+        for start in step.row_starts:
+            self._speculator.start(start)
+        limits = self._sequences.room(step)
+        if not limits.any():
+            return np.zeros((len(step.rows), 0), np.int32), none
+        return self._speculator.propose(self._sequences, step.rows, limits)
 
-    def _sample(self, step: Step, hidden: np.ndarray) -> StepResult:
-        tokens: Int32 = np.full(len(step.rows), -1, np.int32)
-        chosen = np.flatnonzero(step.samples)
-        if len(chosen) == 0:
-            return StepResult(tokens)
-        ends: Int64 = np.cumsum(step.counts)
-        logits = self._model.logits(np.ascontiguousarray(hidden[ends[chosen] - 1]))
-        positions = step.starts[chosen] + step.counts[chosen]
-        rows = step.rows[chosen]
-        tokens[chosen], logprobs = self._sampler.sample(rows, positions, logits)
-        self._last[rows] = tokens[chosen]
-        return StepResult(tokens, {int(chosen[i]): found for i, found in logprobs.items()})
+    def _conclude(self, work: Work, hidden: Float32) -> StepResult:
+        """Sample, append, and report how far each sequence has come."""
+        counts = np.zeros(len(work.rows), np.int64)
+        chosen = np.flatnonzero(work.samples)
+        tokens, logprobs = np.empty(0, np.int32), {}
+        if len(chosen):
+            proposed = work.proposed[chosen]
+            wanted = proposed + 1
+            ends = np.cumsum(work.sizes)[chosen]
+            at = np.repeat(ends - wanted, wanted) + np.arange(int(wanted.sum()))
+            at -= np.repeat(np.cumsum(wanted) - wanted, wanted)
+            logits = self._model.logits(np.ascontiguousarray(hidden[at]))
+            positions = work.starts[chosen] + work.counts[chosen]
+            rows = work.rows[chosen]
+            tokens, counts[chosen], logprobs = self._sampler.sample(
+                rows, positions, logits, work.drafts[chosen], proposed
+            )
+            self._sequences.append(rows, counts[chosen], tokens)
+        written = work.starts + work.counts + np.maximum(counts - 1, 0)
+        if self._speculator is not None:
+            written = self._speculator.follow(self._sequences, work, hidden, written)
+        return StepResult(tokens, counts, written, work.proposed, logprobs)
+
+
+def _padding_step(count: int, params: SamplingParams) -> Step:
+    """`count` tokens whose KV goes to the padding page."""
+    return Step(
+        number=0,
+        rows=np.zeros(1, np.int64),
+        starts=np.zeros(1, np.int64),
+        counts=np.full(1, count, np.int64),
+        tokens=np.zeros(count, np.int32),
+        samples=np.ones(1, np.bool_),
+        drafts=np.zeros(1, np.int64),
+        row_starts=[RowStart(0, params, 0, np.zeros(1, np.int32), 1, (), 1 << 30)],
+    )
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    """The best of a few."""
+    times: list[float] = []
+    for _ in range(5):
+        before = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - before)
+    return min(times)

@@ -61,23 +61,56 @@ class Sampler:
             row.counts = np.bincount(start.tokens[start.prompt_length :], minlength=self._vocab_size).astype(np.int32)
         self._rows[start.row] = row
 
-    def sample(self, rows: Int64, positions: Int64, logits: Float32) -> tuple[Int32, dict[int, TokenLogprobs]]:
-        """logits float32 [n, vocab] (changed in place) for the token at `positions` [n] of `rows` [n]
-        -> tokens int32 [n], and log-probabilities by index into n where asked for."""
-        tokens = np.empty(len(rows), np.int32)
+    def sample(
+        self, rows: Int64, positions: Int64, logits: Float32, drafts: Int32, proposed: Int64
+    ) -> tuple[Int32, Int64, dict[int, TokenLogprobs]]:
+        """Sample a token at `positions` [n] of `rows` [n], and one more for each of the first `proposed` [n]
+        `drafts` [n, k] that is what was sampled. `logits` float32 [sum of proposed + 1, vocab] (changed in
+        place) are those of each row's positions, one after the other.
+
+        -> tokens int32 flat, counts int64 [n], log-probabilities by index of tokens where asked for.
+
+        A draft is a guess of what the sampler will choose, and is kept if it does. For a proposal without
+        randomness that is rejection sampling (Leviathan et al. 2023: accept with probability p(draft)), and
+        because the random number belongs to the position, the very tokens are those of plain decoding.
+        """
+        tokens: list[int] = []
+        counts = np.zeros(len(rows), np.int64)
         logprobs: dict[int, TokenLogprobs] = {}
-        for i, number in enumerate(rows.tolist()):
+        first = 0
+        for i, (number, position, ahead) in enumerate(
+            zip(rows.tolist(), positions.tolist(), proposed.tolist(), strict=True)
+        ):
             row = self._rows[number]
-            if row is None:
-                tokens[i] = logits[i].argmax()
-                continue
-            self._adjust(row, int(positions[i]), logits[i])
-            tokens[i] = self._choose(row, int(positions[i]), logits[i])
-            if row.params.logprobs is not None:
-                logprobs[i] = self._logprobs(row, int(tokens[i]), logits[i])
-            if len(row.counts):
-                row.counts[tokens[i]] += 1
-        return tokens, logprobs
+            for j in range(ahead + 1):
+                token = self._next(row, position + j, logits[first + j], logprobs, len(tokens))
+                tokens.append(token)
+                counts[i] += 1
+                if j < ahead and token != drafts[i, j]:
+                    break
+            first += ahead + 1
+        return np.array(tokens, np.int32), counts, logprobs
+
+    def guess(self, number: int, position: int, logits: Float32) -> int:
+        """What row `number` would choose if these were the model's logits (changed in place)."""
+        row = self._rows[number]
+        if row is None:
+            return int(logits.argmax())
+        self._adjust(row, position, logits)
+        return self._choose(row, position, logits)
+
+    def _next(
+        self, row: _Row | None, position: int, logits: Float32, logprobs: dict[int, TokenLogprobs], index: int
+    ) -> int:
+        if row is None:
+            return int(logits.argmax())
+        self._adjust(row, position, logits)
+        token = self._choose(row, position, logits)
+        if row.params.logprobs is not None:
+            logprobs[index] = self._logprobs(row, token, logits)
+        if len(row.counts):
+            row.counts[token] += 1
+        return token
 
     def _adjust(self, row: _Row, position: int, logits: Float32) -> None:
         params = row.params

@@ -2,14 +2,15 @@
 
 from freehold.memory.audit import PageCounts
 from freehold.memory.errors import AuditError, LeaseError, OutOfPages, OwnershipError
-from freehold.memory.group import CacheGroup, Retention
+from freehold.memory.explain import Miss
+from freehold.memory.group import CacheGroup, Retention, cache_groups
 from freehold.memory.lease import Lease, LeaseTable
 from freehold.memory.memory import PAGE_SIZES, Memory, MemoryShape
 from freehold.memory.pool import PagePool, Tier
-from freehold.memory.tree import Match, PinKind, PrefixTree
+from freehold.memory.tree import Match, Namespace, PinKind, PrefixTree
 
 __all__ = [
     "PAGE_SIZES", "AuditError", "CacheGroup", "Lease", "LeaseError", "LeaseTable", "Match", "Memory",
-    "MemoryShape", "OutOfPages", "OwnershipError", "PageCounts", "PagePool", "PinKind", "PrefixTree",
-    "Retention", "Tier",
+    "MemoryShape", "Miss", "Namespace", "OutOfPages", "OwnershipError", "PageCounts", "PagePool", "PinKind",
+    "PrefixTree", "Retention", "Tier", "cache_groups",
 ]  # fmt: skip

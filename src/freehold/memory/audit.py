@@ -10,7 +10,6 @@ import numpy as np
 from freehold.arrays import Int64
 from freehold.memory import owner
 from freehold.memory.errors import AuditError
-from freehold.memory.owner import OwnerKind
 from freehold.memory.pool import PagePool
 from freehold.memory.tree import PinKind
 
@@ -114,8 +113,8 @@ def _audit_rows(memory: Memory) -> None:
     pins: dict[int, int] = {}
     for lease in table.open_leases:
         row, shared = lease.row, lease.shared
-        if not 0 <= shared <= lease.committed <= lease.allocated:
-            raise AuditError(f"lease {lease.serial}: {shared}, {lease.committed}, {lease.allocated}")
+        if not 0 <= shared <= lease.committed <= lease.reserved <= lease.allocated:
+            raise AuditError(f"lease {lease.serial}: {shared}, {lease.committed}, {lease.reserved}, {lease.allocated}")
         if lease.node.end != shared:
             raise AuditError(f"lease {lease.serial} shares {shared} tokens, its node ends at {lease.node.end}")
         for group, have in enumerate(lease.pages(0, shared)):
@@ -129,42 +128,3 @@ def _audit_rows(memory: Memory) -> None:
             raise AuditError(f"{node!r}: {node.pins[PinKind.LEASE]} lease pins, other leases counted")
     if pins:
         raise AuditError(f"leases pin nodes that are not in the tree: {sorted(pins)}")
-
-
-def explain(memory: Memory, page: int, group: int = 0) -> str:
-    """Who holds a page, since which step, and why it can't be evicted. ValueError if out of range."""
-    pool = memory.pools[group]
-    if not 0 <= page <= pool.capacity:
-        raise ValueError(f"page must be 0 .. {pool.capacity}, not {page}")
-    by = int(pool.owner[page])
-    text = f"page {page}: {owner.describe(by)}, since step {int(pool.since[page])}"
-    kind, serial = owner.kind_of(by), owner.id_of(by)
-    if kind is OwnerKind.LEASE:
-        text += _explain_lease(memory, page, group, serial)
-    elif kind is OwnerKind.NODE:
-        text += _explain_node(memory, page, group, serial)
-    history = "\n".join(f"  {move}" for move in pool.recorder.history(page))
-    return f"{text}\n{history}" if history else text
-
-
-def _explain_lease(memory: Memory, page: int, group: int, serial: int) -> str:
-    lease = next(lease for lease in memory.leases.open_leases if lease.serial == serial)
-    table = memory.leases.page_tables[group][lease.row]
-    shared = lease.shared // memory.page_size
-    at = (shared + int(np.argmax(table[shared:] == page))) * memory.page_size
-    return (
-        f"; row {lease.row}, positions {at}..{at + memory.page_size - 1}, {lease.committed} tokens committed; "
-        "private to a running request"
-    )
-
-
-def _explain_node(memory: Memory, page: int, group: int, serial: int) -> str:
-    node = next(node for node in memory.tree.nodes() if node.serial == serial)
-    at = node.start + int(np.argmax(node.pages[group] == page)) * memory.page_size
-    text = f"; positions {at}..{at + memory.page_size - 1} of a prefix in namespace '{node.namespace}'"
-    pins = [f"{count} {PinKind(kind).name.lower()}" for kind, count in enumerate(node.pins) if count]
-    if pins:
-        return f"{text}; pinned by {', '.join(pins)}"
-    if node.holds:
-        return f"{text}; a longer prefix in use continues it"
-    return f"{text}; evictable" if node.evictable else f"{text}; evictable after its {len(node.children)} continuations"

@@ -1,4 +1,8 @@
-"""Which steps may still be touching memory."""
+"""Which steps may still be touching memory, and which thread may change it."""
+
+import threading
+
+from freehold.memory.errors import OwnershipError
 
 
 class Epochs:
@@ -12,6 +16,17 @@ class Epochs:
         self.submitted = 0
         self.completed = 0
         self._early: set[int] = set()
+        self._thread: int | None = None
+
+    def bind_thread(self) -> None:
+        """From now on the calling thread is the one that allocates and frees."""
+        self._thread = threading.get_ident()
+
+    def check_thread(self) -> None:
+        """Raise OwnershipError in any other thread than the bound one: an engine or IO thread reports, it
+        never moves a page."""
+        if self._thread is not None and threading.get_ident() != self._thread:
+            raise OwnershipError(f"thread '{threading.current_thread().name}' is not the one that moves pages")
 
     def submit(self) -> int:
         """The number of the next step."""

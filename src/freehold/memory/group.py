@@ -22,3 +22,8 @@ class CacheGroup:
     def __post_init__(self) -> None:
         if self.retention is not Retention.FULL:
             raise ValueError(f"cache group {self.name}: retention '{self.retention}' is not supported yet")
+
+
+def cache_groups(has_draft_model: bool) -> tuple[CacheGroup, ...]:
+    """A draft model keeps its KV in a group of its own, taken, published and freed with the model's."""
+    return (CacheGroup(), CacheGroup("draft")) if has_draft_model else (CacheGroup(),)

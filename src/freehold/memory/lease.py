@@ -1,10 +1,11 @@
 """Leases: the KV of running sequences.
 
-    positions    0 ........ shared ........ committed ........ allocated
-                 |  tree's  |    private, written   |  private, reserved  |
+    positions    0 ........ shared ........ committed ........ reserved ........ allocated
+                 |  tree's  |    private, written   |  steps in flight  |  excess  |
 
-The tree owns the pages below `shared` and the lease has them pinned; the lease owns the rest. All three
-numbers are recorded, never inferred: `0 <= shared <= committed <= allocated`.
+The tree owns the pages below `shared` and the lease has them pinned; the lease owns the rest. All four
+numbers are recorded, never inferred: `0 <= shared <= committed <= reserved <= allocated`. Excess is what
+drafts left that were not accepted: the next step uses it, or it is given back under pressure.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def pages_to_cover(tokens: Int64, page_size: int) -> Int64:
 class LeaseTable:
     """The open leases as rows of NumPy arrays, so that a step's bookkeeping is vectorised.
 
-    shared, committed, allocated, fence int64 [rows] · page_tables: a group's int32 [rows, pages].
+    shared, committed, reserved, allocated, fence int64 [rows] · page_tables: a group's int32 [rows, pages].
     Every write to a page table is also logged for the engine, which keeps a copy (`take_updates`).
     """
 
@@ -42,6 +43,7 @@ class LeaseTable:
         self.token_limit = token_limit
         self.shared: Int64 = np.zeros(row_count, np.int64)
         self.committed: Int64 = np.zeros(row_count, np.int64)
+        self.reserved: Int64 = np.zeros(row_count, np.int64)
         self.allocated: Int64 = np.zeros(row_count, np.int64)
         self.fence: Int64 = np.zeros(row_count, np.int64)
         self.owner: Int64 = np.zeros(row_count, np.int64)  # 0 while the row is free
@@ -75,7 +77,8 @@ class LeaseTable:
         lease = Lease(self, row, self._serial, node)
         self.leases[row] = lease
         self.owner[row] = owner.lease(self._serial)
-        self.shared[row] = self.committed[row] = self.allocated[row] = match.length
+        for column in (self.shared, self.committed, self.reserved, self.allocated):
+            column[row] = match.length
         self.fence[row] = 0
         self._write_path(row, node)
         return lease
@@ -117,13 +120,14 @@ class LeaseTable:
         return np.maximum(pages_to_cover(targets, self.page_size) - have, 0)
 
     def extend(self, rows: Int64, targets: Int64) -> None:
-        """Cover `targets` [n] tokens of the leases in `rows` [n], in every group.
+        """Reserve `targets` [n] tokens of the leases in `rows` [n], in every group.
 
         All of it, or OutOfPages and nothing changed.
         """
         counts = self.page_counts_to_extend(rows, targets)
         total = int(counts.sum())
         if total == 0:
+            self.reserved[rows] = np.maximum(self.reserved[rows], targets)
             return
         if (targets > self.token_limit).any():
             raise LeaseError(f"a lease holds at most {self.token_limit} tokens")
@@ -139,17 +143,29 @@ class LeaseTable:
             self.page_tables[group][page_rows, columns] = pages
             self._updates.append((group, page_rows.astype(np.int32), columns, pages))
         self.allocated[rows] += counts * self.page_size
+        self.reserved[rows] = np.maximum(self.reserved[rows], targets)
 
     def submit(self, rows: Int64, step: int) -> None:
         """Step `step` reads and writes the pages of `rows`: none of them is free before it is done."""
         self.fence[rows] = step
 
-    def commit(self, rows: Int64, counts: Int64) -> None:
-        """The step that wrote `counts` [n] more tokens of `rows` [n] has completed."""
-        committed = self.committed[rows] + counts
-        if (committed > self.allocated[rows]).any():
-            raise LeaseError("committed more tokens than allocated")
-        self.committed[rows] = committed
+    def commit(self, rows: Int64, written: Int64, reserved: Int64) -> None:
+        """A step has completed: the first `written` [n] tokens of `rows` [n] have their KV in every group,
+        and the steps still in flight write at most up to `reserved` [n]."""
+        if (written < self.committed[rows]).any() or (written > self.reserved[rows]).any():
+            raise LeaseError("committed tokens that no step had reserved")
+        if (reserved < written).any() or (reserved > self.reserved[rows]).any():
+            raise LeaseError("a completed step can only lower what is reserved")
+        self.committed[rows] = written
+        self.reserved[rows] = reserved
+
+    def give_back_excess(self) -> None:
+        """Free the pages that rejected drafts left behind the reserved tokens."""
+        kept = pages_to_cover(self.reserved, self.page_size) * self.page_size
+        for row in np.flatnonzero(self.allocated > kept).tolist():
+            lease = self.leases[row]
+            assert lease is not None
+            lease.trim(int(self.reserved[row]))
 
     def collect(self) -> None:
         """Free the rows whose last step has completed."""
@@ -160,8 +176,9 @@ class LeaseTable:
         """Called by the lease that ends."""
         self.leases[row] = None
         self.owner[row] = 0
-        self.shared[row] = self.committed[row] = self.allocated[row] = 0
-        self._limbo_rows.append((self.epochs.submitted, row))
+        for column in (self.shared, self.committed, self.reserved, self.allocated):
+            column[row] = 0
+        self._limbo_rows.append((int(self.fence[row]), row))
         self.collect()
 
 
@@ -193,6 +210,10 @@ class Lease:
         return int(self._open_table().committed[self.row])
 
     @property
+    def reserved(self) -> int:
+        return int(self._open_table().reserved[self.row])
+
+    @property
     def allocated(self) -> int:
         return int(self._open_table().allocated[self.row])
 
@@ -209,10 +230,11 @@ class Lease:
 
     def commit(self, count: int) -> None:
         """`count` more tokens were written: the step that wrote them has completed."""
-        self._open_table().commit(np.array([self.row]), np.array([count], np.int64))
+        table, row = self._open_table(), np.array([self.row])
+        table.commit(row, table.committed[row] + count, table.reserved[row])
 
     def trim(self, to: int) -> None:
-        """Give back the whole pages past `to` tokens; committed tokens past it are forgotten."""
+        """Give back the whole pages past `to` tokens; what was written past it is forgotten."""
         table = self._open_table()
         size = table.page_size
         if to < self.shared:
@@ -223,16 +245,17 @@ class Lease:
                 pool.free(pages, self.owner, int(table.fence[self.row]))
             table.allocated[self.row] = keep
         table.committed[self.row] = min(self.committed, to)
+        table.reserved[self.row] = min(self.reserved, to)
 
     def publish(self, tokens: Int32, priority: int = 0) -> int:
         """Give the KV of `[shared, floor_page(committed))` to the tree -> the new `shared`.
 
-        `tokens` are the sequence's, at least as many as committed. Pages that the tree has already are
-        freed and replaced by the tree's; the pin moves to the deepest node.
+        `tokens` are the sequence's; KV of tokens that the sequence ended before is not given. Pages that
+        the tree has already are freed and replaced by the tree's; the pin moves to the deepest node.
         """
         table = self._open_table()
-        start, committed = self.shared, self.committed
-        end = committed - committed % table.page_size
+        start, usable = self.shared, min(self.committed, len(tokens))
+        end = usable - usable % table.page_size
         if end <= start:
             return start
         mine = self.pages(start, end)

@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from freehold.arrays import Int32
-from freehold.memory.audit import PageCounts, audit, count_pages, explain
+from freehold.memory.audit import PageCounts, audit, count_pages
 from freehold.memory.epochs import Epochs
+from freehold.memory.explain import Miss, explain, explain_miss
 from freehold.memory.group import CacheGroup
 from freehold.memory.lease import Lease, LeaseTable
 from freehold.memory.pool import PagePool
-from freehold.memory.tree import Match, PrefixTree
+from freehold.memory.tree import Match, Namespace, PrefixTree
 
 PAGE_SIZES = (1, 4, 16, 64, 256)
 
@@ -40,6 +41,7 @@ class Memory:
         self.shape = shape
         self.page_size = shape.page_size
         self.epochs = Epochs()
+        self.weight_version = 0
         self.pools = [PagePool(shape.page_count, shape.page_size, self.epochs) for _ in shape.groups]
         self.tree = PrefixTree(self.pools, self.epochs, shape.eviction_policy)
         self.leases = LeaseTable(self.pools, self.tree, self.epochs, shape.row_count, shape.token_limit)
@@ -51,7 +53,12 @@ class Memory:
     def match(self, namespace: str, tokens: Int32) -> Match:
         """The longest reusable prefix, leaving at least the last token to compute."""
         limit = len(tokens) - 1 if self.shape.prefix_cache else 0
-        return self.tree.match(namespace, tokens, limit)
+        return self.tree.match(Namespace(namespace, self.weight_version), tokens, limit)
+
+    def replace_weights(self) -> None:
+        """The weights change: what they computed is never found again, and given up where nobody uses it."""
+        self.weight_version += 1
+        self.tree.flush()
 
     def publish(self, lease: Lease, tokens: Int32, priority: int = 0) -> None:
         """Share what the lease has committed, if there is a prefix cache."""
@@ -75,9 +82,10 @@ class Memory:
     def make_room(self, page_count: int) -> bool:
         """Evict until `page_count` pages are free or on their way -> whether they are free now."""
         if page_count > self.free_page_count:
+            self.leases.give_back_excess()
             coming = min(pool.free_count + pool.limbo_count for pool in self.pools)
             if page_count > coming:
-                self.tree.evict(page_count - coming)
+                self.tree.evict(page_count - coming, f"a step that needed {page_count} pages")
         return page_count <= self.free_page_count
 
     def complete(self, step: int) -> None:
@@ -95,4 +103,9 @@ class Memory:
         audit(self)
 
     def explain(self, page: int) -> str:
+        """Who holds a page, since which step, and why it can't be evicted. ValueError if out of range."""
         return explain(self, page)
+
+    def explain_miss(self, namespace: str, tokens: Int32) -> Miss:
+        """What is cached of `tokens` [n] now, and why no more."""
+        return explain_miss(self, namespace, tokens)

@@ -69,6 +69,7 @@ class PagePool:
         Raises OwnershipError, having changed nothing, unless every page is owned by its source and
         no page is named twice.
         """
+        self.epochs.check_thread()
         if len(pages) == 0:
             return
         wrong = self.owner[pages] != source

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,7 +14,15 @@ from freehold.memory import owner
 from freehold.memory.epochs import Epochs
 from freehold.memory.errors import LeaseError
 from freehold.memory.eviction import EvictionQueue
+from freehold.memory.history import Eviction, EvictionHistory, PageAges
 from freehold.memory.pool import PagePool
+
+
+class Namespace(NamedTuple):
+    """Whose prefixes. Neither tenants nor versions of the weights share anything."""
+
+    salt: str = ""
+    weights: int = 0
 
 
 class PinKind(IntEnum):
@@ -36,10 +45,10 @@ class Node:
 
     __slots__ = (
         "children", "created", "end", "fence", "hits", "holds", "last_used", "namespace", "pages",
-        "parent", "pins", "priority", "queued", "serial", "tokens",
+        "parent", "pins", "priority", "queued", "serial", "tokens", "used_at",
     )  # fmt: skip
 
-    def __init__(self, serial: int, namespace: str, parent: Node | None, tokens: Int32, pages: list[Int32]):
+    def __init__(self, serial: int, namespace: Namespace, parent: Node | None, tokens: Int32, pages: list[Int32]):
         self.serial = serial
         self.namespace = namespace
         self.parent = parent
@@ -51,11 +60,17 @@ class Node:
         self.holds = 0
         self.queued = False
         self.created = self.last_used = self.hits = self.priority = 0
+        self.used_at = 0  # the newest step when it was last used
         self.fence = 0  # the last step that may read these pages after the last pin went
 
     @property
     def start(self) -> int:
         return self.end - len(self.tokens)
+
+    @property
+    def place(self) -> Hashable:
+        """Names the prefix that ends here, for as long as the node lives; a root's place outlives it."""
+        return self.serial if self.parent is not None else self.namespace
 
     @property
     def evictable(self) -> bool:
@@ -71,7 +86,7 @@ class Match:
     `node`, which is None in a namespace that holds nothing yet. A match takes no resource and changes
     nothing; it is good while `version` is the tree's."""
 
-    namespace: str
+    namespace: Namespace
     node: Node | None
     length: int
     version: int
@@ -91,7 +106,9 @@ class PrefixTree:
         self.page_count = 0  # pages of each group in the tree
         self.held_page_count = 0  # of them, those on a path to a pin
         self.evicted_page_count = 0
-        self._roots: dict[str, Node] = {}
+        self.history = EvictionHistory()
+        self.ages = PageAges()
+        self._roots: dict[Namespace, Node] = {}
         self._queue = EvictionQueue(policy)
         self._serial = 0
         self._tick = 0
@@ -103,7 +120,7 @@ class PrefixTree:
 
     # -- looking ------------------------------------------------------------------------------------
 
-    def match(self, namespace: str, tokens: Int32, limit: int | None = None) -> Match:
+    def match(self, namespace: Namespace, tokens: Int32, limit: int | None = None) -> Match:
         """The longest prefix of `tokens` [n], whole pages only and at most `limit` tokens, that the
         tree holds in `namespace`."""
         node = self._roots.get(namespace)
@@ -123,7 +140,7 @@ class PrefixTree:
                 break
         return Match(namespace, node, at, self.version)
 
-    def next_page_key(self, match: Match, tokens: Int32) -> tuple[str, int, bytes] | None:
+    def next_page_key(self, match: Match, tokens: Int32) -> tuple[Namespace, int, bytes] | None:
         """Names the first page after a match, so that two sequences that would compute the same page
         can see it: equal keys mean equal prefix and equal next page. None if no whole page follows or
         the match ends inside a node, where the tree itself knows a different continuation."""
@@ -157,6 +174,9 @@ class PrefixTree:
             node = node.parent
         return nodes[::-1]
 
+    def namespaces(self) -> list[Namespace]:
+        return list(self._roots)
+
     def nodes(self) -> Iterator[Node]:
         """Every node, roots included."""
         stack = list(self._roots.values())
@@ -181,6 +201,8 @@ class PrefixTree:
         for used in self.path(node):
             used.last_used = self._tick
             used.hits += 1
+            self.ages.hit[PageAges.bucket(self.epochs.submitted - used.used_at)] += self._pages_in(used)
+            used.used_at = self.epochs.submitted
             used.priority = max(used.priority, priority)
         node.pins[kind] += 1
         self._hold(node)
@@ -263,6 +285,7 @@ class PrefixTree:
 
     def _touch(self, node: Node, priority: int) -> None:
         node.last_used = self._tick
+        node.used_at = self.epochs.submitted
         node.priority = max(node.priority, priority)
 
     def _grow(self, node: Node, tokens: Int32, pages: list[Int32]) -> None:
@@ -292,7 +315,7 @@ class PrefixTree:
         cut = at - node.start
         page_cut = cut // self.page_size
         upper = self._new_node(node.parent, node.tokens[:cut], [p[:page_cut] for p in node.pages])
-        for name in ("created", "last_used", "hits", "priority", "fence"):
+        for name in ("created", "last_used", "used_at", "hits", "priority", "fence"):
             setattr(upper, name, getattr(node, name))
         for pool, part in zip(self.pools, upper.pages, strict=True):
             pool.move(part, owner.node(node.serial), owner.node(upper.serial))
@@ -304,19 +327,20 @@ class PrefixTree:
         upper.holds = 1 if node.holds else 0
         return upper
 
-    def evict(self, page_count: int) -> int:
+    def evict(self, page_count: int, cause: str) -> int:
         """Give up to `page_count` pages of each group back to the pools, by policy, from the leaves
-        -> how many left the tree. Those that a step in flight may read go through limbo."""
+        -> how many left the tree. Those that a step in flight may read go through limbo. `cause` is kept
+        for whoever asks why a prefix is gone."""
         evicted = 0
         while evicted < page_count:
             node = self._queue.pop()
             if node is None:
                 break
-            evicted += self._evict_tail(node, page_count - evicted)
+            evicted += self._evict_tail(node, page_count - evicted, cause)
         self.evicted_page_count += evicted
         return evicted
 
-    def _evict_tail(self, node: Node, page_count: int) -> int:
+    def _evict_tail(self, node: Node, page_count: int, cause: str) -> int:
         """Evict the last pages of a leaf, all of it if need be."""
         self.version += 1
         have = self._pages_in(node)
@@ -324,8 +348,13 @@ class PrefixTree:
         for group, pool in enumerate(self.pools):
             pool.free(node.pages[group][have - gone :], owner.node(node.serial), node.fence)
         self.page_count -= gone
+        idle = self.epochs.submitted - node.used_at
+        self.ages.evicted[PageAges.bucket(idle)] += gone
+        eviction = Eviction(self.epochs.submitted, cause, gone, idle)
         if gone < have:
             keep = have - gone
+            first = node.tokens[keep * self.page_size : (keep + 1) * self.page_size]
+            self.history.record(node.place, first.tobytes(), eviction)
             node.tokens = node.tokens[: keep * self.page_size]
             node.pages = [part[:keep] for part in node.pages]
             node.end -= gone * self.page_size
@@ -333,6 +362,7 @@ class PrefixTree:
             return gone
         parent = node.parent
         assert parent is not None
+        self.history.record(parent.place, self._key(node), eviction)
         del parent.children[self._key(node)]
         node.parent = None
         if parent.evictable:
@@ -342,7 +372,7 @@ class PrefixTree:
 
     def flush(self) -> int:
         """Evict everything that is not held -> pages given back in each group."""
-        return self.evict(self.evictable_page_count)
+        return self.evict(self.evictable_page_count, "a flush of the cache")
 
     # -- parts --------------------------------------------------------------------------------------
 
@@ -352,13 +382,18 @@ class PrefixTree:
     def _pages_in(self, node: Node) -> int:
         return len(node.pages[0])
 
-    def _new_node(self, parent: Node | None, tokens: Int32, pages: list[Int32], namespace: str = "") -> Node:
+    def _new_node(
+        self, parent: Node | None, tokens: Int32, pages: list[Int32], namespace: Namespace | None = None
+    ) -> Node:
+        scope = parent.namespace if parent else namespace
+        assert scope is not None
         self._serial += 1
-        node = Node(self._serial, parent.namespace if parent else namespace, parent, tokens, pages)
+        node = Node(self._serial, scope, parent, tokens, pages)
         node.created = node.last_used = self._tick
+        node.used_at = self.epochs.submitted
         return node
 
-    def _root(self, namespace: str) -> Node:
+    def _root(self, namespace: Namespace) -> Node:
         root = self._roots.get(namespace)
         if root is None:
             empty = np.empty(0, np.int32)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import heapq
 import time
 from collections.abc import Callable
 
-from freehold.memory import Match, Memory
+from freehold.memory import Lease, Memory
 from freehold.scheduler.queue import WaitingQueue
-from freehold.scheduler.request import Finish, Request, RequestState
+from freehold.scheduler.request import Finish, FinishKind, Request
 from freehold.scheduler.running import RunningTable
+from freehold.scheduler.states import Event, RequestState
 from freehold.step import RowStart
 
 
@@ -43,6 +45,7 @@ class Lifecycle:
         self.retraction_count = 0
         self.row_starts: list[RowStart] = []  # for the next step
         self.ended: list[Request] = []  # since the last output
+        self._deadlines: list[tuple[float, int, Request]] = []
         self._eos_tokens = eos_tokens
         self._queue_limit = queue_limit
         self._arrivals = 0
@@ -54,8 +57,18 @@ class Lifecycle:
             raise QueueFull(f"{len(self.queue)} requests are waiting, the limit is {self._queue_limit}")
         self._arrivals += 1
         request.order = self._arrivals
-        request.arrival = self.clock()
+        request.arrival = request.state_since = self.clock()
         self.queue.push(request)
+        if request.timeout is not None:
+            heapq.heappush(self._deadlines, (request.arrival + request.timeout, request.order, request))
+
+    def expire(self) -> None:
+        """End the requests whose time is up."""
+        while self._deadlines and self._deadlines[0][0] <= self.clock():
+            request = heapq.heappop(self._deadlines)[2]
+            if request.state is not RequestState.ENDED:
+                message = f"timed out after {request.timeout:g} s"
+                self.end(request, Finish(FinishKind.TIMEOUT, message=message))
 
     def max_length(self, request: Request) -> int:
         """Prompt plus output tokens at which the request is finished. Without max_tokens: what fits."""
@@ -85,61 +98,49 @@ class Lifecycle:
                 "shorten it, or start with more pages (num_pages, kv_cache_memory_bytes)",
             )
 
-    def start(self, request: Request, match: Match) -> int:
-        """Admit a request with the prefix it matched -> its row."""
-        lease = self.memory.leases.open(match, request.priority)
-        request.lease = lease
-        request.state = RequestState.PREFILLING
+    def start(self, request: Request, lease: Lease) -> None:
+        """Admit a request: it takes the lease's row, and the engine hears of it with the next step."""
         if request.cached_tokens is None:
-            request.cached_tokens = match.length
+            request.cached_tokens = lease.shared
             request.first_scheduled = self.clock()
-        self.running.add(lease.row, request, self.max_length(request), match.length)
-        return lease.row
+        request.happen(Event.ADMITTED, self.clock())
+        request.lease = lease
+        self.running.add(lease.row, request, self.max_length(request), lease.shared)
+        self._announce(request, lease)
 
-    def announce(self, row: int) -> None:
-        """Tell the engine, with the next step, for whom `row` now works."""
-        request = self.running.request(row)
+    def _announce(self, request: Request, lease: Lease) -> None:
         stops = self._eos_tokens if not request.params.ignore_eos else ()
         self.row_starts.append(
             RowStart(
-                row=row,
+                row=lease.row,
                 params=request.params,
                 seed=request.seed,
-                tokens=self.running.known_tokens(row).copy(),
+                tokens=self.running.known_tokens(lease.row).copy(),
                 prompt_length=len(request.prompt),
                 stop_tokens=(*stops, *request.params.stop_token_ids),
+                max_length=self.max_length(request),
+                cached=lease.shared,
                 namespace=request.namespace,
             )
         )
 
-    def retract(self, row: int) -> Request:
+    def retract(self, row: int, why: Event) -> None:
         """Take a running request back to the queue. Its output is kept and its KV is published, so that
         resuming costs little if the memory is not needed meanwhile."""
         request = self.running.request(row)
+        request.happen(why, self.clock())
         self._leave_row(request)
-        request.state = RequestState.RETRACTED
         request.retractions += 1
         self.retraction_count += 1
         self.queue.push(request)
-        return request
-
-    def unstart(self, row: int) -> Request:
-        """Undo `start` for a request that got no memory after all: it is as if it had not been tried."""
-        request = self.running.request(row)
-        self._leave_row(request)
-        request.state = RequestState.RETRACTED if request.retractions else RequestState.WAITING
-        if not request.retractions:
-            request.cached_tokens = request.first_scheduled = None
-        return request
 
     def end(self, request: Request, finish: Finish) -> None:
         """The one end of every request: finished, stopped, aborted or failed, queued or running."""
-        assert request.state is not RequestState.ENDED, f"request {request.id} has ended before"
+        request.happen(finish.event, self.clock())
         if request.lease is not None:
             self._leave_row(request)
         else:
             self.queue.discard(request)
-        request.state = RequestState.ENDED
         request.finish = finish
         request.ended = self.clock()
         self.ended.append(request)

@@ -54,6 +54,12 @@ class WaitingQueue:
                 return request
         return None
 
+    def peek(self) -> Request | None:
+        """The next in line, left where it is."""
+        while self._heap and self._heap[0][1] not in self._waiting:
+            heapq.heappop(self._heap)
+        return self._heap[0][1] if self._heap else None
+
     def rank_by_match(self, match_length: Callable[[Request], int]) -> None:
         """For policy `lpm`: order the queue by `match_length`, longest first."""
         if self.policy != "lpm" or len(self._waiting) > LPM_QUEUE_MAX:

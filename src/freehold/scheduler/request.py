@@ -10,22 +10,25 @@ import numpy as np
 from freehold.arrays import Int32
 from freehold.memory import Lease
 from freehold.sampling_params import SamplingParams
+from freehold.scheduler.states import Event, RequestState, after
 from freehold.step import TokenLogprobs
-
-
-class RequestState(StrEnum):
-    WAITING = "waiting"  # in the queue, holds nothing
-    PREFILLING = "prefilling"  # has a lease; its known tokens are not all computed
-    RUNNING = "running"  # has a lease; decoding
-    RETRACTED = "retracted"  # back in the queue with its output so far, holds nothing
-    ENDED = "ended"
 
 
 class FinishKind(StrEnum):
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"
+    TIMEOUT = "timeout"
     ERROR = "error"
+
+
+_EVENT_OF = {
+    FinishKind.STOP: Event.STOPPED,
+    FinishKind.LENGTH: Event.FILLED,
+    FinishKind.ABORT: Event.ABORTED,
+    FinishKind.TIMEOUT: Event.TIMED_OUT,
+    FinishKind.ERROR: Event.FAILED,
+}
 
 
 @dataclass(frozen=True)
@@ -36,10 +39,14 @@ class Finish:
     matched: int | str | None = None
     message: str = ""
 
+    @property
+    def event(self) -> Event:
+        return _EVENT_OF[self.kind]
+
 
 @dataclass(eq=False)
 class Request:
-    """`prompt` int32 [n]. Times are seconds of the scheduler's clock."""
+    """`prompt` int32 [n]. Times are seconds of the scheduler's clock; `timeout` counts from arrival."""
 
     id: str
     prompt: Int32
@@ -47,15 +54,21 @@ class Request:
     seed: int = 0
     priority: int = 0
     namespace: str = ""
+    timeout: float | None = None
     arrival: float = 0.0
 
     order: int = 0  # of arrival; decides among equals
     state: RequestState = RequestState.WAITING
+    state_since: float = 0.0
+    seconds_in: dict[RequestState, float] = field(default_factory=dict[RequestState, float])
     lease: Lease | None = None
     output: Int32 = field(default_factory=lambda: np.empty(0, np.int32))  # kept here while without a row
     logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
     cached_tokens: int | None = None  # prompt tokens not computed, at first scheduling
+    miss: str = ""  # why not more of them
     retractions: int = 0
+    drafted: int = 0  # draft tokens verified for it, and how many of them were right
+    accepted: int = 0
     stop_tail: bytes = b""  # the end of the output, in which a stop string may be growing
     finish: Finish | None = None
     first_scheduled: float | None = None
@@ -70,3 +83,9 @@ class Request:
     @property
     def is_queued(self) -> bool:
         return self.state in (RequestState.WAITING, RequestState.RETRACTED)
+
+    def happen(self, event: Event, now: float) -> None:
+        """The only way to another state. Raises ImpossibleEvent."""
+        following = after(self.state, event)
+        self.seconds_in[self.state] = self.seconds_in.get(self.state, 0.0) + now - self.state_since
+        self.state, self.state_since = following, now

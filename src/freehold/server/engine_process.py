@@ -145,7 +145,7 @@ class EngineLoop:
             running=len(scheduler.running),
             waiting=len(scheduler.queue),
             steps=scheduler.memory.epochs.submitted,
-            sampled_tokens=scheduler.token_count,
+            sampled_tokens=scheduler.results.token_count,
             retractions=scheduler.lifecycle.retraction_count,
             evicted_pages=scheduler.memory.tree.evicted_page_count,
             pages=scheduler.memory.counts().as_dict(),

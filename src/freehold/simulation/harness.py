@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from freehold.config import EngineConfig
-from freehold.memory import Memory, MemoryShape
+from freehold.memory import Memory, MemoryShape, cache_groups
 from freehold.sampling_params import SamplingParams
 from freehold.scheduler.request import FinishKind, Request
 from freehold.scheduler.scheduler import Scheduler, StepOutput
 from freehold.scheduler.vocabulary import Vocabulary
-from freehold.simulation.engine import SimulatedEngine, expected_output, vocabulary_fields
+from freehold.simulation.engine import EngineShape, SimulatedEngine, vocabulary_fields
+from freehold.simulation.model import expected_output
+from freehold.step import DraftCost
 
 STEPS_WITHOUT_PROGRESS_MAX = 200
 
@@ -29,6 +31,7 @@ class Harness:
     token_limit: int = 4096
     vocab_size: int = 1000
     eos_tokens: tuple[int, ...] = ()
+    draft_rate: float = 0.6
     ended: list[Request] = field(default_factory=list[Request])
 
     def __post_init__(self) -> None:
@@ -40,13 +43,23 @@ class Harness:
             token_limit=self.token_limit,
             eviction_policy=config.eviction_policy,
             prefix_cache=not config.disable_radix_cache,
+            groups=cache_groups(config.speculative_algorithm == "draft"),
         )
         self.memory = Memory(shape)
         self.engine = SimulatedEngine(
-            shape.page_count, shape.page_size, shape.row_count, self.token_limit, self.vocab_size
+            EngineShape(
+                shape.page_count,
+                shape.page_size,
+                shape.row_count,
+                self.token_limit,
+                self.vocab_size,
+                len(shape.groups),
+                self.draft_rate,
+            )
         )
         vocabulary = Vocabulary(**vocabulary_fields(self.vocab_size, self.eos_tokens))
-        self.scheduler = Scheduler(config, self.memory, self.engine, vocabulary)
+        cost = DraftCost(config.speculative_num_draft_tokens) if config.speculative_algorithm else None
+        self.scheduler = Scheduler(config, self.memory, self.engine, vocabulary, draft_cost=cost)
         self._count = 0
 
     def submit(

@@ -1,0 +1,78 @@
+"""What the engine knows of the sequences in its rows: their tokens and how far they may go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from freehold.arrays import Bool, Int32, Int64
+from freehold.step import FROM_DEVICE, RowStart, Step
+
+
+@dataclass(frozen=True)
+class Work:
+    """A step as it is really run: `counts[i]` given tokens of row `rows[i]` from position `starts[i]`, then
+    `proposed[i]` drafts. A count of 0 is a row that turned out to be full."""
+
+    rows: Int64
+    starts: Int64
+    counts: Int64
+    samples: Bool
+    decodes: Bool  # takes up its own last sample; the others are chunks of prompts
+    proposed: Int64
+    drafts: Int32  # [sequences, most proposed]
+    tokens: Int32  # [sum of counts + proposed], flat
+
+    @property
+    def sizes(self) -> Int64:
+        return self.counts + self.proposed
+
+
+class Sequences:
+    """tokens int32 [rows, token_limit + 1], length and max_length int64 [rows]."""
+
+    def __init__(self, row_count: int, token_limit: int):
+        self.tokens: Int32 = np.zeros((row_count, token_limit + 1), np.int32)
+        self.length: Int64 = np.ones(row_count, np.int64)
+        self.max_length: Int64 = np.full(row_count, token_limit + 1, np.int64)
+
+    def start(self, start: RowStart) -> None:
+        self.tokens[start.row, : len(start.tokens)] = start.tokens
+        self.length[start.row] = len(start.tokens)
+        self.max_length[start.row] = start.max_length
+
+    def append(self, rows: Int64, counts: Int64, tokens: Int32) -> None:
+        """`counts` [n] tokens for each of `rows` [n], flat."""
+        offset = np.arange(len(tokens)) - np.repeat(np.cumsum(counts) - counts, counts)
+        self.tokens[np.repeat(rows, counts), np.repeat(self.length[rows], counts) + offset] = tokens
+        self.length[rows] += counts
+
+    def room(self, step: Step) -> Int64:
+        """How many drafts each sequence of the step may have, int64 [sequences]."""
+        room = self.max_length[step.rows] - self.length[step.rows] - 1
+        return np.where(self._sampled_here(step), np.clip(step.drafts, 0, np.maximum(room, 0)), 0)
+
+    def take_up(self, step: Step, drafts: Int32, proposed: Int64) -> Work:
+        """Continue rows where they really are, which the scheduler may not know yet."""
+        rows = step.rows
+        here, length = self._sampled_here(step), self.length[rows]
+        is_full = here & (length >= self.max_length[rows])
+        counts = np.where(is_full, 0, step.counts)
+        sizes = counts + proposed
+        begin = np.cumsum(sizes) - sizes
+        sequence = np.repeat(np.arange(len(rows)), step.counts)
+        offset = np.arange(len(sequence)) - np.repeat(np.cumsum(step.counts) - step.counts, step.counts)
+        given = np.where(step.tokens == FROM_DEVICE, self.tokens[rows, length - 1][sequence], step.tokens)
+        tokens = np.empty(int(sizes.sum()), np.int32)
+        runs = ~is_full[sequence]
+        tokens[(begin[sequence] + offset)[runs]] = given[runs]
+        for i in np.flatnonzero(proposed):
+            at = begin[i] + counts[i]
+            tokens[at : at + proposed[i]] = drafts[i, : proposed[i]]
+        starts = np.where(here, length - 1, step.starts)
+        return Work(rows, starts, counts, step.samples & ~is_full, here, proposed, drafts, tokens)
+
+    def _sampled_here(self, step: Step) -> Bool:
+        """Sequences whose input is the engine's own last sample."""
+        return step.tokens[np.cumsum(step.counts) - step.counts] == FROM_DEVICE

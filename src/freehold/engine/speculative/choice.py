@@ -1,0 +1,36 @@
+"""Which speculator a configuration asks for."""
+
+from __future__ import annotations
+
+from freehold.config import EngineConfig
+from freehold.engine.sampler import Sampler
+from freehold.engine.speculative.draft_model import DraftModelSpeculator
+from freehold.engine.speculative.ngram import NgramSpeculator
+from freehold.engine.speculative.speculator import Speculator
+from freehold.models.loading.resolve import open_checkpoint, resolve_model
+from freehold.models.loading.truncated import TruncatedCheckpoint
+from freehold.models.spec import Checkpoint
+from freehold.step import KVShape
+
+
+def open_draft(config: EngineConfig, target: Checkpoint) -> Checkpoint:
+    """The draft model. Raises ValueError if it cannot draft for `target`."""
+    path = config.speculative_draft_model_path
+    draft = target if path is None else open_checkpoint(resolve_model(path))
+    if config.speculative_draft_layers is not None:
+        draft = TruncatedCheckpoint(draft, config.speculative_draft_layers)
+    if draft.spec.vocab_size != target.spec.vocab_size:
+        raise ValueError(
+            f"speculative_draft_model_path: its vocabulary has {draft.spec.vocab_size} tokens, "
+            f"the model's {target.spec.vocab_size}"
+        )
+    return draft
+
+
+def make_speculator(config: EngineConfig, target: Checkpoint, shape: KVShape, sampler: Sampler) -> Speculator | None:
+    """None without speculation. Raises ValueError or ModelUnavailable."""
+    if config.speculative_algorithm is None:
+        return None
+    if config.speculative_algorithm == "ngram":
+        return NgramSpeculator()
+    return DraftModelSpeculator(open_draft(config, target), shape, sampler)

@@ -1,0 +1,89 @@
+"""A smaller model that runs ahead (Leviathan, Kalman and Matias 2023; Chen et al. 2023)."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from freehold.arrays import Float32, Int32, Int64
+from freehold.engine.cpu.backend import CpuBackend, CpuBatch, CpuKV
+from freehold.engine.sampler import Sampler
+from freehold.engine.sequences import Sequences, Work
+from freehold.models.llama import LlamaDecoder
+from freehold.models.spec import Checkpoint
+from freehold.step import KVShape, RowStart
+
+LAG_MAX = 16  # tokens that the draft's KV may stay behind while nothing is drafted
+
+
+class DraftModelSpeculator:
+    """Keeps its KV in a cache group of its own, page by page beside the model's.
+
+    While a row drafts nothing its KV lags, and catches up in one go: the weights are read once for many
+    tokens, so that a draft that does not pay costs next to nothing. Where the request samples, the draft
+    samples with the same random number (a coupling of both distributions: alike models agree alike).
+    """
+
+    def __init__(self, checkpoint: Checkpoint, shape: KVShape, sampler: Sampler):
+        spec = checkpoint.spec
+        self._page_size = shape.page_size
+        self._backend = CpuBackend(spec, CpuKV(spec, shape.page_count, shape.page_size), shape.token_limit)
+        self._model = LlamaDecoder(checkpoint, self._backend)
+        self._sampler = sampler
+        self._tables: Int32 = np.zeros((shape.row_count, -(-shape.token_limit // shape.page_size)), np.int32)
+        self._written: Int64 = np.zeros(shape.row_count, np.int64)
+
+    def start(self, start: RowStart) -> None:
+        self._written[start.row] = start.cached
+
+    def update_pages(self, updates: list[tuple[Int32, Int32, Int32]]) -> None:
+        ((rows, columns, pages),) = updates
+        self._tables[rows, columns] = pages
+
+    def propose(self, sequences: Sequences, rows: Int64, limits: Int64) -> tuple[Int32, Int64]:
+        found = np.zeros((len(rows), int(limits.max(initial=0))), np.int32)
+        going = np.flatnonzero(limits > 0)
+        for j in range(found.shape[1]):
+            going = going[limits[going] > j]
+            now, length = rows[going], sequences.length[rows[going]]
+            if j == 0:
+                hidden = self._forward_known(sequences, now, length)
+            else:
+                hidden = self._forward(now, length + j - 1, np.ones(len(now), np.int64), found[going, j - 1])
+            logits = self._model.logits(np.ascontiguousarray(hidden))
+            for i, row in enumerate(now.tolist()):
+                found[going[i], j] = self._sampler.guess(row, int(length[i]) + j, logits[i])
+        # Of what was fed, all but the drafts is known to be right; `follow` adds those that were accepted.
+        self._written[rows[limits > 0]] = sequences.length[rows[limits > 0]]
+        return found, limits.copy()
+
+    def follow(self, sequences: Sequences, work: Work, hidden: Float32, written: Int64) -> Int64:
+        rows = work.rows
+        # The last draft was proposed but never fed.
+        drafted = work.proposed > 0
+        fed = work.starts + np.maximum(work.proposed, 1)
+        self._written[rows[drafted]] = np.minimum(written, fed)[drafted]
+        lag = written - self._written[rows]
+        late = np.flatnonzero((~work.decodes & (lag > 0)) | (lag >= LAG_MAX))
+        if len(late):
+            self._forward_known(sequences, rows[late], written[late])
+        return np.minimum(written, self._written[rows])
+
+    def _forward_known(self, sequences: Sequences, rows: Int64, ends: Int64) -> Float32:
+        """Compute what is missing below `ends` [n] -> hidden states of the last tokens [n, features]."""
+        starts = self._written[rows]
+        tokens = [sequences.tokens[row, a:b] for row, a, b in zip(rows, starts, ends, strict=True)]
+        hidden = self._forward(rows, starts, ends - starts, np.concatenate(tokens))
+        self._written[rows] = ends
+        return hidden[np.cumsum(ends - starts) - 1]
+
+    def _forward(self, rows: Int64, starts: Int64, counts: Int64, tokens: Int32) -> Float32:
+        return self._model.forward(tokens, CpuBatch.of(self._tables, self._page_size, rows, starts, counts))
+
+    def warm_up(self) -> float:
+        zero, one = np.zeros(1, np.int64), np.ones(1, np.int64)
+        self._model.logits(self._forward(zero, zero, one, np.zeros(1, np.int32)))
+        before = time.perf_counter()
+        self._model.logits(self._forward(zero, zero, one, np.zeros(1, np.int32)))
+        return time.perf_counter() - before

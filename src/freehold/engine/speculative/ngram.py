@@ -1,0 +1,58 @@
+"""Prompt lookup: what followed the last time the sequence said the same (Saxena 2023)."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from freehold.arrays import Float32, Int32, Int64
+from freehold.engine.sequences import Sequences, Work
+from freehold.step import RowStart
+
+MATCH_MAX = 6  # tokens that agree; a longer agreement is not looked for
+MATCH_MIN = 2
+
+
+@njit(nogil=True, cache=True)
+def find_continuation(tokens, length, shortest, longest):
+    """Where the tokens go on that followed the longest, then newest, earlier occurrence of the sequence's
+    last `shortest` .. `longest` tokens; -1 if they never occurred."""
+    best, where = shortest - 1, -1
+    for end in range(length - 1, shortest - 1, -1):
+        same = 0
+        while same < longest and same < end and tokens[end - 1 - same] == tokens[length - 1 - same]:
+            same += 1
+        if same > best:
+            best, where = same, end
+            if best == longest:
+                break
+    return where
+
+
+class NgramSpeculator:
+    """Has no weights and no KV: it costs nothing where it finds nothing."""
+
+    def start(self, start: RowStart) -> None:
+        """Nothing to remember: the tokens are the table."""
+
+    def update_pages(self, updates: list[tuple[Int32, Int32, Int32]]) -> None:
+        """It has no pages."""
+
+    def propose(self, sequences: Sequences, rows: Int64, limits: Int64) -> tuple[Int32, Int64]:
+        found = np.zeros((len(rows), int(limits.max(initial=0))), np.int32)
+        counts = np.zeros(len(rows), np.int64)
+        for i, (row, limit) in enumerate(zip(rows.tolist(), limits.tolist(), strict=True)):
+            tokens, length = sequences.tokens[row], int(sequences.length[row])
+            at = find_continuation(tokens, length, MATCH_MIN, MATCH_MAX)
+            if at >= 0:
+                count = min(limit, length - at)
+                found[i, :count] = tokens[at : at + count]
+                counts[i] = count
+        return found, counts
+
+    def follow(self, sequences: Sequences, work: Work, hidden: Float32, written: Int64) -> Int64:
+        return written
+
+    def warm_up(self) -> float:
+        find_continuation(np.zeros(8, np.int32), 8, MATCH_MIN, MATCH_MAX)
+        return 0.0

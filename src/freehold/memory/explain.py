@@ -1,0 +1,153 @@
+"""Answers: who holds this page, and why did this prefix miss?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from freehold.arrays import Int32
+from freehold.memory import owner
+from freehold.memory.history import Eviction
+from freehold.memory.owner import OwnerKind
+from freehold.memory.tree import Match, Namespace, PinKind
+
+if TYPE_CHECKING:
+    from freehold.memory.memory import Memory
+
+NEIGHBOURS_MAX = 64  # continuations looked at for the nearest one
+SHOWN_TOKENS = 8
+
+
+@dataclass(frozen=True)
+class Miss:
+    """Why a prefix was not reused further than `cached` tokens of `wanted`.
+
+    `reason` is hit (nothing more could be had), disabled, never_seen, different (the nearest cached
+    sequence agrees for `common` tokens, then has `theirs` where we have `ours`), evicted, namespace (it
+    is cached for another one) or weights (it was computed by other weights).
+    """
+
+    wanted: int
+    cached: int
+    reason: str
+    common: int
+    ours: list[int]
+    theirs: list[int]
+    eviction: Eviction | None = None
+
+    def __str__(self) -> str:
+        text = f"{self.cached} of {self.wanted} tokens cached"
+        if self.reason == "different":
+            text += f"; after {self.common} tokens the nearest cached one has {self.theirs}, this one {self.ours}"
+        elif self.eviction is not None:
+            text += f"; the next {self.eviction.page_count} pages were {self.eviction}"
+        else:
+            text += f"; {_REASONS[self.reason]}"
+        return text
+
+
+_REASONS = {
+    "hit": "the rest is less than a page, or the last token, which is always computed",
+    "disabled": "the prefix cache is switched off",
+    "never_seen": "nothing like it was ever computed, or too long ago to remember",
+    "namespace": "a longer prefix is cached in another namespace (cache_salt)",
+    "weights": "a longer prefix is cached for other weights",
+}
+
+
+def explain_miss(memory: Memory, salt: str, tokens: Int32) -> Miss:
+    """What is cached of `tokens` [n] now, and why no more. Changes nothing."""
+    match = memory.match(salt, tokens)
+    size, at = memory.page_size, match.length
+    wanted = len(tokens)
+
+    def miss(reason: str, common: int = at, theirs: Int32 | None = None, eviction: Eviction | None = None) -> Miss:
+        ours: list[int] = tokens[common : common + SHOWN_TOKENS].tolist()
+        shown: list[int] = [] if theirs is None else theirs[:SHOWN_TOKENS].tolist()
+        return Miss(wanted, at, reason, common, ours, shown, eviction)
+
+    if not memory.shape.prefix_cache:
+        return miss("disabled")
+    if at + size > wanted - 1:
+        return miss("hit")
+    eviction = _eviction_after(memory, match, tokens)
+    if eviction is not None:
+        return miss("evicted", eviction=eviction)
+    for namespace in memory.tree.namespaces():
+        if namespace != match.namespace and memory.tree.match(namespace, tokens, wanted - 1).length > at:
+            return miss("weights" if namespace.salt == salt else "namespace")
+    common, theirs = _nearest(match, tokens)
+    return miss("never_seen") if theirs is None else miss("different", common, theirs)
+
+
+def _eviction_after(memory: Memory, match: Match, tokens: Int32) -> Eviction | None:
+    node, at = match.node, match.length
+    if node is not None and node.end != at:
+        return None
+    place = node.place if node is not None else match.namespace
+    return memory.tree.history.find(place, tokens[at : at + memory.page_size].tobytes())
+
+
+def _nearest(match: Match, tokens: Int32) -> tuple[int, Int32 | None]:
+    """How many tokens the most similar cached sequence shares, and how it goes on."""
+    node, at = match.node, match.length
+    if node is None:
+        return at, None
+    if node.end > at:
+        candidates = [node.tokens[at - node.start :]]
+    else:
+        candidates = [child.tokens for child in list(node.children.values())[:NEIGHBOURS_MAX]]
+    best, theirs = 0, None
+    for candidate in candidates:
+        count = min(len(candidate), len(tokens) - at)
+        differ = candidate[:count] != tokens[at : at + count]
+        same = int(differ.argmax()) if differ.any() else count
+        if theirs is None or same > best:
+            best, theirs = same, candidate[same:]
+    return at + best, theirs if best or at else None
+
+
+def explain(memory: Memory, page: int, group: int = 0) -> str:
+    """Who holds a page, since which step, and why it can't be evicted. ValueError if out of range."""
+    pool = memory.pools[group]
+    if not 0 <= page <= pool.capacity:
+        raise ValueError(f"page must be 0 .. {pool.capacity}, not {page}")
+    by = int(pool.owner[page])
+    text = f"page {page}: {owner.describe(by)}, since step {int(pool.since[page])}"
+    kind, serial = owner.kind_of(by), owner.id_of(by)
+    if kind is OwnerKind.LEASE:
+        text += _explain_lease(memory, page, group, serial)
+    elif kind is OwnerKind.NODE:
+        text += _explain_node(memory, page, group, serial)
+    history = "\n".join(f"  {move}" for move in pool.recorder.history(page))
+    return f"{text}\n{history}" if history else text
+
+
+def _explain_lease(memory: Memory, page: int, group: int, serial: int) -> str:
+    lease = next(lease for lease in memory.leases.open_leases if lease.serial == serial)
+    table = memory.leases.page_tables[group][lease.row]
+    shared = lease.shared // memory.page_size
+    at = (shared + int(np.argmax(table[shared:] == page))) * memory.page_size
+    return (
+        f"; row {lease.row}, positions {at}..{at + memory.page_size - 1}, {lease.committed} tokens committed; "
+        "private to a running request"
+    )
+
+
+def _explain_node(memory: Memory, page: int, group: int, serial: int) -> str:
+    node = next(node for node in memory.tree.nodes() if node.serial == serial)
+    at = node.start + int(np.argmax(node.pages[group] == page)) * memory.page_size
+    text = f"; positions {at}..{at + memory.page_size - 1} of a prefix{_scope(node.namespace)}"
+    pins = [f"{count} {PinKind(kind).name.lower()}" for kind, count in enumerate(node.pins) if count]
+    if pins:
+        return f"{text}; pinned by {', '.join(pins)}"
+    if node.holds:
+        return f"{text}; a longer prefix in use continues it"
+    return f"{text}; evictable" if node.evictable else f"{text}; evictable after its {len(node.children)} continuations"
+
+
+def _scope(namespace: Namespace) -> str:
+    salt = f" in namespace '{namespace.salt}'" if namespace.salt else ""
+    return f"{salt}, weights {namespace.weights}" if namespace.weights else salt

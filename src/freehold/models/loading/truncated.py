@@ -1,0 +1,25 @@
+"""The first layers of a model, as a model: a draft that needs no second file."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from freehold.models.spec import Checkpoint, StoredTensor
+
+
+class TruncatedCheckpoint:
+    """Implements `Checkpoint`: the original with its first `layer_count` layers only."""
+
+    def __init__(self, whole: Checkpoint, layer_count: int):
+        if not 1 <= layer_count <= whole.spec.layer_count:
+            raise ValueError(f"speculative_draft_layers must be 1 to {whole.spec.layer_count}, not {layer_count}")
+        self._whole = whole
+        self.path = whole.path
+        self.spec = replace(whole.spec, layer_count=layer_count)
+
+    def field(self, name: str, default: Any = None) -> Any:
+        return self._whole.field(name, default)
+
+    def tensor(self, name: str) -> StoredTensor:
+        return self._whole.tensor(name)

@@ -1,0 +1,175 @@
+"""What a step gave: KV is committed, tokens are appended, ends are noticed. One routine for every step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from freehold.arrays import Int32, Int64
+from freehold.memory import Memory
+from freehold.scheduler.lifecycle import Lifecycle
+from freehold.scheduler.request import Finish, FinishKind, Request
+from freehold.scheduler.running import RunningTable
+from freehold.scheduler.speculation import DraftBudget
+from freehold.scheduler.states import Event, RequestState
+from freehold.scheduler.vocabulary import Vocabulary, find_stop
+from freehold.step import Step, StepResult, TokenLogprobs
+
+
+@dataclass
+class StepOutput:
+    """What an iteration brought: `tokens[i]` for `requests[i]`, then the requests that ended."""
+
+    requests: list[Request] = field(default_factory=list[Request])
+    tokens: list[int] = field(default_factory=list[int])
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict[int, TokenLogprobs])
+    ended: list[Request] = field(default_factory=list[Request])
+
+    def append(self, request: Request, token: int, logprobs: TokenLogprobs | None) -> None:
+        if logprobs is not None:
+            self.logprobs[len(self.tokens)] = logprobs
+        self.requests.append(request)
+        self.tokens.append(token)
+
+
+class Results:
+    """Takes in the results of steps, in their order."""
+
+    def __init__(
+        self,
+        memory: Memory,
+        running: RunningTable,
+        lifecycle: Lifecycle,
+        vocabulary: Vocabulary,
+        drafts: DraftBudget | None,
+    ):
+        self._memory = memory
+        self._running = running
+        self._lifecycle = lifecycle
+        self._vocabulary = vocabulary
+        self._drafts = drafts
+        self.token_count = 0  # sampled since the start
+        self.drafted_count = 0
+        self.accepted_count = 0
+
+    def take(self, step: Step, result: StepResult, live: Int64, output: StepOutput) -> None:
+        """`live` indexes the rows of the step whose request is still theirs: a row may have a new tenant
+        by now, or none."""
+        rows, counts = step.rows[live], result.counts[live]
+        first = np.cumsum(result.counts)[live] - counts
+        flat = np.repeat(first, counts) + _offsets(counts)
+        sampled = step.samples[live]
+        before = self._running.length[rows]
+        self._append(rows, counts, before, result.tokens[flat])
+        self._running.settle(rows[sampled], counts[sampled], 1 + step.drafts[live][sampled])
+        self._memory.leases.commit(rows, result.written[live], self._running.scheduled[rows])
+        self._publish_prompts(step, live, before)
+        self._learn(rows, result.proposed[live], counts)
+        self._note_first_tokens(rows[sampled], before[sampled])
+        self._deliver(rows, counts, before, flat, result, output)
+
+    def fail(self, rows: Int64, error: BaseException) -> None:
+        """The step did not complete: nothing was committed, and those who were in it hear of it."""
+        for row in rows:
+            request = self._running.request(int(row))
+            message = f"the engine failed: {type(error).__name__}: {error}"
+            self._lifecycle.end(request, Finish(FinishKind.ERROR, message=message))
+
+    def _append(self, rows: Int64, counts: Int64, before: Int64, tokens: Int32) -> None:
+        self._running.tokens[np.repeat(rows, counts), np.repeat(before, counts) + _offsets(counts)] = tokens
+        self.token_count += len(tokens)
+
+    def _publish_prompts(self, step: Step, live: Int64, before: Int64) -> None:
+        """Share each chunk as soon as it is written; decoded tokens are shared when the request ends."""
+        rows = step.rows[live]
+        fresh = np.flatnonzero(step.starts[live] < self._running.prefill_end[rows])
+        for i in fresh:
+            row = int(rows[i])
+            request = self._running.request(row)
+            assert request.lease is not None
+            self._memory.publish(request.lease, self._running.tokens[row, : before[i]], request.priority)
+
+    def _learn(self, rows: Int64, proposed: Int64, counts: Int64) -> None:
+        if self._drafts is None:
+            return
+        tried = proposed > 0
+        # The last token of a verification is the model's own.
+        accepted = np.where(tried, counts - 1, 0)
+        self._drafts.learn(rows, proposed, accepted)
+        self.drafted_count += int(proposed.sum())
+        self.accepted_count += int(accepted.sum())
+        for i in np.flatnonzero(tried):
+            request = self._running.request(int(rows[i]))
+            request.drafted += int(proposed[i])
+            request.accepted += int(accepted[i])
+
+    def _note_first_tokens(self, rows: Int64, before: Int64) -> None:
+        first = rows[before == self._running.prefill_end[rows]]
+        for row in first:
+            now, request = self._lifecycle.clock(), self._running.request(int(row))
+            request.happen(Event.DECODED, now)
+            request.first_token = request.first_token or now
+
+    # -- tokens ---------------------------------------------------------------------------------------
+
+    def _deliver(
+        self, rows: Int64, counts: Int64, before: Int64, flat: Int64, result: StepResult, output: StepOutput
+    ) -> None:
+        """Hand the tokens on, up to the first that ends its request."""
+        running = self._running
+        tokens = result.tokens[flat]
+        token_rows = np.repeat(rows, counts)
+        length = np.repeat(before, counts) + _offsets(counts) + 1
+        may_stop = length >= running.min_length[token_rows]
+        eos = self._vocabulary.is_eos(tokens) & may_stop & ~running.ignore_eos[token_rows]
+        full = length >= running.max_length[token_rows]
+        notable = eos | full | running.watched[token_rows]
+        requests = [running.request(row) for row in token_rows.tolist()]
+        if not notable.any():
+            output.requests.extend(requests)
+            output.tokens.extend(tokens.tolist())
+            return
+        for i, request in enumerate(requests):
+            if request.state is RequestState.ENDED:
+                continue
+            token, logprobs = int(tokens[i]), result.logprobs.get(int(flat[i]))
+            output.append(request, token, logprobs)
+            if notable[i]:
+                finish = self._finish(request, token, logprobs, bool(may_stop[i]), bool(eos[i]), bool(full[i]))
+                if finish is not None:
+                    running.length[token_rows[i]] = length[i]
+                    self._lifecycle.end(request, finish)
+
+    def _finish(
+        self, request: Request, token: int, logprobs: TokenLogprobs | None, may_stop: bool, eos: bool, full: bool
+    ) -> Finish | None:
+        """In one step a stop string beats a stop token, which beats the length limit."""
+        finish = self._watch(request, token, may_stop, logprobs)
+        if finish is None and eos:
+            finish = Finish(FinishKind.STOP, token)
+        if finish is None and full:
+            finish = Finish(FinishKind.LENGTH)
+        return finish
+
+    def _watch(self, request: Request, token: int, may_stop: bool, logprobs: TokenLogprobs | None) -> Finish | None:
+        """The request's own stops, and its logprobs."""
+        params = request.params
+        if logprobs is not None:
+            request.logprobs.append(logprobs)
+        if params.stop:
+            stops = tuple(stop.encode() for stop in params.stop)
+            piece = self._vocabulary.token_bytes[token] if token < self._vocabulary.size else b""
+            found, request.stop_tail = find_stop(request.stop_tail, piece, stops)
+            if found is not None and may_stop:
+                return Finish(FinishKind.STOP, params.stop[found])
+            if found is not None:
+                request.stop_tail = b""
+        if token in params.stop_token_ids and may_stop and not params.ignore_eos:
+            return Finish(FinishKind.STOP, token)
+        return None
+
+
+def _offsets(counts: Int64) -> Int64:
+    """0 .. count - 1 for each count, one after the other."""
+    return np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)

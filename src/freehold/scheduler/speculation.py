@@ -1,0 +1,45 @@
+"""How many draft tokens are worth verifying, for each row."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from freehold.arrays import Int64
+from freehold.step import DraftCost
+
+PRIOR_ACCEPTANCE = 0.5
+PRIOR_WEIGHT = 4.0  # in tokens of experience
+MEMORY = 0.9  # of the experience, this share survives a step
+
+
+class DraftBudget:
+    """Learns each row's acceptance rate p and drafts as long as it pays.
+
+    In a step of n tokens a token more costs 1 / (n + overhead) of the step, and a right one is worth 1 / n
+    of it. The j-th draft is right with probability p^j, so k is the largest j with
+    p^j >= n / (n + overhead) + proposal. Experience fades, so that a row that gave up tries again.
+    """
+
+    def __init__(self, cost: DraftCost, row_count: int):
+        self._cost = cost
+        self._right = np.zeros(row_count)
+        self._tried = np.zeros(row_count)
+
+    def start(self, row: int) -> None:
+        """A new sequence takes the row."""
+        self._tried[row] = PRIOR_WEIGHT
+        self._right[row] = PRIOR_WEIGHT * PRIOR_ACCEPTANCE
+
+    def choose(self, rows: Int64, step_tokens: int) -> Int64:
+        """Drafts for each of `rows` [n], when the step computes `step_tokens` without them."""
+        bar = step_tokens / (step_tokens + self._cost.overhead_tokens) + self._cost.proposal
+        if bar >= 1.0:
+            return np.zeros(len(rows), np.int64)
+        rate = np.clip(self._right[rows] / self._tried[rows], 1e-3, 0.999)
+        return np.minimum(np.log(bar) / np.log(rate), self._cost.limit).astype(np.int64)
+
+    def learn(self, rows: Int64, proposed: Int64, accepted: Int64) -> None:
+        """Of `proposed` [n] drafts the first `accepted` [n] were right."""
+        tried = accepted + (accepted < proposed)
+        self._right[rows] = MEMORY * self._right[rows] + (1 - MEMORY) * PRIOR_WEIGHT * PRIOR_ACCEPTANCE + accepted
+        self._tried[rows] = MEMORY * self._tried[rows] + (1 - MEMORY) * PRIOR_WEIGHT + tried
