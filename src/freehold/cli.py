@@ -59,6 +59,17 @@ def serve(
     audit_interval: Annotated[int, typer.Option(help="Recount all pages every k steps; 0: only when idle.")] = 0,
     forward_retract_interval: Annotated[int, typer.Option(help="For tests: retract every k steps.")] = 0,
     num_threads: Annotated[int | None, typer.Option(help="Threads of the kernels. Default: one a core.")] = None,
+    priority_scheduling_preemption_threshold: Annotated[
+        int | None, typer.Option(help="With policy priority: preempt requests whose priority is lower by this.")
+    ] = None,
+    request_timeout: Annotated[float | None, typer.Option(help="Seconds until a request is ended.")] = None,
+    watchdog_timeout: Annotated[float, typer.Option(help="Seconds until a step is taken for lost.")] = 300.0,
+    speculative_algorithm: Annotated[
+        str | None, typer.Option(help="ngram (prompt lookup) or draft (a second, smaller model).")
+    ] = None,
+    speculative_num_draft_tokens: Annotated[int, typer.Option(help="Draft tokens a step and request at most.")] = 8,
+    speculative_draft_model_path: Annotated[str | None, typer.Option(help="Default: the model itself.")] = None,
+    speculative_draft_layers: Annotated[int | None, typer.Option(help="Draft with the first layers only.")] = None,
     log_level: Annotated[str, typer.Option(help="Of the HTTP server.")] = "warning",
 ) -> None:
     """Serve a model over HTTP, compatible with OpenAI's API. Needs no flags."""

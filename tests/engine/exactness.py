@@ -68,10 +68,11 @@ class Cell:
     chunk: int
     overlap: bool
     mode: Mode
+    speculation: str | None = None
 
     def __str__(self) -> str:
         schedule = "overlap" if self.overlap else "synchronous"
-        return f"page {self.page_size}, chunk {self.chunk}, {schedule}, {self.mode}"
+        return f"page {self.page_size}, chunk {self.chunk}, {schedule}, {self.speculation or 'plain'}, {self.mode}"
 
     def run(self, checkpoint, prompts: list[list[int]], params: SamplingParams) -> list[list[int]]:
         warm = self.mode in (Mode.WARM_ALONE, Mode.WARM_BATCH)
@@ -88,6 +89,9 @@ class Cell:
             num_pages=pages,
             forward_retract_interval=2 if squeezed else 0,
             audit_interval=1,
+            speculative_algorithm=self.speculation,
+            speculative_num_draft_tokens=4,
+            speculative_draft_layers=DRAFT_LAYERS if self.speculation == "draft" else None,
         )
         with llm:
             if warm:
@@ -101,16 +105,24 @@ class Cell:
                 assert all(out.cached_tokens == (out.prompt_tokens - 1) // size * size for out in outputs)
             if squeezed:
                 assert all(out.retractions for out in outputs)
+            if self.speculation:
+                assert llm.scheduler.results.drafted_count, "nothing was drafted"
             counts = llm.page_counts
             assert counts.lease == counts.pinned == counts.limbo == 0
         return [out.token_ids for out in outputs]
 
 
-AXES = ((1, 4, 16, 64), (16, 100, 512), (True, False), tuple(Mode))
+AXES = ((1, 4, 16, 64), (16, 100, 512), (True, False), tuple(Mode), (None, "ngram", "draft"))
+DRAFT_LAYERS = 2
+
+
+def all_cells() -> list[Cell]:
+    return [Cell(*values) for values in itertools.product(*AXES)]
 
 
 def full_matrix() -> list[Cell]:
-    return [Cell(*values) for values in itertools.product(*AXES)]
+    """Every cell, but speculation with one chunk size only."""
+    return [cell for cell in all_cells() if cell.speculation is None or cell.chunk == 100]
 
 
 def pairwise_cover() -> list[Cell]:
@@ -120,7 +132,7 @@ def pairwise_cover() -> list[Cell]:
         values = tuple(vars(cell).values())
         return {(i, j, values[i], values[j]) for i in range(len(values)) for j in range(i)}
 
-    matrix = full_matrix()
+    matrix = all_cells()
     missing = set().union(*(pairs(cell) for cell in matrix))
     cover: list[Cell] = []
     while missing:

@@ -15,7 +15,7 @@ from freehold.arrays import Int64
 from freehold.config import EngineConfig
 from freehold.memory import AuditError, Memory
 from freehold.scheduler.lifecycle import Lifecycle
-from freehold.scheduler.planner import NoStep, Planner
+from freehold.scheduler.planner import Planner
 from freehold.scheduler.queue import WaitingQueue
 from freehold.scheduler.request import Finish, FinishKind, Request
 from freehold.scheduler.results import Results, StepOutput
@@ -24,6 +24,8 @@ from freehold.scheduler.speculation import DraftBudget
 from freehold.scheduler.states import Event, RequestState
 from freehold.scheduler.vocabulary import Vocabulary
 from freehold.step import DraftCost, Engine, Step, StepResult
+
+IDLE_ITERATIONS_MAX = 100
 
 
 class PauseMode(StrEnum):
@@ -80,6 +82,7 @@ class Scheduler:
         self._in_flight: deque[_InFlight] = deque()
         self._depth = 1 if config.disable_overlap_schedule else 2
         self._output = StepOutput()
+        self._idle_iterations = 0
 
     # -- from outside -----------------------------------------------------------------------------------
 
@@ -171,14 +174,33 @@ class Scheduler:
         """
         self.memory.epochs.bind_thread()
         self.lifecycle.expire()
-        plan = NoStep.BLOCKED if self.paused is not None else self._planner.plan(len(self._in_flight))
+        is_submitted = self._submit()
+        if self._in_flight and (not is_submitted or len(self._in_flight) >= self._depth):
+            self._take_result()
+        self._audit_if_due()
+        self._watch()
+        return self._take_output()
+
+    def _submit(self) -> bool:
+        if self.paused is not None or len(self._in_flight) >= self._depth:
+            return False
+        plan = self._planner.plan(len(self._in_flight))
         if isinstance(plan, Step):
             owners = self.memory.leases.owner[plan.rows]
             self._in_flight.append(_InFlight(plan, owners, self._engine.execute(plan)))
-        if self._in_flight and (isinstance(plan, NoStep) or len(self._in_flight) >= self._depth):
-            self._take_result()
-        self._audit_if_due()
-        return self._take_output()
+        return isinstance(plan, Step)
+
+    def _watch(self) -> None:
+        """If requests wait and nothing is computed, something must change within a few iterations. Raises
+        EngineStuck with what they wait for; a later call may find it gone."""
+        if self._in_flight or self._output.requests or self.lifecycle.ended or not self.has_work:
+            self._idle_iterations = 0
+            return
+        self._idle_iterations += 1
+        if self._idle_iterations > IDLE_ITERATIONS_MAX:
+            raise EngineStuck(
+                f"nothing has changed for {IDLE_ITERATIONS_MAX} iterations: waiting for {self.waits_for()}"
+            )
 
     def drain(self) -> None:
         """Take in the results of all steps in flight; the next `step` delivers them."""

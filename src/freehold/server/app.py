@@ -17,6 +17,7 @@ from freehold import __version__
 from freehold.server.async_engine import AsyncEngine, EngineUnavailable
 from freehold.server.chat import chat_routes
 from freehold.server.completions import completion_routes
+from freehold.server.control import control_routes
 from freehold.server.errors import EXPECTED_ERRORS, respond_with_error
 from freehold.server.generation import Generator
 from freehold.server.insight import insight_routes
@@ -47,6 +48,7 @@ def create_app(engine: AsyncEngine, model_name: str) -> FastAPI:
     app.include_router(status_routes(engine, model_name))
     app.include_router(tokenizing_routes(engine))
     app.include_router(insight_routes(engine, metrics))
+    app.include_router(control_routes(engine))
     for kind in (*EXPECTED_ERRORS, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, respond_with_error)
     return app

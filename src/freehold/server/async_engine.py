@@ -92,7 +92,7 @@ class AsyncEngine:
     @property
     def is_healthy(self) -> bool:
         is_loaded = self.ready is not None and self._tokenizer is not None
-        return is_loaded and self._why_not() is None and self.stats.audit_error is None
+        return is_loaded and self._why_not() is None and self.stats.unwell is None
 
     def _why_not(self) -> str | None:
         if self.failure:
@@ -182,6 +182,7 @@ class AsyncEngine:
         priority: int = 0,
         namespace: str = "",
         skip_special_tokens: bool = True,
+        timeout: float | None = None,
     ) -> AsyncGenerator[Delta]:
         """Complete each prompt int32 [n] `params.n` times. The deltas of all outputs, as they come.
 
@@ -202,8 +203,14 @@ class AsyncEngine:
                     streams[request.id] = self._streams[request.id] = stream
                     await self._send(
                         msg.Submit(
-                            request.id, request.prompt.tobytes(), request.params, request.seed, priority, namespace
-                        )
+                            request.id,
+                            request.prompt.tobytes(),
+                            request.params,
+                            request.seed,
+                            priority,
+                            namespace,
+                            timeout,
+                        )  # fmt: skip
                     )
             for stream in streams.values():
                 await stream.accepted
@@ -220,7 +227,7 @@ class AsyncEngine:
                 if self._streams.pop(name, None) is not None:
                     self._send_soon(msg.Abort(name))
 
-    async def ask(self, question: str, argument: int = 0) -> Any:
+    async def ask(self, question: str, argument: Any = None) -> Any:
         """Put a question to the engine process. Raises ValueError with its words if it has no answer."""
         if self.ready is None or self._why_not():
             raise EngineUnavailable(self._why_not() or "the engine is loading the model")
@@ -265,21 +272,21 @@ class AsyncEngine:
         if progress.stats is not None:
             self.stats = progress.stats
         ended = {end.id: end for end in progress.ended}
-        for i, (name, token) in enumerate(zip(progress.ids, progress.tokens, strict=True)):
+        positions: dict[str, list[int]] = {name: [] for name in ended}
+        for i, name in enumerate(progress.ids):
+            positions.setdefault(name, []).append(i)
+        for name, where in positions.items():
             stream = self._streams.get(name)
             if stream is None:
                 continue
-            text = stream.detokenizer.add(token)
-            logprobs = [progress.logprobs[i]] if i in progress.logprobs else []
-            end = ended.pop(name, None)
+            tokens = [progress.tokens[i] for i in where]
+            text = "".join(stream.detokenizer.add(token) for token in tokens)
+            logprobs = [progress.logprobs[i] for i in where if i in progress.logprobs]
+            end = ended.get(name)
             if end is not None:
                 text += stream.detokenizer.finish(end.matched)
                 del self._streams[name]
-            stream.deltas.put_nowait(Delta(stream.index, text, [token], logprobs, end))
-        for name, end in ended.items():
-            if (stream := self._streams.pop(name, None)) is not None:
-                text = stream.detokenizer.finish(end.matched)
-                stream.deltas.put_nowait(Delta(stream.index, text, [], [], end))
+            stream.deltas.put_nowait(Delta(stream.index, text, tokens, logprobs, end))
 
 
 def _rejection(report: msg.Rejected) -> Exception:

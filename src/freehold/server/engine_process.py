@@ -18,10 +18,13 @@ from freehold.config import EngineConfig
 from freehold.memory import AuditError
 from freehold.scheduler.lifecycle import QueueFull, Refused
 from freehold.scheduler.request import Request
-from freehold.scheduler.scheduler import StepOutput
+from freehold.scheduler.results import StepOutput
+from freehold.scheduler.scheduler import EngineStuck
 from freehold.server import messages as msg
+from freehold.server.questions import Questions
 
 STATS_INTERVAL_S = 0.25
+RETRY_S = 0.2  # between looks at an engine that is stuck
 IDLE_POLL_MS = 500
 
 
@@ -32,16 +35,29 @@ class EngineLoop:
         self._scheduler = assembly.scheduler
         self._socket = socket
         self._parent = parent
+        self._questions = Questions(assembly.scheduler)
         self._stopping = False
         self._stats_due = 0.0
         self._audited = True
+        self._stuck: str | None = None
 
     def run(self) -> None:
         while not self._stopping and os.getppid() == self._parent:
             self._take_commands()
             if self._scheduler.has_work:
                 self._audited = False
-                self._report(self._scheduler.step())
+                self._step()
+
+    def _step(self) -> None:
+        try:
+            self._report(self._scheduler.step())
+            self._stuck = None
+        except EngineStuck as error:
+            if self._stuck is None:
+                print(f"freehold: stuck: {error}", file=sys.stderr, flush=True)
+            self._stuck = str(error)
+            self._report(StepOutput())
+            time.sleep(RETRY_S)
 
     def _take_commands(self) -> None:
         """All that have come; while there is nothing to do, wait for one."""
@@ -59,7 +75,11 @@ class EngineLoop:
             except AuditError as error:
                 print(f"freehold: memory audit failed: {error}", file=sys.stderr, flush=True)
             self._send(msg.Progress([], [], {}, [], self._stats()))
-        self._socket.poll(IDLE_POLL_MS)
+        self._socket.poll(self._patience_ms())
+
+    def _patience_ms(self) -> int:
+        """While requests wait behind a pause, their timeouts go on."""
+        return 50 if self._scheduler.requests else IDLE_POLL_MS
 
     def _obey(self, command: msg.Command) -> None:
         if isinstance(command, msg.Submit):
@@ -67,7 +87,7 @@ class EngineLoop:
         elif isinstance(command, msg.Abort):
             self._scheduler.abort(command.id)
         elif isinstance(command, msg.Ask):
-            self._send(self._answer(command))
+            self._send(self._questions.answer(command))
         else:
             self._stopping = True
 
@@ -79,6 +99,7 @@ class EngineLoop:
             seed=command.seed,
             priority=command.priority,
             namespace=command.namespace,
+            timeout=command.timeout,
         )
         try:
             self._scheduler.add(request)
@@ -91,49 +112,14 @@ class EngineLoop:
         else:
             self._send(msg.Accepted(command.id))
 
-    def _answer(self, ask: msg.Ask) -> msg.Answer:
-        memory = self._scheduler.memory
-        try:
-            if ask.question == "page":
-                return msg.Answer(ask.number, memory.explain(ask.argument))
-            if ask.question == "flush":
-                return msg.Answer(ask.number, self._scheduler.flush_cache())
-            return msg.Answer(ask.number, self._memory_report())
-        except (ValueError, AuditError) as error:
-            return msg.Answer(ask.number, error=str(error))
-
-    def _memory_report(self) -> dict[str, object]:
-        """Who holds what, recounted."""
-        self._scheduler.audit()
-        memory, running = self._scheduler.memory, self._scheduler.running
-        leases = []
-        for lease in memory.leases.open_leases:
-            request = running.request(lease.row)
-            leases.append(
-                {
-                    "request": request.id,
-                    "state": request.state.value,
-                    "row": lease.row,
-                    "shared": lease.shared,
-                    "committed": lease.committed,
-                    "allocated": lease.allocated,
-                    "length": int(running.length[lease.row]),
-                }
-            )
-        return {
-            "page_size": memory.page_size,
-            "pages": memory.counts().as_dict(),
-            "epoch": {"submitted": memory.epochs.submitted, "completed": memory.epochs.completed},
-            "waiting": len(self._scheduler.queue),
-            "leases": leases,
-        }
-
     def _report(self, output: StepOutput) -> None:
         now = time.monotonic()
         stats = None
         if now >= self._stats_due:
             self._stats_due = now + STATS_INTERVAL_S
             stats = self._stats()
+        for request in output.ended:
+            self._questions.remember(request)
         if output.requests or output.ended or stats:
             ids = [request.id for request in output.requests]
             ended = [_ended(request) for request in output.ended]
@@ -141,6 +127,7 @@ class EngineLoop:
 
     def _stats(self) -> msg.Stats:
         scheduler = self._scheduler
+        audit_error = None if scheduler.audit_error is None else str(scheduler.audit_error)
         return msg.Stats(
             running=len(scheduler.running),
             waiting=len(scheduler.queue),
@@ -149,7 +136,9 @@ class EngineLoop:
             retractions=scheduler.lifecycle.retraction_count,
             evicted_pages=scheduler.memory.tree.evicted_page_count,
             pages=scheduler.memory.counts().as_dict(),
-            audit_error=None if scheduler.audit_error is None else str(scheduler.audit_error),
+            drafted_tokens=scheduler.results.drafted_count,
+            accepted_tokens=scheduler.results.accepted_count,
+            unwell=audit_error or self._stuck,
         )
 
     def _send(self, report: msg.Report) -> None:
@@ -167,6 +156,8 @@ def _ended(request: Request) -> msg.Ended:
         output_tokens=len(request.output),
         retractions=request.retractions,
         queued=started - request.arrival,
+        drafted_tokens=request.drafted,
+        accepted_tokens=request.accepted,
         matched=request.finish.matched,
         message=request.finish.message,
     )

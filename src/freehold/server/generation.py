@@ -54,13 +54,17 @@ class Job:
     namespace: str
     skip_special_tokens: bool
     prompt_field: str  # what the body calls the prompt
+    timeout: float | None = None  # seconds
 
     @classmethod
     def of(cls, name: str, prompts: list[Int32], params: SamplingParams, body: SamplingBody, prompt_field: str) -> Job:
         if any(len(prompt) == 0 for prompt in prompts):
             raise InvalidParameter(prompt_field, "must not be empty")
         skip = body.skip_special_tokens is not False
-        return cls(name, prompts, params, body.priority or 0, body.cache_salt or "", skip, prompt_field)
+        if body.timeout is not None and body.timeout <= 0:
+            raise InvalidParameter("timeout", f"must be positive, got {body.timeout:g}")
+        salt, priority = body.cache_salt or "", body.priority or 0
+        return cls(name, prompts, params, priority, salt, skip, prompt_field, body.timeout)
 
 
 async def encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> Int32:
@@ -82,13 +86,15 @@ class Generator:
         arrival = time.monotonic()
         last: dict[int, float] = {}
         stream = self._engine.stream(
-            job.prompts, job.params, job.id, job.priority, job.namespace, job.skip_special_tokens
+            job.prompts, job.params, job.id, job.priority, job.namespace, job.skip_special_tokens, job.timeout
         )
         async with aclosing(stream):
             async for delta in self._named(stream, job.prompt_field):
                 self._metrics.observe(delta, arrival, last)
                 if delta.ended and delta.ended.kind == "error":
                     raise ApiError(400 if "KV memory" in delta.ended.message else 500, delta.ended.message)
+                if delta.ended and delta.ended.kind == "timeout":
+                    raise ApiError(503, delta.ended.message, "timeout")
                 yield delta
 
     async def _named(self, stream: AsyncGenerator[Delta], prompt_field: str) -> AsyncGenerator[Delta]:

@@ -6,9 +6,11 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
+from freehold.llm import check_token_ids
 from freehold.server.async_engine import AsyncEngine
 from freehold.server.errors import ApiError
 from freehold.server.metrics import Metrics
+from freehold.server.schema import MissBody
 
 
 def insight_routes(engine: AsyncEngine, metrics: Metrics) -> APIRouter:
@@ -27,6 +29,22 @@ def insight_routes(engine: AsyncEngine, metrics: Metrics) -> APIRouter:
             return {"page": page, "explanation": await engine.ask("page", page)}
         except ValueError as error:
             raise ApiError(400, str(error), "page") from error
+
+    @router.get("/debug/requests/{name}")
+    async def request(name: str) -> dict[str, Any]:
+        """What a request went through: hits, misses and why, retractions, seconds in each state."""
+        try:
+            return await engine.ask("request", name)
+        except ValueError as error:
+            raise ApiError(404, str(error)) from error
+
+    @router.post("/debug/miss")
+    async def miss(body: MissBody) -> dict[str, Any]:
+        """How much of a prompt is cached now, and why no more."""
+        prompt = body.prompt
+        tokens = engine.tokenizer.encode(prompt).tolist() if isinstance(prompt, str) else prompt
+        check_token_ids(tokens, engine.info.vocab_size)
+        return await engine.ask("miss", {"tokens": tokens, "namespace": body.cache_salt or ""})
 
     @router.post("/flush_cache")
     async def flush_cache() -> dict[str, Any]:

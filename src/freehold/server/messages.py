@@ -21,6 +21,7 @@ class Submit(msgspec.Struct, tag=True):
     seed: int
     priority: int = 0
     namespace: str = ""
+    timeout: float | None = None
 
 
 class Abort(msgspec.Struct, tag=True):
@@ -28,11 +29,11 @@ class Abort(msgspec.Struct, tag=True):
 
 
 class Ask(msgspec.Struct, tag=True):
-    """A question that is answered with one Answer: memory, page, flush."""
+    """A question or an order that is answered with one Answer."""
 
     number: int
     question: str
-    argument: int = 0
+    argument: Any = None
 
 
 class Stop(msgspec.Struct, tag=True):
@@ -83,6 +84,8 @@ class Ended(msgspec.Struct):
     output_tokens: int
     retractions: int
     queued: float
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
     matched: int | str | None = None
     message: str = ""
 
@@ -97,7 +100,9 @@ class Stats(msgspec.Struct):
     retractions: int = 0
     evicted_pages: int = 0
     pages: dict[str, int] = {}
-    audit_error: str | None = None
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    unwell: str | None = None  # a failed audit, or an engine without progress
 
 
 class Progress(msgspec.Struct, tag=True):

@@ -38,8 +38,13 @@ class _EngineCollector(Collector):
         yield CounterMetricFamily("freehold_evicted_pages", "Pages evicted from the prefix tree", stats.evicted_pages)
         yield CounterMetricFamily("freehold_steps", "Steps submitted to the engine", stats.steps)
         yield CounterMetricFamily("freehold_sampled_tokens", "Tokens sampled", stats.sampled_tokens)
-        failed = 0.0 if stats.audit_error is None else 1.0
-        yield GaugeMetricFamily("freehold_audit_failed", "1 after an audit found pages astray", failed)
+        drafted, accepted = stats.drafted_tokens, stats.accepted_tokens
+        yield CounterMetricFamily("vllm:spec_decode_num_draft_tokens", "Draft tokens verified", drafted)
+        yield CounterMetricFamily("vllm:spec_decode_num_accepted_tokens", "Draft tokens that were right", accepted)
+        rate = accepted / drafted if drafted else 0.0
+        yield GaugeMetricFamily("freehold_draft_acceptance_rate", "Share of draft tokens that were right", rate)
+        unwell = 0.0 if stats.unwell is None else 1.0
+        yield GaugeMetricFamily("freehold_unwell", "1 after a failed audit, or while the engine is stuck", unwell)
 
 
 class Metrics:

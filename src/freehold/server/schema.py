@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -41,6 +41,7 @@ class SamplingBody(BaseModel):
     stream_options: StreamOptions | None = None
     priority: int | None = None
     cache_salt: str | None = None
+    timeout: float | None = None
     response_format: dict[str, Any] | None = None
     user: str | None = None
 
@@ -127,6 +128,21 @@ class TokenizeBody(BaseModel):
     add_special_tokens: bool | None = True
     add_generation_prompt: bool | None = True
     return_token_strs: bool | None = False
+
+
+class PauseBody(BaseModel):
+    mode: Literal["abort", "retract", "in_place"] = "abort"
+
+
+class WeightsBody(BaseModel):
+    model_path: str
+
+
+class MissBody(BaseModel):
+    """`prompt` as text or token ids."""
+
+    prompt: str | TokenIds
+    cache_salt: str | None = None
 
 
 class DetokenizeBody(BaseModel):

@@ -1,0 +1,107 @@
+"""What may be asked of a running engine, and the answers."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from freehold.memory import AuditError
+from freehold.models.loading.bundled import ModelUnavailable
+from freehold.scheduler.request import Request
+from freehold.scheduler.scheduler import EngineStuck, PauseMode, Scheduler
+from freehold.server import messages as msg
+
+REMEMBERED_REQUESTS = 1024
+
+
+class Questions:
+    """Answers between two steps, in the scheduler's thread."""
+
+    def __init__(self, scheduler: Scheduler):
+        self._scheduler = scheduler
+        self._ended: OrderedDict[str, dict[str, Any]] = OrderedDict()
+        self._answers: dict[str, Callable[[Any], Any]] = {
+            "memory": lambda _: self._memory(),
+            "page": lambda page: scheduler.memory.explain(int(page)),
+            "request": self._request,
+            "miss": self._miss,
+            "flush": lambda _: scheduler.flush_cache(),
+            "pause": lambda mode: scheduler.pause(PauseMode(mode)),
+            "resume": lambda _: scheduler.resume(),
+            "update_weights": scheduler.update_weights,
+        }
+
+    def answer(self, ask: msg.Ask) -> msg.Answer:
+        try:
+            return msg.Answer(ask.number, self._answers[ask.question](ask.argument))
+        except (ValueError, OSError, AuditError, EngineStuck, ModelUnavailable) as error:
+            return msg.Answer(ask.number, error=str(error))
+
+    def remember(self, request: Request) -> None:
+        """Keep what the newest ended requests went through."""
+        self._ended[request.id] = _story(request)
+        if len(self._ended) > REMEMBERED_REQUESTS:
+            self._ended.popitem(last=False)
+
+    def _memory(self) -> dict[str, Any]:
+        """Who holds what, recounted."""
+        scheduler = self._scheduler
+        scheduler.audit()
+        memory, running = scheduler.memory, scheduler.running
+        leases: list[dict[str, Any]] = []
+        for lease in memory.leases.open_leases:
+            request = running.request(lease.row)
+            numbers = {name: getattr(lease, name) for name in ("row", "shared", "committed", "reserved", "allocated")}
+            length = int(running.length[lease.row])
+            leases.append({"request": request.id, "state": request.state.value, **numbers, "length": length})
+        return {
+            "page_size": memory.page_size,
+            "pages": memory.counts().as_dict(),
+            "page_ages_in_steps": memory.tree.ages.as_dict(),
+            "epoch": {"submitted": memory.epochs.submitted, "completed": memory.epochs.completed},
+            "weights": memory.weight_version,
+            "waiting": len(scheduler.queue),
+            "waits_for": scheduler.waits_for(),
+            "leases": leases,
+        }
+
+    def _request(self, name: str) -> dict[str, Any]:
+        request = self._scheduler.requests.get(name)
+        if request is not None:
+            return _story(request)
+        if name not in self._ended:
+            raise ValueError(f"no request '{name}' among those that run and the last {REMEMBERED_REQUESTS} that ended")
+        return self._ended[name]
+
+    def _miss(self, argument: dict[str, Any]) -> dict[str, Any]:
+        tokens = np.array(argument["tokens"], np.int32)
+        miss = self._scheduler.memory.explain_miss(argument["namespace"], tokens)
+        return {
+            "tokens": miss.wanted,
+            "cached_tokens": miss.cached,
+            "reason": miss.reason,
+            "common_tokens": miss.common,
+            "ours": miss.ours,
+            "theirs": miss.theirs,
+            "explanation": str(miss),
+        }
+
+
+def _story(request: Request) -> dict[str, Any]:
+    """A request's life so far."""
+    return {
+        "id": request.id,
+        "state": request.state.value,
+        "finish": None if request.finish is None else request.finish.kind.value,
+        "message": "" if request.finish is None else request.finish.message,
+        "prompt_tokens": len(request.prompt),
+        "cached_tokens": {"device": request.cached_tokens or 0},
+        "miss": request.miss,
+        "retractions": request.retractions,
+        "drafted_tokens": request.drafted,
+        "accepted_tokens": request.accepted,
+        "seconds_in": {state.value: seconds for state, seconds in request.seconds_in.items()},
+    }

@@ -1,0 +1,111 @@
+"""Speculation changes nothing but the time: not the tokens, not the log-probabilities, not the distribution."""
+
+import numpy as np
+import pytest
+from exactness import DRAFT_LAYERS
+
+from freehold import LLM, SamplingParams
+from freehold.engine.sampler import Sampler
+from freehold.engine.speculative.ngram import find_continuation
+from freehold.step import RowStart
+
+CODE = "Repeat exactly.\n" + "".join(f"def f{i}(a, b):\n    return a + b * {i}\n\n" for i in range(4)) + "def f0(a"
+PROMPTS = [CODE, "One, two, three. One, two, three. One,", "The capital of France is", CODE[:90]]
+
+# Every way to finish, greedy and sampled.
+WAYS = [
+    SamplingParams(temperature=0, max_tokens=33, ignore_eos=True),
+    SamplingParams(temperature=0, max_tokens=120),
+    SamplingParams(temperature=0, max_tokens=60, stop=("return", "two, three. One, two", "Paris")),
+    SamplingParams(temperature=0, max_tokens=60, stop_token_ids=(28, 30, 198), min_tokens=5),
+    SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, logprobs=3, repetition_penalty=1.2),
+    SamplingParams(temperature=0.8, seed=11, max_tokens=40, top_p=0.9, logprobs=1, frequency_penalty=0.3),
+]
+
+
+def run(checkpoint, **options):
+    with LLM(checkpoint=checkpoint, audit_interval=1, **options) as llm:
+        pairs = [(prompt, way) for way in WAYS for prompt in PROMPTS]
+        outputs = llm.generate([prompt for prompt, _ in pairs], [way for _, way in pairs])
+        counts = llm.page_counts
+        assert counts.lease == counts.pinned == counts.limbo == 0
+        return [(o.token_ids, o.text, o.finish_reason, o.matched, o.logprobs) for o in outputs], llm.scheduler.results
+
+
+@pytest.fixture(scope="module")
+def plain(checkpoint):
+    outputs, _ = run(checkpoint, disable_overlap_schedule=True, disable_radix_cache=True)
+    assert {output[2] for output in outputs} == {"stop", "length"}
+    return outputs
+
+
+@pytest.mark.parametrize("algorithm", ["ngram", "draft"])
+@pytest.mark.parametrize(
+    ("overlap", "page_size", "retract"), [(True, 16, 0), (False, 4, 0), (True, 1, 3), (False, 64, 3)]
+)
+def test_every_way_to_finish_gives_the_tokens_of_plain_decoding(
+    algorithm, overlap, page_size, retract, checkpoint, plain
+):
+    outputs, results = run(
+        checkpoint,
+        speculative_algorithm=algorithm,
+        speculative_draft_layers=DRAFT_LAYERS if algorithm == "draft" else None,
+        disable_overlap_schedule=not overlap,
+        page_size=page_size,
+        forward_retract_interval=retract,
+    )
+    assert outputs == plain
+    assert results.drafted_count > results.accepted_count >= 0
+    if algorithm == "ngram":
+        assert results.accepted_count > 20, "prompt lookup should find repeated code"
+
+
+def test_a_second_run_hits_as_much_of_the_prompt_with_a_draft_model(checkpoint):
+    """The draft's KV is published with the target's: a hit never finds it blind, and is no shorter."""
+    options = {"speculative_algorithm": "draft", "speculative_draft_layers": DRAFT_LAYERS, "page_size": 4}
+    with LLM(checkpoint=checkpoint, audit_interval=1, **options) as llm:
+        first = llm.generate(PROMPTS, WAYS[0])
+        again = llm.generate(PROMPTS, WAYS[0])
+    for one, two in zip(first, again, strict=True):
+        assert one.token_ids == two.token_ids
+        assert two.cached_tokens == (two.prompt_tokens - 1) // 4 * 4
+
+
+def test_sampled_tokens_have_the_distribution_of_the_logits():
+    """Chi-square over many seeds: three positions, drafts that are often right, against plain sampling's
+    probabilities. The sampler decides; drafts must not bias it."""
+    vocab, trials = 6, 4000
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(3, vocab)).astype(np.float32)
+    likely = logits.argmax(axis=1).astype(np.int32)
+    sampler = Sampler(1, vocab)
+    counts = np.zeros((3, vocab))
+    for seed in range(trials):
+        params = SamplingParams(temperature=1.0, seed=seed)
+        sampler.start(RowStart(0, params, seed, np.zeros(1, np.int32), 1, (), 100))
+        tokens, got, _ = sampler.sample(np.array([0]), np.array([1]), logits.copy(), likely[None, :2], np.array([2]))
+        assert len(tokens) == got[0]
+        assert all(token == likely[j] for j, token in enumerate(tokens[:-1])), "went on after a wrong draft"
+        for j, token in enumerate(tokens):
+            counts[j, token] += 1
+    for j in range(3):
+        total = counts[j].sum()
+        weights = np.exp(logits[j] - logits[j].max())
+        expected = weights / weights.sum() * total
+        chi_square = float(((counts[j] - expected) ** 2 / expected).sum())
+        assert chi_square < 20.5, f"position {j}: {counts[j]} of {expected}"  # p = 0.001 at 5 degrees of freedom
+
+
+@pytest.mark.parametrize(
+    ("tokens", "where"),
+    [
+        ([1, 2, 3, 4, 1, 2], 2),
+        ([1, 2, 3, 1, 2, 4, 1, 2], 5),  # the newest of equally long matches
+        ([9, 1, 2, 3, 1, 2, 4, 9, 1, 2], 3),  # a longer match wins
+        ([1, 2, 3, 4], -1),
+        ([5, 5, 5, 5], 3),
+        ([1], -1),
+    ],
+)
+def test_prompt_lookup(tokens, where):
+    assert find_continuation(np.array(tokens, np.int32), len(tokens), 2, 6) == where
