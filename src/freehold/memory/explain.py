@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from freehold.memory.memory import Memory
 
 NEIGHBOURS_MAX = 64  # continuations looked at for the nearest one
+NAMESPACES_MAX = 16
 SHOWN_TOKENS = 8
 
 
@@ -75,7 +76,7 @@ def explain_miss(memory: Memory, salt: str, tokens: Int32) -> Miss:
     eviction = _eviction_after(memory, match, tokens)
     if eviction is not None:
         return miss("evicted", eviction=eviction)
-    for namespace in memory.tree.namespaces():
+    for namespace in memory.tree.namespaces()[:NAMESPACES_MAX]:
         if namespace != match.namespace and memory.tree.match(namespace, tokens, wanted - 1).length > at:
             return miss("weights" if namespace.salt == salt else "namespace")
     common, theirs = _nearest(match, tokens)

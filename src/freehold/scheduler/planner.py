@@ -274,6 +274,8 @@ class Planner:
             return _Admission.SHARES, 0
         if not self._fits_beside(request, match, reserved):
             return _Admission.NO_ROOM, 0
+        if request.cached_tokens is None:
+            request.miss = str(memory.explain_miss(request.namespace, tokens))
         # The lease pins the match, so that making room cannot evict it.
         lease = memory.leases.open(match, request.priority)
         count = min(len(tokens) - match.length, budget)

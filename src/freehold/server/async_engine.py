@@ -201,16 +201,9 @@ class AsyncEngine:
                     accepted = asyncio.get_running_loop().create_future()
                     stream = _Stream(len(streams), detokenizer, deltas, accepted)
                     streams[request.id] = self._streams[request.id] = stream
+                    prompt_bytes = request.prompt.tobytes()
                     await self._send(
-                        msg.Submit(
-                            request.id,
-                            request.prompt.tobytes(),
-                            request.params,
-                            request.seed,
-                            priority,
-                            namespace,
-                            timeout,
-                        )  # fmt: skip
+                        msg.Submit(request.id, prompt_bytes, request.params, request.seed, priority, namespace, timeout)
                     )
             for stream in streams.values():
                 await stream.accepted

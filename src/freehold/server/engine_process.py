@@ -46,6 +46,8 @@ class EngineLoop:
             self._take_commands()
             if self._scheduler.has_work:
                 self._audited = False
+            # Requests that wait behind a pause can still time out.
+            if self._scheduler.has_work or self._scheduler.requests:
                 self._step()
 
     def _step(self) -> None:
