@@ -270,7 +270,7 @@ def test_the_simulated_engine_catches_wrong_kv():
     while request.first_token is None:
         h.step()
     row = request.lease.row
-    table = h.engine._tables[0][row]
+    table = h.engine._tables[0, row]
     table[:2] = table[1::-1].copy()
     with pytest.raises(WrongKV, match="position 0"):
         h.step()

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from freehold.arrays import Int32
+from freehold.arrays import Int32, Int64
 from freehold.memory.audit import PageCounts, audit, count_pages
 from freehold.memory.epochs import Epochs
 from freehold.memory.explain import Miss, explain, explain_miss
@@ -79,14 +79,19 @@ class Memory:
         """Pages that are free, can be evicted, or come back when steps in flight complete."""
         return min(pool.free_count + pool.limbo_count for pool in self.pools) + self.tree.evictable_page_count
 
-    def make_room(self, page_count: int) -> bool:
-        """Evict until `page_count` pages are free or on their way -> whether they are free now."""
-        if page_count > self.free_page_count:
+    def make_room(self, rows: Int64, targets: Int64) -> bool:
+        """Make what room there can be for `extend(rows, targets)`: take back what rejected drafts left, then
+        evict -> whether the pages are free now; they may also be on their way, in limbo."""
+        needed = int(self.leases.page_counts_to_extend(rows, targets).sum())
+        if needed > self.free_page_count:
             self.leases.give_back_excess()
+            # What was given back may have been these rows' own.
+            needed = int(self.leases.page_counts_to_extend(rows, targets).sum())
+        if needed > self.free_page_count:
             coming = min(pool.free_count + pool.limbo_count for pool in self.pools)
-            if page_count > coming:
-                self.tree.evict(page_count - coming, f"a step that needed {page_count} pages")
-        return page_count <= self.free_page_count
+            if needed > coming:
+                self.tree.evict(needed - coming, f"a step that needed {needed} pages")
+        return needed <= self.free_page_count
 
     def complete(self, step: int) -> None:
         """The engine has finished `step`: what only it could touch is free now."""

@@ -146,8 +146,7 @@ class Planner:
         return self._running.targets(batch.rows, batch.counts + batch.drafts)
 
     def _make_room(self, batch: _Batch) -> bool:
-        needed = self._memory.leases.page_counts_to_extend(batch.rows, self._targets(batch))
-        return self._memory.make_room(int(needed.sum()))
+        return self._memory.make_room(batch.rows, self._targets(batch))
 
     def _retract_until_it_fits(self) -> _Batch:
         """Free memory by sending the least important requests back to the queue. The most important one
@@ -280,7 +279,7 @@ class Planner:
         lease = memory.leases.open(match, request.priority)
         count = min(len(tokens) - match.length, budget)
         rows, targets = np.array([lease.row]), np.array([match.length + count])
-        if not memory.make_room(int(memory.leases.page_counts_to_extend(rows, targets).sum())):
+        if not memory.make_room(rows, targets):
             lease.release()
             return _Admission.NO_ROOM, 0
         memory.leases.extend(rows, targets)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -60,6 +61,7 @@ class Request:
     order: int = 0  # of arrival; decides among equals
     state: RequestState = RequestState.WAITING
     state_since: float = 0.0
+    transitions: Counter[tuple[RequestState, Event]] = field(default_factory=Counter[tuple[RequestState, Event]])
     seconds_in: dict[RequestState, float] = field(default_factory=dict[RequestState, float])
     lease: Lease | None = None
     output: Int32 = field(default_factory=lambda: np.empty(0, np.int32))  # kept here while without a row
@@ -87,5 +89,6 @@ class Request:
     def happen(self, event: Event, now: float) -> None:
         """The only way to another state. Raises ImpossibleEvent."""
         following = after(self.state, event)
+        self.transitions[self.state, event] += 1
         self.seconds_in[self.state] = self.seconds_in.get(self.state, 0.0) + now - self.state_since
         self.state, self.state_since = following, now

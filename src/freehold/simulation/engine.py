@@ -14,18 +14,19 @@ from typing import Any
 
 import numpy as np
 
-from freehold.arrays import Int32, Int64
+from freehold.arrays import Bool, Int32, Int64
 from freehold.simulation.model import (
+    NO_PAGE,
     OK,
+    WRONG_INPUT,
     WRONG_KV,
+    WRONG_START,
     UInt64,
     extend_identities,
-    mix,
-    next_token,
-    read_and_write,
+    run_step,
     seed_of,
 )
-from freehold.step import FROM_DEVICE, Step, StepResult
+from freehold.step import Step, StepResult
 
 
 class WrongKV(AssertionError):
@@ -58,19 +59,17 @@ class SimulatedEngine:
         self.hold = False
         self.fail_next: Exception | None = None
         self.steps_run = 0
-        self.tokens_checked = 0
         self.weights = 0
         width = -(-shape.token_limit // shape.page_size)
-        slots = (shape.page_count + 1) * shape.page_size
-        self._slots: list[UInt64] = [np.zeros(slots, np.uint64) for _ in range(shape.group_count)]
-        self._tables: list[Int32] = [np.zeros((shape.row_count, width), np.int32) for _ in range(shape.group_count)]
-        limit = shape.token_limit + 1
+        slots, limit = (shape.page_count + 1) * shape.page_size, shape.token_limit + 1
+        self._slots: UInt64 = np.zeros((shape.group_count, slots), np.uint64)
+        self._tables: Int32 = np.zeros((shape.group_count, shape.row_count, width), np.int32)
         self._tokens: Int32 = np.zeros((shape.row_count, limit), np.int32)
         self._identities: UInt64 = np.zeros((shape.row_count, limit), np.uint64)
         self._written_by: Int32 = np.zeros((shape.row_count, limit), np.int32)
         self._length: Int64 = np.zeros(shape.row_count, np.int64)  # tokens known
         self._max_length: Int64 = np.zeros(shape.row_count, np.int64)
-        self._broken: set[int] = set()  # rows whose sequence was in a step that failed
+        self._broken: Bool = np.zeros(shape.row_count, np.bool_)  # its sequence was in a step that failed
         self._held: deque[tuple[Future[Any], Any]] = deque()
 
     def execute(self, step: Step) -> Future[StepResult]:
@@ -78,7 +77,7 @@ class SimulatedEngine:
         self._apply_updates(step)
         if self.fail_next is not None:
             outcome, self.fail_next = self.fail_next, None
-            self._broken.update(step.rows.tolist())
+            self._broken[step.rows] = True
         else:
             outcome = self._run(step)
         self._complete(future, outcome)
@@ -128,90 +127,32 @@ class SimulatedEngine:
             self._written_by[row, : start.cached] = self.weights
             self._length[row] = count
             self._max_length[row] = start.max_length
-            self._broken.discard(row)
+            self._broken[row] = False
 
     def _run(self, step: Step) -> StepResult:
         self.steps_run += 1
-        size = len(step.rows)
-        sampled: list[int] = []
+        shape, size = self.shape, len(step.rows)
+        tokens = np.zeros(int((step.samples * (1 + step.drafts)).sum()), np.int32)
         counts, written, proposed = (np.zeros(size, np.int64) for _ in range(3))
-        at = 0
-        planned = zip(step.rows.tolist(), step.starts.tolist(), step.counts.tolist(), strict=True)
-        for i, (row, start, count) in enumerate(planned):
-            given = step.tokens[at : at + count]
-            at += count
-            if row in self._broken:
-                counts[i], written[i] = int(step.samples[i]), start + count
-                sampled.extend([0] * int(counts[i]))
-                continue
-            if given[0] == FROM_DEVICE:
-                start, count = self._take_up(step, i, row, start)
-            else:
-                self._check_input(step, row, start, given)
-            if count == 0:
-                written[i] = self._length[row] - 1
-                continue
-            self._compute(step, row, start, start + count)
-            written[i] = start + count
-            if step.samples[i]:
-                new, proposed[i] = self._sample(step, row, int(step.drafts[i]))
-                sampled.extend(new)
-                counts[i] = len(new)
-                written[i] = start + count + len(new) - 1
-        return StepResult(np.array(sampled, np.int32), counts, written, proposed)
+        verdict, row, position, group = run_step(
+            step.rows, step.starts, step.counts, step.samples, step.drafts, step.tokens, self._broken, self._slots,
+            self._tables, shape.page_size, self._tokens, self._identities, self._written_by, self.weights,
+            self._length, self._max_length, shape.vocab_size, int(shape.draft_rate * 100), tokens, counts, written,
+            proposed,
+        )  # fmt: skip
+        if verdict != OK:
+            self._raise(step, verdict, row, position, group)
+        return StepResult(tokens[: int(counts.sum())], counts, written, proposed)
 
-    def _take_up(self, step: Step, i: int, row: int, start: int) -> tuple[int, int]:
-        """Where a decoding row really is -> (start, count), count 0 if it is full."""
-        length = int(self._length[row])
-        if length > self._max_length[row]:
-            raise WrongKV(f"step {step.number}, row {row}: {length} tokens, more than allowed", 0)
-        if start < min(length, int(self._max_length[row]) - 1) - 1:
-            raise WrongKV(f"step {step.number}, row {row}: planned from {start}, has {length} tokens", 0)
-        return length - 1, int(length < self._max_length[row])
-
-    def _check_input(self, step: Step, row: int, start: int, given: Int32) -> None:
-        own = self._tokens[row, start : start + len(given)]
-        if start + len(given) > self._length[row] or not np.array_equal(own, given):
-            raise WrongKV(f"step {step.number}, row {row}: input {given[:8]} at {start} is not its own {own[:8]}", 0)
-
-    def _compute(self, step: Step, row: int, start: int, end: int) -> None:
-        self._written_by[row, start:end] = self.weights
-        self.tokens_checked += end
-        for group, (slots, table) in enumerate(zip(self._slots, self._tables, strict=True)):
-            verdict, position = read_and_write(
-                slots, table[row], self.shape.page_size, self._identities[row], self._written_by[row], start, end
-            )
-            if verdict != OK:
-                page = int(table[row, position // self.shape.page_size])
-                what = f"page {page} holds other KV" if verdict == WRONG_KV else "there is no page"
-                raise WrongKV(f"step {step.number}, row {row}, group {group}: at position {position} {what}", page)
-
-    def _sample(self, step: Step, row: int, drafts: int) -> tuple[list[int], int]:
-        """One token, and as many more as there are right drafts. Every draft writes KV, right or wrong.
-        -> (tokens, drafts proposed)."""
-        new: list[int] = []
-        length = int(self._length[row])
-        drafts = min(drafts, int(self._max_length[row]) - length - 1)
-        if drafts > 0 and int(self._identities[row, length - 1]) % 4 == 0:
-            drafts //= 2  # sometimes one can't think of as many
-        identities = self._identities[row]
-        right = True
-        while right and len(new) <= drafts:
-            identity = identities[length - 1]
-            token = int(next_token(identity, self.shape.vocab_size))
-            right = int(identity >> np.uint64(7)) % 100 < self.shape.draft_rate * 100
-            identities[length], self._tokens[row, length] = mix(identity, token), token
-            new.append(token)
-            length += 1
-            if right and len(new) <= drafts:
-                self._compute(step, row, length - 1, length)
-        rejected = slice(length - 1, length - 1 + max(drafts - len(new) + 1, 0))
-        true, identities[rejected] = identities[rejected].copy(), 1
-        if rejected.stop > rejected.start:
-            self._compute(step, row, rejected.start, rejected.stop)
-        identities[rejected] = true
-        self._length[row] = length
-        return new, drafts
+    def _raise(self, step: Step, verdict: int, row: int, position: int, group: int) -> None:
+        page = int(self._tables[group, row, position // self.shape.page_size])
+        what = {
+            WRONG_KV: f"page {page} holds other KV",
+            NO_PAGE: "there is no page",
+            WRONG_INPUT: "the input is not the sequence's token",
+            WRONG_START: f"it is planned to go on, but it has {int(self._length[row])} tokens",
+        }[verdict]
+        raise WrongKV(f"step {step.number}, row {row}, group {group}, position {position}: {what}", page)
 
 
 class InstantEngine:

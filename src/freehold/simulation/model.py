@@ -61,27 +61,115 @@ def slot_content(identity, weights):
     return mix(identity, weights) | np.uint64(1)
 
 
-OK, WRONG_KV, NO_PAGE = 0, 1, 2
+# What may be wrong with a step.
+OK, WRONG_KV, NO_PAGE, WRONG_INPUT, WRONG_START = range(5)
+FROM_DEVICE = -1
 
 
 @njit(cache=True)
-def read_and_write(slots, table, page_size, identities, written_by, start, end):
-    """Check that positions below `start` of a sequence hold its own prefix, then write start .. end.
+def compute(slots, tables, page_size, identities, written_by, weights, start, end):
+    """Check, in every group, that positions below `start` of a sequence hold its own prefix, then write
+    start .. end. -> (verdict, position, group). `slots` uint64 [groups, slots], `tables` int32
+    [groups, columns], `written_by` int32 [positions]: the weights that wrote each."""
+    written_by[start:end] = weights
+    for group in range(len(slots)):
+        for position in range(end):
+            page = tables[group, position // page_size]
+            if page == 0:
+                return NO_PAGE, position, group
+            slot = page * page_size + position % page_size
+            content = slot_content(identities[position], written_by[position])
+            if position >= start:
+                slots[group, slot] = content
+            elif slots[group, slot] != content:
+                return WRONG_KV, position, group
+    return OK, 0, 0
 
-    -> (OK or what is wrong, position). `written_by` int32 [positions]: the weights that wrote each.
-    """
-    for position in range(end):
-        page = table[position // page_size]
-        if page == 0:
-            return NO_PAGE, position
-        slot = page * page_size + position % page_size
-        content = slot_content(identities[position], written_by[position])
-        if position < start:
-            if slots[slot] != content:
-                return WRONG_KV, position
+
+@njit(cache=True)
+def verify(slots, tables, page_size, tokens, identities, written_by, weights, length, drafts, vocab_size, rate):
+    """Sample a token after `length` known ones, and one more for each right draft, `rate` percent of them.
+    Every draft writes KV, right or wrong. -> (tokens sampled, verdict, position, group)"""
+    count, right = 0, True
+    while right and count <= drafts:
+        identity = identities[length - 1]
+        token = next_token(identity, vocab_size)
+        right = (identity >> np.uint64(7)) % np.uint64(100) < np.uint64(rate)
+        tokens[length] = token
+        identities[length] = mix(identity, token)
+        length += 1
+        count += 1
+        if right and count <= drafts:
+            verdict, position, group = compute(
+                slots, tables, page_size, identities, written_by, weights, length - 1, length
+            )
+            if verdict != OK:
+                return count, verdict, position, group
+    rejected = drafts - count + 1
+    if rejected > 0:
+        first = length - 1
+        true = identities[first : first + rejected].copy()
+        identities[first : first + rejected] = 1
+        verdict, position, group = compute(
+            slots, tables, page_size, identities, written_by, weights, first, first + rejected
+        )
+        identities[first : first + rejected] = true
+        if verdict != OK:
+            return count, verdict, position, group
+    return count, OK, 0, 0
+
+
+@njit(cache=True)
+def run_step(
+    rows, starts, counts, samples, drafts, given, broken, slots, tables, page_size, tokens, identities, written_by,
+    weights, length, max_length, vocab_size, rate, out_tokens, out_counts, out_written, out_proposed,
+):  # fmt: skip
+    """All sequences of a step -> (verdict, row, position, group); results in the arrays `out_*`."""
+    at = emitted = 0
+    for i in range(len(rows)):
+        row, start, count = rows[i], starts[i], counts[i]
+        first = at
+        at += count
+        if broken[row]:
+            out_counts[i] = samples[i]
+            out_written[i] = start + count
+            emitted += samples[i]
+            continue
+        if given[first] == FROM_DEVICE:
+            # The planned start is the highest that the real one can be.
+            if length[row] > max_length[row] or start < min(length[row], max_length[row] - 1) - 1:
+                return WRONG_START, row, start, 0
+            start = length[row] - 1
+            if length[row] >= max_length[row]:
+                out_written[i] = start
+                continue
         else:
-            slots[slot] = content
-    return OK, 0
+            for j in range(count):
+                if start + j >= length[row] or tokens[row, start + j] != given[first + j]:
+                    return WRONG_INPUT, row, start + j, 0
+        verdict, position, group = compute(
+            slots, tables[:, row], page_size, identities[row], written_by[row], weights, start, start + count
+        )
+        if verdict != OK:
+            return verdict, row, position, group
+        out_written[i] = start + count
+        if samples[i]:
+            ahead = max(min(drafts[i], max_length[row] - length[row] - 1), 0)
+            if identities[row, length[row] - 1] % np.uint64(4) == 0:
+                ahead //= 2  # sometimes one can't think of as many
+            before = length[row]
+            new, verdict, position, group = verify(
+                slots, tables[:, row], page_size, tokens[row], identities[row], written_by[row], weights, before,
+                ahead, vocab_size, rate,
+            )  # fmt: skip
+            if verdict != OK:
+                return verdict, row, position, group
+            out_tokens[emitted : emitted + new] = tokens[row, before : before + new]
+            emitted += new
+            length[row] = before + new
+            out_counts[i], out_proposed[i] = new, ahead
+            out_written[i] += new - 1
+    return OK, 0, emitted, 0
 
 
 def expected_output(prompt: Int32, count: int, vocab_size: int, namespace: str = "") -> list[int]:

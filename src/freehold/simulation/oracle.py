@@ -1,0 +1,43 @@
+"""What must come of a request, computed without scheduler and memory."""
+
+from __future__ import annotations
+
+from freehold.scheduler.request import Finish, FinishKind, Request
+from freehold.simulation.model import expected_output
+
+
+def expected_end(
+    request: Request, vocab_size: int, eos_tokens: tuple[int, ...], limit: int
+) -> tuple[list[int], Finish]:
+    """Output and finish of a cold run in which nothing intervenes; `limit` is the most tokens there can be
+    of prompt and output."""
+    params = request.params
+    room = limit - len(request.prompt)
+    count = room if params.max_tokens is None else min(room, params.max_tokens)
+    tokens = expected_output(request.prompt, count, vocab_size, request.namespace)
+    text, searched = b"", 0
+    for i, token in enumerate(tokens):
+        text += b"<%d>" % token
+        may_stop = i + 1 >= params.min_tokens
+        hits = [(at, stop) for stop in params.stop if (at := text.find(stop.encode(), searched)) >= 0]
+        if hits and may_stop:
+            return tokens[: i + 1], Finish(FinishKind.STOP, min(hits)[1])
+        if hits:
+            searched = len(text)  # it came too early to count
+        if may_stop and not params.ignore_eos and (token in params.stop_token_ids or token in eos_tokens):
+            return tokens[: i + 1], Finish(FinishKind.STOP, token)
+    return tokens, Finish(FinishKind.LENGTH)
+
+
+def check_end(request: Request, vocab_size: int, eos_tokens: tuple[int, ...], limit: int) -> None:
+    """A request that finished must have finished like that; one that was ended early must have got as far
+    without a mistake. Raises AssertionError."""
+    tokens, finish = expected_end(request, vocab_size, eos_tokens, limit)
+    output, got = request.output.tolist(), request.finish
+    assert got is not None
+    if got.kind in (FinishKind.STOP, FinishKind.LENGTH):
+        assert output == tokens, f"{request.id}: output {output} instead of {tokens}"
+        assert (got.kind, got.matched) == (finish.kind, finish.matched), f"{request.id}: {got} instead of {finish}"
+    else:
+        assert output == tokens[: len(output)], f"{request.id}: output {output} does not begin {tokens}"
+        assert len(output) < len(tokens), f"{request.id}: went on after it had finished"

@@ -1,0 +1,180 @@
+"""A scenario: a configuration and what happens when. One seed decides all of it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from freehold.config import EngineConfig
+
+REQUESTS = 48
+ROWS = 32
+PREFIX_TOKENS = 160
+LONGEST = 420  # tokens of prompt and output
+VOCAB_SIZE = 1000
+EOS_TOKENS = (3, 17, 401)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One configuration of the matrix."""
+
+    overlap: bool
+    page_size: int
+    speculation: str
+    policy: str
+    pool: str
+
+    def __str__(self) -> str:
+        schedule = "overlap" if self.overlap else "sync"
+        return f"{schedule}:{self.page_size}:{self.speculation}:{self.policy}:{self.pool}"
+
+    @classmethod
+    def parse(cls, text: str) -> Cell:
+        """The inverse of str(). Raises ValueError."""
+        for cell in matrix():
+            if str(cell) == text:
+                return cell
+        raise ValueError(f"cell: '{text}' is not one of the matrix, such as {next(matrix())}")
+
+    def config(self, forward_retract_interval: int, chunk: int, eviction: str) -> EngineConfig:
+        tokens = LONGEST + 2 * self.page_size if self.pool == "tight" else ROWS * LONGEST
+        return EngineConfig(
+            page_size=self.page_size,
+            num_pages=-(-tokens // self.page_size),
+            max_running_requests=ROWS,
+            chunked_prefill_size=chunk,
+            schedule_policy=self.policy,
+            eviction_policy=eviction,
+            disable_overlap_schedule=not self.overlap,
+            forward_retract_interval=forward_retract_interval,
+            priority_scheduling_preemption_threshold=1 if self.policy == "priority" else None,
+            speculative_algorithm=None if self.speculation == "plain" else self.speculation,
+            speculative_num_draft_tokens=5,
+            watchdog_timeout=1e-6,  # a held step is not waited for: the world goes on around it
+        )
+
+
+AXES = ((True, False), (1, 4, 16, 64), ("plain", "ngram", "draft"), ("fcfs", "lpm", "priority"), ("tight", "ample"))
+
+
+def matrix() -> Iterator[Cell]:
+    return (Cell(*values) for values in itertools.product(*AXES))
+
+
+class Verb(StrEnum):
+    SUBMIT = "submit"
+    ABORT = "abort"  # a request, as soon as it is in a state
+    PAUSE = "pause"
+    RESUME = "resume"
+    HOLD = "hold"  # the engine completes nothing for some iterations
+    FAIL = "fail"  # the next step fails
+    EXHAUST = "exhaust"  # pages are taken away until `leaving` are free
+    RESTORE = "restore"  # and given back
+    WEIGHTS = "weights"
+    FLUSH = "flush"
+
+
+@dataclass(frozen=True)
+class Happening:
+    """`verb` with its arguments, at an iteration of the loop."""
+
+    at: int
+    verb: Verb
+    arguments: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True)
+class Scenario:
+    cell: Cell
+    seed: int
+    happenings: list[Happening]
+    forward_retract_interval: int = 0
+    chunk: int = 64
+    eviction: str = "lru"
+    draft_rate: float = 0.6
+
+    @property
+    def config(self) -> EngineConfig:
+        return self.cell.config(self.forward_retract_interval, self.chunk, self.eviction)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Scenario:
+        fields = json.loads(text)
+        fields["cell"] = Cell(**fields["cell"])
+        fields["happenings"] = [Happening(h["at"], Verb(h["verb"]), h["arguments"]) for h in fields["happenings"]]
+        return cls(**fields)
+
+    @classmethod
+    def generate(cls, cell: Cell, seed: int) -> Scenario:
+        """The scenario of a seed."""
+        rng = random.Random(f"{cell} {seed}")
+        happenings = [*_requests(rng), *_troubles(rng)]
+        happenings.sort(key=lambda happening: happening.at)
+        return cls(
+            cell=cell,
+            seed=seed,
+            happenings=happenings,
+            forward_retract_interval=rng.choice([0, 0, 0, 1, 5]),
+            chunk=rng.choice([7, 64, 256]),
+            eviction=rng.choice(["lru", "lfu", "fifo", "priority"]),
+            draft_rate=rng.choice([0.0, 0.3, 0.7, 1.0]),
+        )
+
+
+def _requests(rng: random.Random) -> Iterator[Happening]:
+    """Bursts of requests that share prefixes; some are aborted in a chosen state."""
+    families = [[rng.randrange(VOCAB_SIZE) for _ in range(PREFIX_TOKENS)] for _ in range(4)]
+    now = 0
+    for number in range(REQUESTS):
+        now += rng.choice([0, 0, 0, 1, 3, 12])
+        prefix = rng.choice(families)[: rng.choice([0, 16, 40, 64, 65, 128, PREFIX_TOKENS])]
+        tail = [rng.randrange(VOCAB_SIZE) for _ in range(rng.choice([1, 2, 5, 17, 60, 180]))]
+        name = f"r{number}"
+        yield Happening(
+            now,
+            Verb.SUBMIT,
+            {
+                "id": name,
+                "prompt": prefix + tail,
+                "max_tokens": rng.choice([1, 2, 8, 20, 60]),
+                "min_tokens": rng.choice([0, 0, 1]),
+                "ignore_eos": rng.random() < 0.6,
+                "stop": rng.choice([[], [], ["7><"], ["<12", "9>"]]),
+                "stop_token_ids": rng.choice([[], [], [5, 55, 555]]),
+                "namespace": rng.choice(["", "", "", "tenant"]),
+                "priority": rng.randrange(3),
+                "timeout": rng.choice([None] * 8 + [0.05, 1.0]),
+            },
+        )
+        if rng.random() < 0.25:
+            state = rng.choice(["waiting", "prefilling", "running", "retracted", "any"])
+            yield Happening(now + rng.choice([0, 1, 4, 15]), Verb.ABORT, {"id": name, "state": state})
+
+
+def _troubles(rng: random.Random) -> Iterator[Happening]:
+    for _ in range(rng.choice([0, 1, 3])):
+        at = rng.randrange(5, 150)
+        yield Happening(at, Verb.HOLD, {"iterations": rng.choice([1, 3, 20])})
+    for _ in range(rng.choice([0, 0, 1, 2])):
+        at = rng.randrange(5, 150)
+        yield Happening(at, Verb.PAUSE, {"mode": rng.choice(["abort", "retract", "retract", "in_place", "in_place"])})
+        if rng.random() < 0.5:
+            yield Happening(at + 1, Verb.WEIGHTS)
+        yield Happening(at + rng.choice([1, 5, 30]), Verb.RESUME)
+    if rng.random() < 0.3:
+        yield Happening(rng.randrange(5, 150), Verb.FAIL)
+    if rng.random() < 0.4:
+        at = rng.randrange(5, 100)
+        yield Happening(at, Verb.EXHAUST, {"leaving": rng.choice([0, 1, 3])})
+        yield Happening(at + rng.choice([1, 10, 40]), Verb.RESTORE)
+    if rng.random() < 0.3:
+        yield Happening(rng.randrange(5, 150), rng.choice([Verb.FLUSH, Verb.WEIGHTS]))

@@ -1,0 +1,262 @@
+"""The world of a scenario: the real scheduler and memory, a simulated engine, a clock that jumps."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from freehold.memory import Lease, Memory, MemoryShape, OwnershipError, cache_groups
+from freehold.sampling_params import SamplingParams
+from freehold.scheduler.request import FinishKind, Request
+from freehold.scheduler.results import StepOutput
+from freehold.scheduler.scheduler import EngineStuck, PauseMode, Scheduler
+from freehold.scheduler.states import TRANSITIONS, Event, RequestState
+from freehold.scheduler.vocabulary import Vocabulary
+from freehold.simulation.engine import EngineShape, SimulatedEngine, WrongKV, vocabulary_fields
+from freehold.simulation.oracle import check_end
+from freehold.simulation.scenario import EOS_TOKENS, LONGEST, VOCAB_SIZE, Happening, Scenario, Verb
+from freehold.step import DraftCost
+
+AUDIT_INTERVAL = 8  # iterations
+ITERATIONS_MAX = 20_000
+RETRACTIONS_MAX = 12  # of one request, where nothing but memory forces them
+STEP_SECONDS = 0.004
+TOKEN_SECONDS = 0.0001
+
+Cover = Counter[tuple[RequestState, Event]]
+
+
+class Clock:
+    """Seconds that pass when told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class Summary:
+    """What a run did. `log_hash` is that of everything that was planned and everything that ended."""
+
+    steps: int = 0
+    sequences: int = 0
+    retractions: int = 0
+    log_hash: str = ""
+    cover: Cover = field(default_factory=Counter[tuple[RequestState, Event]])
+
+
+class Violation(Exception):
+    """Something that must never happen has happened. The message tells what, where, and the page's past."""
+
+    def __init__(self, scenario: Scenario, iteration: int, cause: BaseException, history: str):
+        self.scenario = scenario
+        self.iteration = iteration
+        self.cause = cause
+        super().__init__(
+            f"cell {scenario.cell}, seed {scenario.seed}, iteration {iteration}: "
+            f"{type(cause).__name__}: {cause}\n{history}"
+        )
+
+
+class World:
+    """Runs one scenario. Every read is checked by the engine, every page recounted, every output compared
+    with a cold run, and nothing may stand still."""
+
+    def __init__(self, scenario: Scenario):
+        self.scenario = scenario
+        config = self.config = scenario.config
+        shape = MemoryShape(
+            page_count=config.num_pages or 1,
+            page_size=config.page_size,
+            row_count=config.max_running_requests + 1,  # one for the ballast
+            token_limit=max(LONGEST, (config.num_pages or 1) * config.page_size),
+            eviction_policy=config.eviction_policy,
+            groups=cache_groups(config.speculative_algorithm == "draft"),
+        )
+        self.memory = Memory(shape)
+        self.engine = SimulatedEngine(
+            EngineShape(
+                shape.page_count, shape.page_size, shape.row_count, shape.token_limit, VOCAB_SIZE,
+                len(shape.groups), scenario.draft_rate,
+            )
+        )  # fmt: skip
+        self.clock = Clock()
+        self.scheduler = Scheduler(
+            config,
+            self.memory,
+            self.engine,
+            Vocabulary(**vocabulary_fields(VOCAB_SIZE, EOS_TOKENS)),
+            self.clock,
+            DraftCost(config.speculative_num_draft_tokens) if config.speculative_algorithm else None,
+        )
+        self.iteration = 0
+        self.requests: dict[str, Request] = {}
+        self._delivered: dict[str, list[int]] = defaultdict(list)
+        self._pending = sorted(scenario.happenings, key=lambda happening: happening.at)[::-1]
+        self._aborts: list[dict[str, Any]] = []
+        self._ballast: Lease | None = None
+        self._release_at: int | None = None
+        self._log = hashlib.blake2b(digest_size=8)
+        self._summary = Summary()
+
+    def run(self) -> Summary:
+        """To the end. Raises Violation."""
+        try:
+            while self._pending or self.scheduler.requests or self.scheduler.has_work:
+                self.advance()
+                assert self.iteration < ITERATIONS_MAX, f"no end: waiting for {self.scheduler.waits_for()}"
+            self._check_empty()
+        except Exception as error:
+            raise Violation(self.scenario, self.iteration, error, self._history(error)) from error
+        self._summary.log_hash = self._log.hexdigest()
+        return self._summary
+
+    def advance(self) -> None:
+        """One iteration of the loop, with what happens before it."""
+        while self._pending and self._pending[-1].at <= self.iteration:
+            self._let_happen(self._pending.pop())
+        self._abort_who_is_there()
+        if self._release_at is not None and self.iteration >= self._release_at:
+            self._release_at, self.engine.hold = None, False
+            self.engine.release()
+        try:
+            self._take(self.scheduler.step())
+        except EngineStuck:
+            if not self.engine.hold:
+                raise
+        self.clock.now += STEP_SECONDS + TOKEN_SECONDS * len(self.scheduler.running)
+        self.iteration += 1
+        if self.iteration % AUDIT_INTERVAL == 0:
+            self._inspect()
+
+    # -- what happens -----------------------------------------------------------------------------------
+
+    def _let_happen(self, happening: Happening) -> None:
+        arguments, verb = happening.arguments, happening.verb
+        if verb is Verb.SUBMIT:
+            self._submit(arguments)
+        elif verb is Verb.ABORT:
+            self._aborts.append(arguments)
+        elif verb is Verb.HOLD:
+            self.engine.hold = True
+            self._release_at = self.iteration + arguments["iterations"]
+        elif verb is Verb.FAIL:
+            self.engine.fail_next = RuntimeError("the simulated engine was told to fail")
+        elif verb is Verb.EXHAUST:
+            self._exhaust(arguments["leaving"])
+        elif verb is Verb.RESTORE:
+            self._restore()
+        else:
+            self._operate(verb, arguments)
+
+    def _operate(self, verb: Verb, arguments: dict[str, Any]) -> None:
+        """What an operator does waits for the steps in flight, so they must not be held."""
+        self.engine.hold, self._release_at = False, None
+        self.engine.release()
+        if verb is Verb.PAUSE:
+            self.scheduler.pause(PauseMode(arguments["mode"]))
+        elif verb is Verb.RESUME:
+            self.scheduler.resume()
+        elif verb is Verb.WEIGHTS:
+            self.scheduler.update_weights("other")
+        else:
+            self.scheduler.flush_cache()
+
+    def _submit(self, fields: dict[str, Any]) -> None:
+        names = ("max_tokens", "min_tokens", "ignore_eos", "stop", "stop_token_ids")
+        params = SamplingParams(temperature=0, **{name: fields[name] for name in names})
+        request = Request(
+            id=fields["id"],
+            prompt=np.array(fields["prompt"], np.int32),
+            params=params,
+            namespace=fields["namespace"],
+            priority=fields["priority"],
+            timeout=fields["timeout"],
+        )
+        self.requests[request.id] = request
+        self.scheduler.add(request)
+
+    def _abort_who_is_there(self) -> None:
+        for order in list(self._aborts):
+            request = self.requests.get(order["id"])
+            if request is None:
+                continue
+            if order["state"] in ("any", request.state.value):
+                self.scheduler.abort(request.id)
+                self.scheduler.abort(request.id)  # a second time does nothing
+            if request.state is RequestState.ENDED:
+                self._aborts.remove(order)
+
+    def _exhaust(self, leaving: int) -> None:
+        """Take pages for a lease that no request has."""
+        if self._ballast is not None:
+            return
+        self._ballast = self.memory.leases.open(self.memory.match("ballast", np.zeros(1, np.int32)))
+        take = min(self.memory.free_page_count - leaving, self.memory.shape.token_limit // self.memory.page_size)
+        if take > 0:
+            self._ballast.extend(take * self.memory.page_size)
+
+    def _restore(self) -> None:
+        if self._ballast is not None:
+            self._ballast.release()
+            self._ballast = None
+
+    # -- what must hold -----------------------------------------------------------------------------------
+
+    def _take(self, output: StepOutput) -> None:
+        for request, token in zip(output.requests, output.tokens, strict=True):
+            self._delivered[request.id].append(token)
+        for request in output.ended:
+            self._check(request)
+        self._log.update(repr((self.iteration, output.tokens, [request.id for request in output.ended])).encode())
+        self._summary.steps = self.engine.steps_run
+        self._summary.sequences += len(self.scheduler.running)
+
+    def _check(self, request: Request) -> None:
+        assert self._delivered.pop(request.id, []) == request.output.tolist(), f"{request.id}: tokens lost on the way"
+        limit = self.memory.shape.token_limit
+        check_end(request, VOCAB_SIZE, EOS_TOKENS, limit)
+        finish = request.finish
+        assert finish is not None
+        if finish.kind is FinishKind.ERROR:
+            verbs = {happening.verb for happening in self.scenario.happenings}
+            assert verbs & {Verb.FAIL, Verb.EXHAUST}, f"{request.id}: {finish.message}"
+        if not self.scenario.forward_retract_interval and not self.config.priority_scheduling_preemption_threshold:
+            assert request.retractions <= RETRACTIONS_MAX, f"{request.id}: retracted {request.retractions} times"
+        self._summary.retractions += request.retractions
+        self._summary.cover.update(request.transitions)
+
+    def _inspect(self) -> None:
+        """Recount everything, and overwrite what is free: whoever still reads it is found out."""
+        self.memory.audit()
+        for group, pool in enumerate(self.memory.pools):
+            self.engine.poison(pool.free_pages(), group)
+
+    def _check_empty(self) -> None:
+        self._restore()
+        self.memory.audit()
+        counts = self.memory.counts()
+        assert counts.lease == counts.pinned == counts.limbo == 0, f"leaked: {counts}"
+        self.memory.tree.flush()
+        self.memory.audit()
+        for pool in self.memory.pools:
+            assert pool.free_count == pool.capacity, "pages are not back after a flush"
+        assert not self.memory.tree.namespaces(), "an empty namespace was kept"
+        assert len(self.requests) == sum(h.verb is Verb.SUBMIT for h in self.scenario.happenings)
+        assert all(request.state is RequestState.ENDED for request in self.requests.values())
+
+    def _history(self, error: Exception) -> str:
+        if isinstance(error, WrongKV) and error.page:
+            return self.memory.explain(error.page)
+        return "" if isinstance(error, OwnershipError) else self.scheduler.waits_for()
+
+
+def uncovered(cover: Cover) -> list[str]:
+    """Cells of the state table in which nothing happened."""
+    return [f"{event} while {state}" for state, event in TRANSITIONS if not cover[state, event]]
