@@ -54,9 +54,11 @@ def test_a_layer_imports_only_what_is_below(layer):
 
 @pytest.mark.parametrize("layer", ["memory", "scheduler", "simulation"])
 def test_memory_and_scheduler_need_no_model_library(layer):
+    """The simulator's checks are compiled; nothing else of it is below the engine."""
+    allowed = {"numba"} if layer == "simulation" else set()
     for path in modules(layer):
         used = {name.split(".")[0] for name in imports(path)}
-        assert not used & NOT_BELOW_ENGINE, path
+        assert not used & NOT_BELOW_ENGINE - allowed, path
 
 
 def test_http_and_ipc_libraries_are_imported_by_the_server_alone():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -147,6 +148,62 @@ def inspect(
     except (httpx.HTTPError, ValueError) as error:
         raise _fail(error) from error
     show_memory(body)
+
+
+@app.command()
+def simulate(
+    matrix: Annotated[bool, typer.Option("--matrix", help="Every cell of the matrix, with many seeds.")] = False,
+    seeds: Annotated[int, typer.Option(help="Seeds for each cell.")] = 3,
+    first_seed: Annotated[int, typer.Option(help="The first of them.")] = 0,
+    jobs: Annotated[int, typer.Option(help="Processes.")] = 2,
+    minutes: Annotated[float | None, typer.Option(help="Go on with fresh seeds until the time is up.")] = None,
+    cell: Annotated[
+        str | None, typer.Option(help="One cell, such as overlap:16:ngram:fcfs:tight, with --seed.")
+    ] = None,
+    seed: int = 0,
+    scenario: Annotated[Path | None, typer.Option(help="A scenario saved after a violation.")] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="A trace: Mooncake or agent sessions (JSON lines), Azure (CSV); .gz, .zst.")
+    ] = None,
+    scale: Annotated[int, typer.Option(help="Divide the trace's lengths and blocks by this.")] = 32,
+    limit: Annotated[int | None, typer.Option(help="Requests of the trace at most.")] = None,
+    page_size: Annotated[int, typer.Option(help="Tokens a page.")] = 16,
+    num_pages: Annotated[int, typer.Option(help="Pages of the simulated server.")] = 4096,
+    max_running_requests: Annotated[int, typer.Option(help="Requests in a batch at most.")] = 64,
+    schedule_policy: Annotated[str, typer.Option(help="fcfs, lpm or priority.")] = "fcfs",
+    eviction_policy: Annotated[str, typer.Option(help="lru, lfu, fifo or priority.")] = "lru",
+    step_ms: Annotated[float, typer.Option(help="Of a step, whatever it computes.")] = 10.0,
+    token_us: Annotated[float, typer.Option(help="And for each token in it.")] = 50.0,
+) -> None:
+    """Run the real scheduler and memory on an engine that checks every read, or on a trace to plan capacity."""
+    from freehold.config import EngineConfig
+    from freehold.simulation import command
+    from freehold.simulation.replay import Speed
+    from freehold.simulation.scenario import Cell, Scenario
+
+    try:
+        if trace is not None:
+            config = EngineConfig(
+                page_size=page_size,
+                num_pages=num_pages,
+                max_running_requests=max_running_requests,
+                max_queued_requests=1 << 20,
+                schedule_policy=schedule_policy,
+                eviction_policy=eviction_policy,
+            )
+            speed = Speed(step_ms / 1e3, token_us / 1e6)
+            code = command.simulate_trace(trace, scale, limit, config, speed)
+        elif scenario is not None:
+            code = command.simulate_one(Scenario.from_json(scenario.read_text()))
+        elif cell is not None:
+            code = command.simulate_one(Scenario.generate(Cell.parse(cell), seed))
+        elif matrix or minutes is not None:
+            code = command.simulate_matrix(command.MatrixRun(seeds, first_seed, jobs, minutes))
+        else:
+            raise ValueError("say what to simulate: --matrix, --cell, --scenario or --trace")
+    except (ValueError, OSError) as error:
+        raise _fail(error) from error
+    raise typer.Exit(code)
 
 
 @app.command()

@@ -1,0 +1,111 @@
+"""`freehold simulate`: runs, shows and replays simulations."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from freehold.config import EngineConfig
+from freehold.simulation.replay import Replay, Speed, percentile, replay
+from freehold.simulation.runs import Tally, jobs_for, run_many
+from freehold.simulation.scenario import Scenario, matrix
+from freehold.simulation.shrink import shrink, violation_of
+from freehold.simulation.trace import read_trace
+from freehold.simulation.world import Violation, World, uncovered
+
+console = Console()
+BAR = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+
+
+@dataclass(frozen=True)
+class MatrixRun:
+    seeds: int
+    first_seed: int
+    processes: int
+    minutes: float | None
+
+
+def simulate_matrix(run: MatrixRun) -> int:
+    """-> the exit code: 1 after a violation, which is shown and shrunk."""
+    total = run.seeds * len(list(matrix()))
+    tally = Tally()
+    jobs = jobs_for(run.first_seed, run.seeds, None if run.minutes is None else run.minutes * 60)
+    with Progress(*BAR, console=console, transient=True) as progress:
+        task = progress.add_task("scenarios", total=total)
+        for tally in run_many(jobs, run.processes):
+            progress.update(task, completed=tally.scenarios, total=max(total, tally.scenarios))
+    if tally.violation is not None:
+        text, message = tally.violation
+        console.print(message, highlight=False, markup=False)
+        scenario = Scenario.from_json(text)
+        console.print(f"replay it: freehold simulate --cell {scenario.cell} --seed {scenario.seed}", soft_wrap=True)
+        _show_shrunk(violation_of(scenario))
+    missing = uncovered(tally.cover)
+    if missing and tally.violation is None:
+        console.print(f"never happened: {', '.join(missing)}")
+    console.print(str(tally), highlight=False, soft_wrap=True)
+    return 0 if tally.violation is None else 1
+
+
+def simulate_one(scenario: Scenario) -> int:
+    """One scenario, with its log hash."""
+    try:
+        summary = World(scenario).run()
+    except Violation as violation:
+        console.print(str(violation), highlight=False, markup=False)
+        _show_shrunk(violation)
+        return 1
+    console.print(
+        f"cell {scenario.cell}, seed {scenario.seed}: {summary.steps} steps, {summary.retractions} retractions, "
+        f"log {summary.log_hash}, no violation",
+        highlight=False,
+        soft_wrap=True,
+    )
+    return 0
+
+
+def _show_shrunk(violation: Violation | None) -> None:
+    if violation is None:
+        console.print("it did not happen again: something outside the seed decides")
+        return
+    with console.status("shrinking the scenario ..."):
+        smallest = shrink(violation)
+    with tempfile.NamedTemporaryFile("w", prefix="freehold-", suffix=".json", delete=False) as file:
+        file.write(smallest.scenario.to_json())
+    count = len(smallest.scenario.happenings)
+    console.print(f"shrunk to {count} happenings: freehold simulate --scenario {file.name}", soft_wrap=True)
+    for happening in smallest.scenario.happenings[:20]:
+        console.print(f"  {happening.at:4} {happening.verb} {happening.arguments}"[:160], highlight=False, markup=False)
+
+
+def simulate_trace(path: Path, scale: int, limit: int | None, config: EngineConfig, speed: Speed) -> int:
+    """A trace, and what a server of this size would make of it."""
+    arrivals = read_trace(path, scale)[:limit]
+    with Progress(*BAR, console=console, transient=True) as progress:
+        task = progress.add_task("requests", total=len(arrivals))
+        result = replay(arrivals, config, speed, lambda ended: progress.update(task, completed=ended))
+    _show_replay(result)
+    return 0
+
+
+def _show_replay(result: Replay) -> None:
+    table = Table("s", "running", "waiting", "free", "leased", "pinned", "evictable", title="memory over time, pages")
+    for when, pages, running, waiting in result.memory:
+        owners = (str(pages[name]) for name in ("free", "lease", "pinned", "tree"))
+        table.add_row(f"{when:.0f}", str(running), str(waiting), *owners)
+    console.print(table)
+    console.print(
+        f"{result.requests:,} requests ({result.refused} refused), {result.steps:,} steps, "
+        f"{result.duration:,.0f} s simulated\n"
+        f"queued p50 {percentile(result.queued, 50):.2f} s, p99 {percentile(result.queued, 99):.2f} s; "
+        f"first token p50 {percentile(result.first_token, 50):.2f} s, p99 {percentile(result.first_token, 99):.2f} s\n"
+        f"hit rate {result.hit_rate:.3f} ({result.cached_tokens:,} of {result.prompt_tokens:,} prompt tokens), "
+        f"{result.retractions:,} retractions, {result.evicted_pages:,} pages evicted",
+        highlight=False,
+        soft_wrap=True,
+    )

@@ -1,0 +1,80 @@
+"""Many scenarios: every cell of the matrix with many seeds, on several cores."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from freehold.scheduler.states import TRANSITIONS, Event, RequestState
+from freehold.simulation.scenario import Cell, Scenario, matrix
+from freehold.simulation.world import Cover, Summary, Violation, World, uncovered
+
+
+@dataclass
+class Tally:
+    """What all runs did together. `violation` is the first, as (scenario as JSON, message)."""
+
+    scenarios: int = 0
+    steps: int = 0
+    busy_seconds: float = 0.0
+    retractions: int = 0
+    cover: Cover = field(default_factory=Counter[tuple[RequestState, Event]])
+    violation: tuple[str, str] | None = None
+
+    def add(self, summary: Summary, seconds: float) -> None:
+        self.scenarios += 1
+        self.steps += summary.steps
+        self.busy_seconds += seconds
+        self.retractions += summary.retractions
+        self.cover.update(summary.cover)
+
+    def __str__(self) -> str:
+        covered = len(TRANSITIONS) - len(uncovered(self.cover))
+        rate = self.steps / max(self.busy_seconds, 1e-9)
+        return (
+            f"{self.scenarios:,} scenarios, {self.steps:,} steps ({rate:,.0f} a second and core), "
+            f"{self.retractions:,} retractions, {covered} of {len(TRANSITIONS)} cells of the state table, "
+            f"{'no violation, nothing leaked' if self.violation is None else '1 VIOLATION'}"
+        )
+
+
+Outcome = tuple[Summary | None, float, tuple[str, str] | None]
+
+
+def run_one(job: tuple[Cell, int]) -> Outcome:
+    """In a worker: one scenario -> its summary, or the violation."""
+    scenario = Scenario.generate(*job)
+    before = time.perf_counter()
+    try:
+        summary = World(scenario).run()
+    except Violation as violation:
+        return None, time.perf_counter() - before, (scenario.to_json(), str(violation))
+    return summary, time.perf_counter() - before, None
+
+
+def jobs_for(first_seed: int, seeds: int, seconds: float | None) -> Iterator[tuple[Cell, int]]:
+    """Each cell with each seed; with `seconds`, go on with fresh seeds until the time is up."""
+    end = None if seconds is None else time.monotonic() + seconds
+    for seed in itertools.count(first_seed):
+        if seed >= first_seed + seeds and (end is None or time.monotonic() >= end):
+            return
+        for cell in matrix():
+            yield cell, seed
+
+
+def run_many(jobs: Iterator[tuple[Cell, int]], processes: int) -> Iterator[Tally]:
+    """The tally after each scenario; the last one holds a violation, if there was one."""
+    tally = Tally()
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(processes) as pool:
+        for outcome in pool.imap_unordered(run_one, jobs, chunksize=4) if processes > 1 else map(run_one, jobs):
+            summary, seconds, tally.violation = outcome
+            if summary is not None:
+                tally.add(summary, seconds)
+            yield tally
+            if tally.violation is not None:
+                return

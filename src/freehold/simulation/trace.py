@@ -1,0 +1,105 @@
+"""Traces of real services as workloads: arrivals, lengths, and which prefixes are the same.
+
+| format | rows | prefix identity |
+|---|---|---|
+| Mooncake | JSON lines with timestamp (ms), input_length, output_length, hash_ids | 512 tokens a block |
+| agent sessions | JSON lines with requests[] of t (s), in, out, hash_ids | 64 tokens a block, local to a session |
+| Azure | CSV TIMESTAMP, ContextTokens, GeneratedTokens | none |
+
+Lengths and blocks are divided by `scale`; the graph of reuse stays as it is.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+
+from freehold.arrays import Int32
+
+TOKEN_SPACE = 1 << 30
+MOONCAKE_BLOCK = 512
+SESSION_BLOCK = 64
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A request of a trace: `at` seconds from its start, prompt tokens int32 [n]."""
+
+    at: float
+    prompt: Int32
+    output_length: int
+
+
+def read_trace(path: Path, scale: int) -> list[Arrival]:
+    """All requests by time of arrival. Raises ValueError for a format that is not known."""
+    with _open(path) as file:
+        if ".csv" in path.suffixes:
+            arrivals = list(_azure(file, scale))
+        else:
+            rows = [json.loads(line) for line in file if line.strip()]
+            if rows and "hash_ids" in rows[0]:
+                arrivals = [_mooncake(row, scale) for row in rows]
+            elif rows and "requests" in rows[0]:
+                arrivals = [arrival for i, row in enumerate(rows) for arrival in _session(row, i, 0.0, scale)]
+            else:
+                raise ValueError(f"trace: {path.name} is of no known format (see `freehold simulate --help`)")
+    return sorted(arrivals, key=lambda arrival: arrival.at)
+
+
+def _open(path: Path) -> TextIO:
+    if path.suffix == ".gz":
+        return io.TextIOWrapper(gzip.open(path, "rb"), encoding="utf-8", newline="\n")
+    if path.suffix == ".zst":
+        try:
+            import zstandard
+        except ImportError:
+            raise ValueError(f"trace: {path.name} needs the zstandard package: pip install zstandard") from None
+        return io.TextIOWrapper(zstandard.open(path, "rb"), encoding="utf-8", newline="\n")
+    return path.open(encoding="utf-8", newline="\n")
+
+
+def _tokens(ids: list[int], block: int, length: int, salt: int, unique: int) -> Int32:
+    """Tokens that are equal where block ids are. What the ids do not cover is nobody else's."""
+    covered = min(len(ids) * block, length)
+    keys = np.repeat(np.array(ids, np.int64) * 1_000_003 + salt * 7_919, block)[:covered]
+    shared = (keys * 31 + np.arange(covered) % block * 2_654_435_761) % TOKEN_SPACE
+    rest = (unique * 1_000_003 + np.arange(length - covered) * 97 + 13) % TOKEN_SPACE
+    return np.concatenate([shared, rest]).astype(np.int32)
+
+
+def _mooncake(row: dict[str, Any], scale: int) -> Arrival:
+    length = max(row["input_length"] // scale, 1)
+    block = max(MOONCAKE_BLOCK // scale, 1)
+    tokens = _tokens(row["hash_ids"], block, length, 0, row["timestamp"])
+    return Arrival(row["timestamp"] / 1000, tokens, max(row["output_length"] // scale, 1))
+
+
+def _session(row: dict[str, Any], number: int, start: float, scale: int) -> Iterator[Arrival]:
+    block = max(SESSION_BLOCK // scale, 1)
+    for i, request in enumerate(row["requests"]):
+        at = start + float(request.get("t", 0.0))
+        if request.get("type") == "subagent":
+            yield from _session(request, number, at, scale)
+            continue
+        length = max(int(request["in"]) // scale, 1)
+        tokens = _tokens(request.get("hash_ids", []), block, length, number + 1, number * 100_000 + i)
+        yield Arrival(at, tokens, max(int(request["out"]) // scale, 1))
+
+
+def _azure(file: TextIO, scale: int) -> Iterator[Arrival]:
+    start: datetime | None = None
+    for number, row in enumerate(csv.DictReader(file)):
+        when = datetime.fromisoformat(row["TIMESTAMP"][:26])
+        start = start or when
+        length = max(int(row["ContextTokens"]) // scale, 1)
+        tokens = _tokens([], 1, length, 0, number)
+        yield Arrival((when - start).total_seconds(), tokens, max(int(row["GeneratedTokens"]) // scale, 1))
