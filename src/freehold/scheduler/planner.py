@@ -116,7 +116,7 @@ class Planner:
         if not fits:
             batch = self._retract_until_it_fits()
         self._memory.leases.extend(batch.rows, self._targets(batch))
-        if fits:
+        if fits and len(self._queue):
             batch = batch + self._admit(batch)
         if len(batch.rows) == 0:
             return NoStep.BLOCKED if in_flight else NoStep.IDLE
@@ -132,15 +132,14 @@ class Planner:
         decoders, chunks = rows[decoding], rows[~decoding]
         sizes = running.todo(chunks)
         if len(chunks):
-            before = np.cumsum(sizes) - sizes
-            sizes = np.clip(self._chunk - before, 0, sizes)
+            sizes = np.clip(self._chunk - (sizes.cumsum() - sizes), 0, sizes)
             chunks, sizes = chunks[sizes > 0], sizes[sizes > 0]
         batch = _Batch.of(decoders, np.ones(len(decoders), np.int64))
         if self._drafts is not None and len(decoders):
             room = running.max_length[decoders] - running.length[decoders] - running.certain[decoders] - 1
             wanted = self._drafts.choose(decoders, len(decoders) + int(sizes.sum()))
             batch.drafts = np.clip(wanted, 0, np.maximum(room, 0))
-        return batch + _Batch.of(chunks, sizes)
+        return batch + _Batch.of(chunks, sizes) if len(chunks) else batch
 
     def _targets(self, batch: _Batch) -> Int64:
         return self._running.targets(batch.rows, batch.counts + batch.drafts)
@@ -237,7 +236,7 @@ class Planner:
         """Give what is left of the budget to waiting requests -> the rows they got."""
         admitted = _Batch.of(np.empty(0, np.int64), np.empty(0, np.int64))
         budget = self._chunk - int(batch.counts[batch.counts > 1].sum())
-        if not len(self._queue) or budget <= 0:
+        if budget <= 0:
             return admitted
         self._queue.rank_by_match(lambda request: self._match(request).length)
         sharing = self._pages_being_computed()
@@ -345,8 +344,9 @@ class Planner:
         running, memory = self._running, self._memory
         rows, counts = batch.rows, batch.counts
         starts = running.scheduled[rows]
-        samples = starts + counts >= running.length[rows] + running.pending[rows]
-        samples |= running.is_decoding(rows)
+        samples = running.is_decoding(rows)
+        if not samples.all():
+            samples |= starts + counts >= running.length[rows] + running.pending[rows]
         number = memory.epochs.submit()
         step = Step(
             number=number,
@@ -373,6 +373,8 @@ class Planner:
         be known here yet."""
         running = self._running
         on_device = running.is_decoding(rows)
+        if on_device.all():
+            return np.full(len(rows), FROM_DEVICE, np.int32)
         tokens = np.where(on_device, FROM_DEVICE, running.tokens[rows, starts]).astype(np.int32)
         if (counts == 1).all():
             return tokens

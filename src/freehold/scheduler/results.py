@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from freehold.arrays import Int32, Int64
+from freehold.arrays import Bool, Int64
 from freehold.memory import Memory
 from freehold.scheduler.lifecycle import Lifecycle
 from freehold.scheduler.request import Finish, FinishKind, Request
@@ -57,17 +57,21 @@ class Results:
         """`live` indexes the rows of the step whose request is still theirs: a row may have a new tenant
         by now, or none."""
         rows, counts = step.rows[live], result.counts[live]
-        first = np.cumsum(result.counts)[live] - counts
-        flat = np.repeat(first, counts) + _offsets(counts)
+        first = result.counts.cumsum()[live] - counts
+        flat = first.repeat(counts) + _offsets(counts)
+        token_rows, tokens = rows.repeat(counts), result.tokens[flat]
         sampled = step.samples[live]
         before = self._running.length[rows]
-        self._append(rows, counts, before, result.tokens[flat])
+        length = before.repeat(counts) + _offsets(counts)
+        self._running.tokens[token_rows, length] = tokens
+        self.token_count += len(tokens)
         self._running.settle(rows[sampled], counts[sampled], 1 + step.drafts[live][sampled])
         self._memory.leases.commit(rows, result.written[live], self._running.scheduled[rows])
-        self._publish_prompts(step, live, before)
+        prefill_end = self._running.prefill_end[rows]
+        self._publish_prompts(rows, before, step.starts[live] < prefill_end)
         self._learn(rows, result.proposed[live], counts)
-        self._note_first_tokens(rows[sampled], before[sampled])
-        self._deliver(rows, counts, before, flat, result, output)
+        self._note_first_tokens(rows[sampled & (before == prefill_end)])
+        self._deliver(token_rows, length + 1, flat, result, output)
 
     def fail(self, rows: Int64, error: BaseException) -> None:
         """The step did not complete: nothing was committed, and those who were in it hear of it."""
@@ -76,19 +80,13 @@ class Results:
             message = f"the engine failed: {type(error).__name__}: {error}"
             self._lifecycle.end(request, Finish(FinishKind.ERROR, message=message))
 
-    def _append(self, rows: Int64, counts: Int64, before: Int64, tokens: Int32) -> None:
-        self._running.tokens[np.repeat(rows, counts), np.repeat(before, counts) + _offsets(counts)] = tokens
-        self.token_count += len(tokens)
-
-    def _publish_prompts(self, step: Step, live: Int64, before: Int64) -> None:
+    def _publish_prompts(self, rows: Int64, known: Int64, fresh: Bool) -> None:
         """Share each chunk as soon as it is written; decoded tokens are shared when the request ends."""
-        rows = step.rows[live]
-        fresh = np.flatnonzero(step.starts[live] < self._running.prefill_end[rows])
-        for i in fresh:
+        for i in fresh.nonzero()[0]:
             row = int(rows[i])
             request = self._running.request(row)
             assert request.lease is not None
-            self._memory.publish(request.lease, self._running.tokens[row, : before[i]], request.priority)
+            self._memory.publish(request.lease, self._running.tokens[row, : known[i]], request.priority)
 
     def _learn(self, rows: Int64, proposed: Int64, counts: Int64) -> None:
         if self._drafts is None:
@@ -104,28 +102,24 @@ class Results:
             request.drafted += int(proposed[i])
             request.accepted += int(accepted[i])
 
-    def _note_first_tokens(self, rows: Int64, before: Int64) -> None:
-        first = rows[before == self._running.prefill_end[rows]]
-        for row in first:
+    def _note_first_tokens(self, rows: Int64) -> None:
+        for row in rows:
             now, request = self._lifecycle.clock(), self._running.request(int(row))
             request.happen(Event.DECODED, now)
             request.first_token = request.first_token or now
 
     # -- tokens ---------------------------------------------------------------------------------------
 
-    def _deliver(
-        self, rows: Int64, counts: Int64, before: Int64, flat: Int64, result: StepResult, output: StepOutput
-    ) -> None:
-        """Hand the tokens on, up to the first that ends its request."""
+    def _deliver(self, rows: Int64, length: Int64, flat: Int64, result: StepResult, output: StepOutput) -> None:
+        """Hand the tokens on, up to the first that ends its request. `length` [tokens] is its sequence's with
+        that token."""
         running = self._running
         tokens = result.tokens[flat]
-        token_rows = np.repeat(rows, counts)
-        length = np.repeat(before, counts) + _offsets(counts) + 1
-        may_stop = length >= running.min_length[token_rows]
-        eos = self._vocabulary.is_eos(tokens) & may_stop & ~running.ignore_eos[token_rows]
-        full = length >= running.max_length[token_rows]
-        notable = eos | full | running.watched[token_rows]
-        requests = [running.request(row) for row in token_rows.tolist()]
+        may_stop = length >= running.min_length[rows]
+        eos = self._vocabulary.is_eos(tokens) & may_stop & ~running.ignore_eos[rows]
+        full = length >= running.max_length[rows]
+        notable = eos | full | running.watched[rows]
+        requests = running.requests_of(rows)
         if not notable.any():
             output.requests.extend(requests)
             output.tokens.extend(tokens.tolist())
@@ -138,7 +132,7 @@ class Results:
             if notable[i]:
                 finish = self._finish(request, token, logprobs, bool(may_stop[i]), bool(eos[i]), bool(full[i]))
                 if finish is not None:
-                    running.length[token_rows[i]] = length[i]
+                    running.length[rows[i]] = length[i]
                     self._lifecycle.end(request, finish)
 
     def _finish(
@@ -172,4 +166,7 @@ class Results:
 
 def _offsets(counts: Int64) -> Int64:
     """0 .. count - 1 for each count, one after the other."""
-    return np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+    if counts.max(initial=0) <= 1:
+        return np.zeros(int(counts.sum()), np.int64)
+    ends = counts.cumsum()
+    return np.arange(int(ends[-1])) - (ends - counts).repeat(counts)

@@ -72,6 +72,12 @@ class RunningTable:
         assert request is not None, f"row {row} is not in use"
         return request
 
+    def requests_of(self, rows: Int64) -> list[Request]:
+        """The requests in `rows` [n], all of them in use."""
+        table = self.requests
+        indices: list[int] = rows.tolist()
+        return [request for row in indices if (request := table[row]) is not None]
+
     def known_tokens(self, row: int) -> Int32:
         """All tokens of the row that we know, int32 [length] (a view)."""
         return self.tokens[row, : self.length[row]]

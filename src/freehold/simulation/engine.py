@@ -8,6 +8,7 @@ chance and verified like a model's.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,7 @@ from freehold.simulation.model import (
     extend_identities,
     run_step,
     seed_of,
+    use_pages,
 )
 from freehold.step import Step, StepResult
 
@@ -50,9 +52,29 @@ class EngineShape:
     draft_rate: float = 0.6
 
 
+class StepFuture(Future[Any]):
+    """Completes as late as it can: when somebody asks for the result."""
+
+    def __init__(self, ask: Callable[[], None]):
+        super().__init__()
+        self._ask = ask
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        if not self.done():
+            self._ask()
+        return super().exception(timeout)
+
+
+@dataclass
+class _Queued:
+    step: Step
+    future: StepFuture
+    failure: Exception | None
+
+
 class SimulatedEngine:
-    """Implements `freehold.step.Engine`. Steps run when they are submitted; with `hold` they complete
-    only when `release` is called."""
+    """Implements `freehold.step.Engine`. A step runs when its result is asked for, so that whatever the
+    scheduler did too early meanwhile is found; with `hold` not before `release` is called."""
 
     def __init__(self, shape: EngineShape):
         self.shape = shape
@@ -64,50 +86,59 @@ class SimulatedEngine:
         slots, limit = (shape.page_count + 1) * shape.page_size, shape.token_limit + 1
         self._slots: UInt64 = np.zeros((shape.group_count, slots), np.uint64)
         self._tables: Int32 = np.zeros((shape.group_count, shape.row_count, width), np.int32)
+        self._planned_tables: Int32 = self._tables.copy()  # those of the newest step, which has not run yet
+        self._planned_limit: Int64 = np.zeros(shape.row_count, np.int64)  # tokens that have KV at most
+        self._used_by_step: Int64 = np.zeros((shape.group_count, shape.page_count + 1), np.int64)
+        self._used_by_row: Int64 = np.zeros((shape.group_count, shape.page_count + 1), np.int64)
         self._tokens: Int32 = np.zeros((shape.row_count, limit), np.int32)
         self._identities: UInt64 = np.zeros((shape.row_count, limit), np.uint64)
         self._written_by: Int32 = np.zeros((shape.row_count, limit), np.int32)
         self._length: Int64 = np.zeros(shape.row_count, np.int64)  # tokens known
         self._max_length: Int64 = np.zeros(shape.row_count, np.int64)
         self._broken: Bool = np.zeros(shape.row_count, np.bool_)  # its sequence was in a step that failed
-        self._held: deque[tuple[Future[Any], Any]] = deque()
+        self._queue: deque[_Queued] = deque()
+        self._completed = 0
 
     def execute(self, step: Step) -> Future[StepResult]:
-        future: Future[StepResult] = Future()
-        self._apply_updates(step)
-        if self.fail_next is not None:
-            outcome, self.fail_next = self.fail_next, None
-            self._broken[step.rows] = True
-        else:
-            outcome = self._run(step)
-        self._complete(future, outcome)
+        for table, (rows, columns, pages) in zip(self._planned_tables, step.page_updates, strict=True):
+            table[rows, columns] = pages
+        for start in step.row_starts:
+            self._planned_limit[start.row] = start.max_length - 1
+        ends = np.minimum(step.starts + step.counts + step.drafts, self._planned_limit[step.rows])
+        page, group, other = use_pages(
+            step.number, self._completed, step.rows, step.starts, ends, self._planned_tables,
+            self.shape.page_size, self._used_by_step, self._used_by_row,
+        )  # fmt: skip
+        if page:
+            raise WrongKV(f"step {step.number} writes page {page} (group {group}), which step {other} still uses", page)
+        future = StepFuture(self._asked)
+        self._queue.append(_Queued(step, future, self.fail_next))
+        self.fail_next = None
         return future
 
     def load_weights(self, source: str) -> Future[None]:
         """The slots keep what the old weights wrote, and it counts as wrong for whoever starts anew."""
-        future: Future[None] = Future()
-        self.weights += 1
-        self._complete(future, None)
         self.release()
+        self.weights += 1
+        future: Future[None] = Future()
+        future.set_result(None)
         return future
 
-    def _complete(self, future: Future[Any], outcome: Any) -> None:
-        self._held.append((future, outcome))
+    def _asked(self) -> None:
         if not self.hold:
-            self.release()
-
-    @property
-    def held_count(self) -> int:
-        return len(self._held)
+            self.release(1)
 
     def release(self, count: int | None = None) -> None:
-        """Complete the oldest `count` steps (all of them)."""
-        for _ in range(len(self._held) if count is None else count):
-            future, outcome = self._held.popleft()
-            if isinstance(outcome, Exception):
-                future.set_exception(outcome)
+        """Run and complete the oldest `count` steps (all of them)."""
+        for _ in range(len(self._queue) if count is None else count):
+            queued = self._queue.popleft()
+            self._apply_updates(queued.step)
+            self._completed = queued.step.number
+            if queued.failure is not None:
+                self._broken[queued.step.rows] = True
+                queued.future.set_exception(queued.failure)
             else:
-                future.set_result(outcome)
+                queued.future.set_result(self._run(queued.step))
 
     def poison(self, pages: Int32, group: int = 0) -> None:
         """Overwrite free pages: whoever still reads them is found out."""

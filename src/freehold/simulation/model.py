@@ -120,6 +120,25 @@ def verify(slots, tables, page_size, tokens, identities, written_by, weights, le
 
 
 @njit(cache=True)
+def use_pages(number, completed, rows, starts, ends, tables, page_size, used_by_step, used_by_row):
+    """Note which pages a step will touch, before it runs. A page that it writes must not be in use by a step
+    of another sequence that has not completed. -> (page or 0, group, the other step)"""
+    for group in range(len(tables)):
+        for i in range(len(rows)):
+            row, start = rows[i], starts[i]
+            first = start // page_size
+            for column in range((ends[i] + page_size - 1) // page_size):
+                page = tables[group, row, column]
+                other = used_by_step[group, page]
+                mine = used_by_row[group, page] == row
+                if column >= first and page and other > completed and not mine:
+                    return page, group, other
+                used_by_row[group, page] = row if mine or other <= completed else -1
+                used_by_step[group, page] = number
+    return 0, 0, 0
+
+
+@njit(cache=True)
 def run_step(
     rows, starts, counts, samples, drafts, given, broken, slots, tables, page_size, tokens, identities, written_by,
     weights, length, max_length, vocab_size, rate, out_tokens, out_counts, out_written, out_proposed,
