@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SETUP := .venv/.setup
 
-.PHONY: demo test lint exact load bench format clean
+.PHONY: demo test lint exact load soak mutants bench format clean
 .DEFAULT_GOAL := test
 
 $(SETUP): pyproject.toml constraints.txt
@@ -17,7 +17,7 @@ demo: $(SETUP)  ## Serve the bundled model to several clients at once, and show 
 
 test: lint  ## Static checks, then the tests
 	@$(BIN)/python -m freehold.models.loading.bundled
-	@$(BIN)/pytest -m "not exact and not load"
+	@$(BIN)/pytest -m "not exact and not load and not soak"
 
 lint: $(SETUP)
 	@$(BIN)/ruff check .
@@ -29,6 +29,12 @@ exact: $(SETUP)  ## Tokens equal to transformers', over the full matrix
 
 load: $(SETUP)  ## 64 clients, 1,000 requests each, random aborts, a quarter of the memory
 	@$(BIN)/pytest -m load
+
+soak: $(SETUP)  ## Ten minutes of speculation, retraction, aborts and pauses on a real server
+	@$(BIN)/pytest -m soak
+
+mutants: $(SETUP)  ## Plant bugs one at a time; the fast suite must catch each
+	@$(BIN)/python tests/mutants
 
 bench: $(SETUP)  ## Speed, side by side with transformers
 	@$(BIN)/freehold bench floor

@@ -245,6 +245,22 @@ def bench_floor() -> None:
     raise typer.Exit(run_floor())
 
 
+@bench_app.command("speculation")
+def bench_speculation() -> None:
+    """Prompt lookup against plain decoding, on repetitive and on ordinary prompts."""
+    from freehold.bench.speculation import run_speculation
+
+    raise typer.Exit(run_speculation())
+
+
+@bench_app.command("ledger")
+def bench_ledger() -> None:
+    """What the always-on ledger of pages costs."""
+    from freehold.bench.ledger import run_ledger_cost
+
+    raise typer.Exit(run_ledger_cost())
+
+
 @bench_app.command("scheduler")
 def bench_scheduler() -> None:
     """Microseconds that scheduler and memory spend on a decode step, without a model."""

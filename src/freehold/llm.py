@@ -82,7 +82,7 @@ class LLM:
         number of outputs finished so far. Raises ValueError, before anything has run, if a prompt can
         never be served.
         """
-        requests = self._requests(_as_list(prompts), sampling_params)
+        requests = self.requests(_as_list(prompts), sampling_params)
         for request in requests:
             self.scheduler.lifecycle.check_fits(request)
         self._run(requests, on_progress)
@@ -91,7 +91,7 @@ class LLM:
     def stream(self, prompt: Prompt, sampling_params: SamplingParams) -> Iterator[str | Completion]:
         """Complete one prompt: its text, piece by piece, and last the whole completion. Leaving the
         iteration early aborts the request."""
-        (request,) = self._requests([prompt], replace(sampling_params, n=1))
+        (request,) = self.requests([prompt], replace(sampling_params, n=1))
         detokenizer = Detokenizer(self.tokenizer, request.params.stop)
         self.scheduler.add(request)
         try:
@@ -103,9 +103,10 @@ class LLM:
         finally:
             self._abandon()
 
-    def _requests(
-        self, prompts: list[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
+    def requests(
+        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
     ) -> list[Request]:
+        """The requests that `generate` would run, for those who drive the scheduler themselves."""
         each = [params or SamplingParams()] * len(prompts) if not isinstance(params, Sequence) else list(params)
         if len(each) != len(prompts):
             raise ValueError(f"sampling_params: {len(each)} given for {len(prompts)} prompts")

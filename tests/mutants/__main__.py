@@ -4,6 +4,7 @@ test caught it. Exit code 1 if one survives."""
 from __future__ import annotations
 
 import os
+import queue
 import re
 import shutil
 import subprocess
@@ -14,8 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from mutants import MUTANTS, Mutant
 from rich.console import Console
+
+from mutants import MUTANTS, Mutant
 
 ROOT = Path(__file__).parent.parent.parent
 TESTING = ROOT / "docs" / "testing.md"
@@ -44,13 +46,15 @@ def plant(mutant: Mutant, source: Path) -> None:
     path.write_text(text.replace(mutant.old, mutant.new))
 
 
-def try_one(mutant: Mutant) -> Verdict:
-    with tempfile.TemporaryDirectory(prefix="freehold-mutant-") as folder:
-        source = Path(folder) / "src"
+def try_one(mutant: Mutant, folders: queue.SimpleQueue[Path]) -> Verdict:
+    """In one of a few folders: compiled kernels are found by path, and need not be compiled for each mutant."""
+    folder = folders.get()
+    try:
+        source = folder / "src"
+        shutil.rmtree(source, ignore_errors=True)
         shutil.copytree(ROOT / "src", source)
         plant(mutant, source)
-        # Compiled kernels are found by path and content: don't let them be compiled anew for each mutant.
-        cache = {"NUMBA_CACHE_DIR": str(Path(tempfile.gettempdir()) / "freehold-mutants-numba")}
+        cache = {"NUMBA_CACHE_DIR": str(folder / "kernels")}
         environment = {**os.environ, **cache, "PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1"}
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--tb=no", *SUITE]
         before = time.monotonic()
@@ -65,6 +69,8 @@ def try_one(mutant: Mutant) -> Verdict:
         except subprocess.TimeoutExpired:
             caught = "no end in sight (timeout)"
         return Verdict(mutant, caught, time.monotonic() - before)
+    finally:
+        folders.put(folder)
 
 
 def table(verdicts: list[Verdict]) -> str:
@@ -79,8 +85,12 @@ def main(names: list[str]) -> int:
     console = Console()
     chosen = [mutant for mutant in MUTANTS if not names or any(name in mutant.name for name in names)]
     verdicts: list[Verdict] = []
-    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        for verdict in pool.map(try_one, chosen):
+    workers = os.cpu_count() or 1
+    folders: queue.SimpleQueue[Path] = queue.SimpleQueue()
+    with tempfile.TemporaryDirectory(prefix="freehold-mutants-") as root, ThreadPoolExecutor(workers) as pool:
+        for number in range(workers):
+            folders.put(Path(root) / str(number))
+        for verdict in pool.map(lambda mutant: try_one(mutant, folders), chosen):
             verdicts.append(verdict)
             outcome = verdict.caught_by or "SURVIVED"
             console.print(f"{len(verdicts):3}/{len(chosen)} {verdict.mutant.name}: {outcome} ({verdict.seconds:.0f} s)",
