@@ -35,7 +35,7 @@ class Step:
     Decode is a count of 1, a prefill chunk any count, verification a count of 1 with drafts; there is no
     other difference. Drafts are the engine's: it proposes, verifies and reports how many tokens came of it.
     While the outcome of an earlier verification is unknown, `starts` is the highest that it can be, and
-    the engine takes the sequence up where it really is.
+    the engine takes the sequence up where it really is, and never past the row's `max_length`.
     """
 
     number: int

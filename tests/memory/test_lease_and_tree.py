@@ -172,6 +172,67 @@ def test_evicting_a_prefix_that_a_step_in_flight_reads_goes_through_limbo():
     assert memory.make_room(*everything)
 
 
+def test_room_is_made_of_what_rejected_drafts_left_before_anything_is_evicted():
+    memory = make(pages=4)
+    lease = memory.leases.open(memory.match("", tokens(1)))
+    row = np.array([lease.row])
+    memory.leases.extend(row, np.array([16]))
+    memory.leases.commit(row, np.array([5]), np.array([5]))
+    assert memory.counts().free == 0
+    other = memory.leases.open(memory.match("", tokens(2)))
+    assert memory.make_room(np.array([other.row]), np.array([8]))
+    assert (lease.allocated, lease.reserved, memory.counts().free) == (8, 5, 2)
+    # The row that gives back may be the one that asks.
+    memory.leases.extend(row, np.array([16]))
+    memory.leases.commit(row, np.array([5]), np.array([5]))
+    assert memory.make_room(row, np.array([12]))
+    memory.leases.extend(row, np.array([12]))
+
+
+def test_a_tail_continues_its_own_sequence_only():
+    memory = make(pages=8)
+    prompt = np.arange(10, dtype=np.int32)
+    lease = run(memory, prompt)
+    lease.publish(prompt)
+    lease.park("chat", prompt)
+    lease.release()
+    assert memory.counts().tail == 1
+    memory.audit()
+    longer = np.arange(12, dtype=np.int32)
+    match = memory.match("", longer)
+    assert match.length == 8
+    assert memory.find_tail("chat", match, longer)
+    assert not memory.find_tail("other", match, longer)
+    assert not memory.find_tail("chat", match, prompt), "the last token is always computed"
+    different = longer.copy()
+    different[9] = 99
+    assert not memory.find_tail("chat", memory.match("", different), different)
+    salted = memory.match("salt", longer)
+    assert not memory.find_tail("chat", salted, longer)
+    resumed = memory.leases.open(match)
+    resumed.adopt("chat")
+    assert (resumed.shared, resumed.committed, resumed.allocated) == (8, 10, 12)
+    memory.audit()
+    resumed.release()
+    assert memory.counts().tail == 0
+
+
+def test_tails_are_given_up_before_prefixes_oldest_first():
+    memory = make(pages=5)
+    for i in range(2):
+        prompt = np.arange(6, dtype=np.int32) + 10 * i
+        lease = run(memory, prompt)
+        lease.publish(prompt)
+        lease.park(f"s{i}", prompt)
+        lease.release()
+    assert (memory.counts().free, memory.counts().tail, memory.counts().tree) == (1, 2, 2)
+    other = memory.leases.open(memory.match("", tokens(1)))
+    assert memory.make_room(np.array([other.row]), np.array([8]))
+    assert [name for name, _ in memory.tails] == ["s1"]
+    assert memory.counts().tree == 2
+    assert memory.reachable_page_count == 5
+
+
 @pytest.mark.parametrize(("policy", "first_gone"), [("lru", 1), ("lfu", 2), ("fifo", 0), ("priority", 1)])
 def test_eviction_policies(policy, first_gone):
     """Three prefixes: 0 is oldest, hit often and important, 1 is least recently used, 2 is never hit."""

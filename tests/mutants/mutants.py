@@ -61,10 +61,10 @@ MUTANTS = [
     ),
     Mutant(
         "an engine thread frees", "the mission, 5", SCHEDULER_PY,
-        "            self._in_flight.append(_InFlight(plan, owners, self._engine.execute(plan)))\n",
+        "            self._in_flight.append(_InFlight(plan, self._engine.execute(plan)))\n",
         "            result = self._engine.execute(plan)\n"
         "            result.add_done_callback(lambda _: [pool.collect() for pool in self.memory.pools])\n"
-        "            self._in_flight.append(_InFlight(plan, owners, result))\n"
+        "            self._in_flight.append(_InFlight(plan, result))\n"
         "            import threading\n"
         "            held = self.memory.leases.open(self.memory.match('io', plan.tokens[:1]))\n"
         "            held.extend(1)\n"
@@ -91,7 +91,7 @@ MUTANTS = [
            "        root = self._roots.get(namespace)\n        if root is None:",
            "        namespace = Namespace()\n        root = self._roots.get(namespace)\n        if root is None:"),
     Mutant("new weights keep the prefixes of the old ones", WRONG_CONTENT, MEMORY_PY,
-           "        self.weight_version += 1\n        self.tree.flush()", "        self.tree.flush()"),
+           "        self.weight_version += 1\n        self.tails", "        self.tree.flush()"),
     Mutant("the first page of an edge stands for all of it", WRONG_CONTENT, TREE_PY,
            "differ = node.tokens[:count] != tokens[:count]",
            "differ = node.tokens[:count] != node.tokens[:count]"),
@@ -165,13 +165,22 @@ MUTANTS = [
     Mutant("publish: hands over what is not committed", LEASE, LEASE_PY,
            "min(self.committed, len(tokens))", "min(self.reserved, len(tokens))"),
     Mutant("release: the row is not given back", LEASE, LEASE_PY, "        table.close_row(self.row)", "        table.leases[self.row] = None"),
+    Mutant("a tail is taken up by whoever has its name", WRONG_CONTENT, "memory/tails.py",
+           "return tail if tail.digest == digest_of(tokens[: tail.end]) else None", "return tail"),
+    Mutant("a tail that is taken up is still parked", DOUBLE_FREE, "memory/tails.py",
+           "        tail = self._tails.pop(name)\n        for pool, part in zip(self._pools, tail.pages, strict=True):\n            pool.move",
+           "        tail = self._tails[name]\n        for pool, part in zip(self._pools, tail.pages, strict=True):\n            pool.move"),
+    Mutant("a tail is taken up while a step still writes it", FREED_IN_USE, PLANNER_PY,
+           "        if tail is not None and not memory.epochs.passed(tail.fence):\n            return _Admission.WAITS, 0\n", ""),
+    Mutant("parked sessions are never given up", STARVATION, MEMORY_PY,
+           "            self.tails.give_up(needed - self._coming)\n", ""),
     # -- requests and speculation
     Mutant("retraction loses the output", LIFE, LIFECYCLE_PY,
            "        request.output = self.running.output(row)", "        request.output = request.output"),
-    Mutant("a late result goes to the row's new tenant", LIFE, SCHEDULER_PY,
-           "live = np.flatnonzero(self.memory.leases.owner[step.rows] == done.owners)", "live = np.flatnonzero(self.memory.leases.owner[step.rows] != 0)"),
-    Mutant("a pause does not wait for the steps in flight", LIFE, SCHEDULER_PY,
-           "        self.drain()\n        self.paused = mode", "        self.paused = mode"),
+    Mutant("a late result goes to whoever had the row", LIFE, SCHEDULER_PY,
+           "live = np.flatnonzero(self.memory.leases.owner[step.rows])", "live = np.arange(len(step.rows))"),
+    Mutant("a pause does not stop the submission of steps", LIFE, SCHEDULER_PY,
+           "        if self.paused is not None or len(self._in_flight) >= self._depth:", "        if len(self._in_flight) >= self._depth:"),
     Mutant("a timeout is never looked at", LIFE, SCHEDULER_PY, "        self.lifecycle.expire()\n", ""),
     Mutant("pages are allocated for a request that will be finished", LIFE, RUNNING_PY,
            "return rows[waiting & (length + self.certain[rows] < self.max_length[rows])]", "return rows[waiting]"),
@@ -181,6 +190,4 @@ MUTANTS = [
            "            if request.state is RequestState.ENDED:\n                continue\n", ""),
     Mutant("an end inside a verification does not cut the sequence", SPECULATION, RESULTS_PY,
            "                    running.length[rows[i]] = length[i]\n", ""),
-    Mutant("drafts are planned past the end of the request", SPECULATION, PLANNER_PY,
-           "            batch.drafts = np.clip(wanted, 0, np.maximum(room, 0))", "            batch.drafts = wanted"),
 ]  # fmt: skip

@@ -72,7 +72,7 @@ def run_steps(world: World, count: int) -> None:
 def submit(at: int, name: str, **fields) -> Happening:
     defaults = {
         "id": name, "prompt": list(range(30)), "max_tokens": 20, "min_tokens": 0, "ignore_eos": True, "stop": [],
-        "stop_token_ids": [], "namespace": "", "priority": 0, "timeout": None,
+        "stop_token_ids": [], "namespace": "", "priority": 0, "timeout": None, "session": None,
     }  # fmt: skip
     return Happening(at, Verb.SUBMIT, {**defaults, **fields})
 

@@ -6,8 +6,9 @@ from freehold.memory.explain import Miss
 from freehold.memory.group import CacheGroup, Retention, cache_groups
 from freehold.memory.lease import Lease, LeaseTable
 from freehold.memory.memory import PAGE_SIZES, Memory, MemoryShape
+from freehold.memory.node import Match, Namespace, PinKind
 from freehold.memory.pool import PagePool, Tier
-from freehold.memory.tree import Match, Namespace, PinKind, PrefixTree
+from freehold.memory.tree import PrefixTree
 
 __all__ = [
     "PAGE_SIZES", "AuditError", "CacheGroup", "Lease", "LeaseError", "LeaseTable", "Match", "Memory",

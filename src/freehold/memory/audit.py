@@ -10,8 +10,8 @@ import numpy as np
 from freehold.arrays import Int64
 from freehold.memory import owner
 from freehold.memory.errors import AuditError
+from freehold.memory.node import PinKind
 from freehold.memory.pool import PagePool
-from freehold.memory.tree import PinKind
 
 if TYPE_CHECKING:
     from freehold.memory.memory import Memory
@@ -19,12 +19,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PageCounts:
-    """Pages of one pool by owner. free + limbo + lease + pinned + tree == capacity."""
+    """Pages of one pool by owner. free + limbo + lease + tail + pinned + tree == capacity."""
 
     capacity: int
     free: int
     limbo: int
     lease: int
+    tail: int  # partial last pages of parked sessions
     pinned: int  # owned by the tree, on a path that somebody uses
     tree: int  # owned by the tree, evictable
 
@@ -33,7 +34,7 @@ class PageCounts:
         return self.capacity - self.free
 
     def as_dict(self) -> dict[str, int]:
-        return {name: getattr(self, name) for name in ("capacity", "free", "limbo", "lease", "pinned", "tree")}
+        return {name: getattr(self, name) for name in ("capacity", "free", "limbo", "lease", "tail", "pinned", "tree")}
 
 
 def count_pages(memory: Memory, group: int = 0) -> PageCounts:
@@ -43,7 +44,8 @@ def count_pages(memory: Memory, group: int = 0) -> PageCounts:
         capacity=pool.capacity,
         free=pool.free_count,
         limbo=pool.limbo_count,
-        lease=pool.held_count - tree.page_count,
+        lease=pool.held_count - tree.page_count - memory.tails.page_count,
+        tail=memory.tails.page_count,
         pinned=tree.held_page_count,
         tree=tree.evictable_page_count,
     )
@@ -75,6 +77,8 @@ def _audit_pool(memory: Memory, group: int, pool: PagePool) -> None:
         claim(pages, owner.limbo(fence))
     for node in memory.tree.nodes():
         claim(node.pages[group], owner.node(node.serial))
+    for _, tail in memory.tails:
+        claim(tail.pages[group], tail.owner)
     for lease in memory.leases.open_leases:
         claim(lease.pages(lease.shared, lease.allocated)[group], lease.owner)
     wrong = np.flatnonzero(counted != pool.owner)

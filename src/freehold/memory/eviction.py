@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from freehold.memory.tree import Node
+    from freehold.memory.node import Node
 
 Key = tuple[int, int]
 

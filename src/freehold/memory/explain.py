@@ -10,8 +10,8 @@ import numpy as np
 from freehold.arrays import Int32
 from freehold.memory import owner
 from freehold.memory.history import Eviction
+from freehold.memory.node import Match, Namespace, PinKind
 from freehold.memory.owner import OwnerKind
-from freehold.memory.tree import Match, Namespace, PinKind
 
 if TYPE_CHECKING:
     from freehold.memory.memory import Memory
@@ -120,6 +120,9 @@ def explain(memory: Memory, page: int, group: int = 0) -> str:
     kind, serial = owner.kind_of(by), owner.id_of(by)
     if kind is OwnerKind.LEASE:
         text += _explain_lease(memory, page, group, serial)
+    elif kind is OwnerKind.TAIL:
+        name, tail = next((name, tail) for name, tail in memory.tails if tail.serial == serial)
+        text += f"; positions {tail.start}..{tail.end - 1} of parked session '{name}'; given up under pressure"
     elif kind is OwnerKind.NODE:
         text += _explain_node(memory, page, group, serial)
     history = "\n".join(f"  {move}" for move in pool.recorder.history(page))

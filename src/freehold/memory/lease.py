@@ -18,8 +18,10 @@ from freehold.arrays import Int32, Int64
 from freehold.memory import owner
 from freehold.memory.epochs import Epochs
 from freehold.memory.errors import LeaseError, OutOfPages
+from freehold.memory.node import Match, Node, PinKind
 from freehold.memory.pool import PagePool
-from freehold.memory.tree import Match, Node, PinKind, PrefixTree
+from freehold.memory.tails import TailTable
+from freehold.memory.tree import PrefixTree
 
 
 def pages_to_cover(tokens: Int64, page_size: int) -> Int64:
@@ -34,9 +36,18 @@ class LeaseTable:
     Every write to a page table is also logged for the engine, which keeps a copy (`take_updates`).
     """
 
-    def __init__(self, pools: list[PagePool], tree: PrefixTree, epochs: Epochs, row_count: int, token_limit: int):
+    def __init__(
+        self,
+        pools: list[PagePool],
+        tree: PrefixTree,
+        tails: TailTable,
+        epochs: Epochs,
+        row_count: int,
+        token_limit: int,
+    ):
         self.pools = pools
         self.tree = tree
+        self.tails = tails
         self.epochs = epochs
         self.page_size = pools[0].page_size
         self.row_count = row_count
@@ -278,6 +289,33 @@ class Lease:
             first = start // table.page_size
             pool.free(mine[group][:count].copy(), self.owner, fence)
             table._write(group, self.row, first, theirs[first : first + count])  # pyright: ignore[reportPrivateUsage]
+
+    def adopt(self, name: str) -> None:
+        """Take up the tail parked under `name`, which begins where the lease ends."""
+        table = self._open_table()
+        tail = table.tails.take(name, self.owner)
+        assert tail.start == self.shared == self.allocated, "a tail continues the match"
+        for group, pages in enumerate(tail.pages):
+            table._write(group, self.row, tail.start // table.page_size, pages)  # pyright: ignore[reportPrivateUsage]
+        table.fence[self.row] = max(int(table.fence[self.row]), tail.fence)
+        table.allocated[self.row] += table.page_size
+        table.committed[self.row] = table.reserved[self.row] = tail.end
+
+    def park(self, name: str, tokens: Int32) -> None:
+        """Leave what does not fill a page as a tail under `name`, for the sequence to go on from. The lease
+        stays open: it is released next."""
+        table = self._open_table()
+        start, end = self.shared, min(self.committed, len(tokens))
+        if not start < end < start + table.page_size:
+            table.tails.forget(name)
+            return
+        fence = int(table.fence[self.row])
+        namespace = self.node.namespace
+        self.trim(end)
+        pages = self.pages(start, self.allocated)
+        table.tails.park(name, namespace, start, tokens[:end], pages, self.owner, fence)
+        for column in (table.committed, table.reserved, table.allocated):
+            column[self.row] = start
 
     def release(self) -> None:
         """The single end: private pages are freed, the pin is dropped, the row is given back.

@@ -9,8 +9,10 @@ from freehold.memory.epochs import Epochs
 from freehold.memory.explain import Miss, explain, explain_miss
 from freehold.memory.group import CacheGroup
 from freehold.memory.lease import Lease, LeaseTable
+from freehold.memory.node import Match, Namespace
 from freehold.memory.pool import PagePool
-from freehold.memory.tree import Match, Namespace, PrefixTree
+from freehold.memory.tails import Tail, TailTable
+from freehold.memory.tree import PrefixTree
 
 PAGE_SIZES = (1, 4, 16, 64, 256)
 
@@ -44,7 +46,8 @@ class Memory:
         self.weight_version = 0
         self.pools = [PagePool(shape.page_count, shape.page_size, self.epochs) for _ in shape.groups]
         self.tree = PrefixTree(self.pools, self.epochs, shape.eviction_policy)
-        self.leases = LeaseTable(self.pools, self.tree, self.epochs, shape.row_count, shape.token_limit)
+        self.tails = TailTable(self.pools)
+        self.leases = LeaseTable(self.pools, self.tree, self.tails, self.epochs, shape.row_count, shape.token_limit)
 
     @property
     def capacity_tokens(self) -> int:
@@ -55,9 +58,14 @@ class Memory:
         limit = len(tokens) - 1 if self.shape.prefix_cache else 0
         return self.tree.match(Namespace(namespace, self.weight_version), tokens, limit)
 
+    def find_tail(self, name: str, match: Match, tokens: Int32) -> Tail | None:
+        """What a parked sequence left behind its last whole page, if it continues the match."""
+        return self.tails.find(name, match.namespace, tokens, match.length)
+
     def replace_weights(self) -> None:
         """The weights change: what they computed is never found again, and given up where nobody uses it."""
         self.weight_version += 1
+        self.tails.give_up(self.tails.page_count)
         self.tree.flush()
 
     def publish(self, lease: Lease, tokens: Int32, priority: int = 0) -> None:
@@ -75,22 +83,27 @@ class Memory:
         return max(pool.limbo_count for pool in self.pools)
 
     @property
+    def _coming(self) -> int:
+        """Pages free now or when steps in flight complete, in every group."""
+        return min(pool.free_count + pool.limbo_count for pool in self.pools)
+
+    @property
     def reachable_page_count(self) -> int:
         """Pages that are free, can be evicted, or come back when steps in flight complete."""
-        return min(pool.free_count + pool.limbo_count for pool in self.pools) + self.tree.evictable_page_count
+        return self._coming + self.tree.evictable_page_count + self.tails.page_count
 
     def make_room(self, rows: Int64, targets: Int64) -> bool:
-        """Make what room there can be for `extend(rows, targets)`: take back what rejected drafts left, then
-        evict -> whether the pages are free now; they may also be on their way, in limbo."""
+        """Make what room there can be for `extend(rows, targets)`: take back what rejected drafts left, give
+        up tails, then evict -> whether the pages are free now; they may also be on their way, in limbo."""
         needed = int(self.leases.page_counts_to_extend(rows, targets).sum())
         if needed > self.free_page_count:
             self.leases.give_back_excess()
             # What was given back may have been these rows' own.
             needed = int(self.leases.page_counts_to_extend(rows, targets).sum())
         if needed > self.free_page_count:
-            coming = min(pool.free_count + pool.limbo_count for pool in self.pools)
-            if needed > coming:
-                self.tree.evict(needed - coming, f"a step that needed {needed} pages")
+            self.tails.give_up(needed - self._coming)
+            if needed > self._coming:
+                self.tree.evict(needed - self._coming, f"a step that needed {needed} pages")
         return needed <= self.free_page_count
 
     def complete(self, step: int) -> None:

@@ -13,6 +13,7 @@ class OwnerKind(IntEnum):
     LEASE = 2
     NODE = 3
     TRANSFER = 4
+    TAIL = 5  # the partial last page of a parked session
     PADDING = 7  # page 0: unused table entries point there
 
 
@@ -28,6 +29,10 @@ def limbo(fence: int) -> int:
 
 def lease(serial: int) -> int:
     return serial << _KIND_BITS | OwnerKind.LEASE
+
+
+def tail(serial: int) -> int:
+    return serial << _KIND_BITS | OwnerKind.TAIL
 
 
 def node(serial: int) -> int:

@@ -101,11 +101,11 @@ class Lifecycle:
     def start(self, request: Request, lease: Lease) -> None:
         """Admit a request: it takes the lease's row, and the engine hears of it with the next step."""
         if request.cached_tokens is None:
-            request.cached_tokens = lease.shared
+            request.cached_tokens = lease.committed
             request.first_scheduled = self.clock()
         request.happen(Event.ADMITTED, self.clock())
         request.lease = lease
-        self.running.add(lease.row, request, self.max_length(request), lease.shared)
+        self.running.add(lease.row, request, self.max_length(request), lease.committed)
         self._announce(request, lease)
 
     def _announce(self, request: Request, lease: Lease) -> None:
@@ -119,7 +119,7 @@ class Lifecycle:
                 prompt_length=len(request.prompt),
                 stop_tokens=(*stops, *request.params.stop_token_ids),
                 max_length=self.max_length(request),
-                cached=lease.shared,
+                cached=lease.committed,
                 namespace=request.namespace,
             )
         )
@@ -138,18 +138,21 @@ class Lifecycle:
         """The one end of every request: finished, stopped, aborted or failed, queued or running."""
         request.happen(finish.event, self.clock())
         if request.lease is not None:
-            self._leave_row(request)
+            self._leave_row(request, is_over=finish.kind in (FinishKind.STOP, FinishKind.LENGTH))
         else:
             self.queue.discard(request)
         request.finish = finish
         request.ended = self.clock()
         self.ended.append(request)
 
-    def _leave_row(self, request: Request) -> None:
+    def _leave_row(self, request: Request, is_over: bool = False) -> None:
         lease = request.lease
         assert lease is not None
         row = lease.row
-        self.memory.publish(lease, self.running.known_tokens(row), request.priority)
+        tokens = self.running.known_tokens(row)
+        self.memory.publish(lease, tokens, request.priority)
+        if request.session is not None and is_over:
+            lease.park(request.session, tokens)
         request.output = self.running.output(row)
         self.running.remove(row)
         lease.release()

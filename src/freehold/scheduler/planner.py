@@ -11,7 +11,7 @@ from freehold.arrays import Int32, Int64
 from freehold.config import EngineConfig
 from freehold.memory import Match, Memory
 from freehold.memory.lease import pages_to_cover
-from freehold.memory.tree import Namespace
+from freehold.memory.node import Namespace
 from freehold.scheduler.lifecycle import Lifecycle
 from freehold.scheduler.queue import WaitingQueue
 from freehold.scheduler.request import Finish, FinishKind, Request
@@ -32,7 +32,7 @@ class NoStep(Enum):
 
 class _Admission(Enum):
     ADMITTED = auto()
-    SHARES = auto()  # somebody is computing the same prefix
+    WAITS = auto()  # a step in flight, or the next ones, will bring what it can share
     NO_ROOM = auto()
 
 
@@ -136,9 +136,7 @@ class Planner:
             chunks, sizes = chunks[sizes > 0], sizes[sizes > 0]
         batch = _Batch.of(decoders, np.ones(len(decoders), np.int64))
         if self._drafts is not None and len(decoders):
-            room = running.max_length[decoders] - running.length[decoders] - running.certain[decoders] - 1
-            wanted = self._drafts.choose(decoders, len(decoders) + int(sizes.sum()))
-            batch.drafts = np.clip(wanted, 0, np.maximum(room, 0))
+            batch.drafts = self._drafts.choose(decoders, len(decoders) + int(sizes.sum()))
         return batch + _Batch.of(chunks, sizes) if len(chunks) else batch
 
     def _targets(self, batch: _Batch) -> Int64:
@@ -269,16 +267,23 @@ class Planner:
         match = memory.match(request.namespace, tokens)
         key = memory.tree.next_page_key(match, tokens)
         if key is not None and key in sharing:
-            return _Admission.SHARES, 0
+            return _Admission.WAITS, 0
         if not self._fits_beside(request, match, reserved):
             return _Admission.NO_ROOM, 0
+        tail = None if request.session is None else memory.find_tail(request.session, match, tokens)
+        if tail is not None and not memory.epochs.passed(tail.fence):
+            return _Admission.WAITS, 0
         if request.cached_tokens is None:
             request.miss = str(memory.explain_miss(request.namespace, tokens))
         # The lease pins the match, so that making room cannot evict it.
         lease = memory.leases.open(match, request.priority)
-        count = min(len(tokens) - match.length, budget)
-        rows, targets = np.array([lease.row]), np.array([match.length + count])
+        if tail is not None and request.session is not None:
+            lease.adopt(request.session)
+        count = min(len(tokens) - lease.committed, budget)
+        rows, targets = np.array([lease.row]), np.array([lease.committed + count])
         if not memory.make_room(rows, targets):
+            if request.session is not None:
+                lease.park(request.session, tokens)
             lease.release()
             return _Admission.NO_ROOM, 0
         memory.leases.extend(rows, targets)

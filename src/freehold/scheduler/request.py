@@ -56,6 +56,7 @@ class Request:
     priority: int = 0
     namespace: str = ""
     timeout: float | None = None
+    session: str | None = None  # whose turn it is: it goes on from what the session parked, and parks in turn
     arrival: float = 0.0
 
     order: int = 0  # of arrival; decides among equals

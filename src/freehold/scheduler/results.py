@@ -54,8 +54,7 @@ class Results:
         self.accepted_count = 0
 
     def take(self, step: Step, result: StepResult, live: Int64, output: StepOutput) -> None:
-        """`live` indexes the rows of the step whose request is still theirs: a row may have a new tenant
-        by now, or none."""
+        """`live` indexes the rows of the step that still have their request."""
         rows, counts = step.rows[live], result.counts[live]
         first = result.counts.cumsum()[live] - counts
         flat = first.repeat(counts) + _offsets(counts)

@@ -11,7 +11,6 @@ from enum import StrEnum
 
 import numpy as np
 
-from freehold.arrays import Int64
 from freehold.config import EngineConfig
 from freehold.memory import AuditError, Memory
 from freehold.scheduler.lifecycle import Lifecycle
@@ -43,7 +42,6 @@ class EngineStuck(Exception):
 @dataclass(frozen=True)
 class _InFlight:
     step: Step
-    owners: Int64  # of the rows, when the step was submitted
     result: Future[StepResult]
 
 
@@ -139,8 +137,14 @@ class Scheduler:
             self.lifecycle.retract(row, Event.PAUSED)
 
     def flush_cache(self) -> int:
-        """Forget all prefixes that nobody uses -> pages given back."""
-        return self.memory.tree.flush()
+        """Forget all prefixes and tails that nobody uses -> pages given back."""
+        tails = self.memory.tails.page_count
+        self.memory.tails.give_up(tails)
+        return tails + self.memory.tree.flush()
+
+    def forget_session(self, name: str) -> None:
+        """A session is closed: its tail is freed. Its prefix stays for others, as long as there is room."""
+        self.memory.tails.forget(name)
 
     @property
     def has_work(self) -> bool:
@@ -186,8 +190,7 @@ class Scheduler:
             return False
         plan = self._planner.plan(len(self._in_flight))
         if isinstance(plan, Step):
-            owners = self.memory.leases.owner[plan.rows]
-            self._in_flight.append(_InFlight(plan, owners, self._engine.execute(plan)))
+            self._in_flight.append(_InFlight(plan, self._engine.execute(plan)))
         return isinstance(plan, Step)
 
     def _watch(self) -> None:
@@ -219,7 +222,8 @@ class Scheduler:
         self._in_flight.popleft()
         step = done.step
         self.memory.complete(step.number)
-        live = np.flatnonzero(self.memory.leases.owner[step.rows] == done.owners)
+        # A row whose request has ended meanwhile is nobody's until this step is done.
+        live = np.flatnonzero(self.memory.leases.owner[step.rows])
         if error is not None:
             self.results.fail(step.rows[live], error)
         else:

@@ -95,6 +95,7 @@ class SimulatedEngine:
         self._written_by: Int32 = np.zeros((shape.row_count, limit), np.int32)
         self._length: Int64 = np.zeros(shape.row_count, np.int64)  # tokens known
         self._max_length: Int64 = np.zeros(shape.row_count, np.int64)
+        self._last_drafts: Int64 = np.zeros(shape.row_count, np.int64)  # of its newest step
         self._broken: Bool = np.zeros(shape.row_count, np.bool_)  # its sequence was in a step that failed
         self._queue: deque[_Queued] = deque()
         self._completed = 0
@@ -168,8 +169,8 @@ class SimulatedEngine:
         verdict, row, position, group = run_step(
             step.rows, step.starts, step.counts, step.samples, step.drafts, step.tokens, self._broken, self._slots,
             self._tables, shape.page_size, self._tokens, self._identities, self._written_by, self.weights,
-            self._length, self._max_length, shape.vocab_size, int(shape.draft_rate * 100), tokens, counts, written,
-            proposed,
+            self._length, self._max_length, self._last_drafts, shape.vocab_size, int(shape.draft_rate * 100), tokens,
+            counts, written, proposed,
         )  # fmt: skip
         if verdict != OK:
             self._raise(step, verdict, row, position, group)

@@ -141,7 +141,7 @@ def use_pages(number, completed, rows, starts, ends, tables, page_size, used_by_
 @njit(cache=True)
 def run_step(
     rows, starts, counts, samples, drafts, given, broken, slots, tables, page_size, tokens, identities, written_by,
-    weights, length, max_length, vocab_size, rate, out_tokens, out_counts, out_written, out_proposed,
+    weights, length, max_length, last_drafts, vocab_size, rate, out_tokens, out_counts, out_written, out_proposed,
 ):  # fmt: skip
     """All sequences of a step -> (verdict, row, position, group); results in the arrays `out_*`."""
     at = emitted = 0
@@ -160,6 +160,8 @@ def run_step(
                 return WRONG_START, row, start, 0
             start = length[row] - 1
             if length[row] >= max_length[row]:
+                if last_drafts[row] == 0:
+                    return WRONG_START, row, start, 0  # it was certain to be full when this was planned
                 out_written[i] = start
                 continue
         else:
@@ -186,6 +188,7 @@ def run_step(
             out_tokens[emitted : emitted + new] = tokens[row, before : before + new]
             emitted += new
             length[row] = before + new
+            last_drafts[row] = drafts[i]
             out_counts[i], out_proposed[i] = new, ahead
             out_written[i] += new - 1
     return OK, 0, emitted, 0

@@ -12,7 +12,9 @@ from typing import Any
 
 from freehold.config import EngineConfig
 
-REQUESTS = 48
+REQUESTS = 36
+SESSIONS = 10
+TURNS = 30
 ROWS = 32
 PREFIX_TOKENS = 160
 LONGEST = 420  # tokens of prompt and output
@@ -60,7 +62,13 @@ class Cell:
         )
 
 
-AXES = ((True, False), (1, 4, 16, 64), ("plain", "ngram", "draft"), ("fcfs", "lpm", "priority"), ("tight", "ample"))
+AXES = (
+    (True, False),
+    (1, 4, 16, 64, 256),
+    ("plain", "ngram", "draft"),
+    ("fcfs", "lpm", "priority"),
+    ("tight", "ample"),
+)
 
 
 def matrix() -> Iterator[Cell]:
@@ -78,6 +86,9 @@ class Verb(StrEnum):
     RESTORE = "restore"  # and given back
     WEIGHTS = "weights"
     FLUSH = "flush"
+    FORK = "fork"  # a session
+    REWIND = "rewind"  # a session, to a share of its tokens
+    CLOSE = "close"  # a session
 
 
 @dataclass(frozen=True)
@@ -117,7 +128,7 @@ class Scenario:
     def generate(cls, cell: Cell, seed: int) -> Scenario:
         """The scenario of a seed."""
         rng = random.Random(f"{cell} {seed}")
-        happenings = [*_requests(rng), *_troubles(rng)]
+        happenings = [*_requests(rng), *_turns(rng), *_troubles(rng)]
         happenings.sort(key=lambda happening: happening.at)
         return cls(
             cell=cell,
@@ -153,11 +164,48 @@ def _requests(rng: random.Random) -> Iterator[Happening]:
                 "namespace": rng.choice(["", "", "", "tenant"]),
                 "priority": rng.randrange(3),
                 "timeout": rng.choice([None] * 8 + [0.05, 1.0]),
+                "session": None,
             },
         )
         if rng.random() < 0.25:
             state = rng.choice(["waiting", "prefilling", "running", "retracted", "any"])
             yield Happening(now + rng.choice([0, 1, 4, 15]), Verb.ABORT, {"id": name, "state": state})
+
+
+def _turns(rng: random.Random) -> Iterator[Happening]:
+    """Turns of sessions that together want many times the memory of a tight pool."""
+    now = 0
+    system = [rng.randrange(VOCAB_SIZE) for _ in range(40)]
+    for number in range(TURNS):
+        now += rng.choice([0, 0, 2, 9])
+        session, name = f"s{rng.randrange(SESSIONS)}", f"t{number}"
+        yield Happening(
+            now,
+            Verb.SUBMIT,
+            {
+                "id": name,
+                "prompt": [rng.randrange(VOCAB_SIZE) for _ in range(rng.choice([1, 3, 17, 70]))],
+                "first": system,
+                "max_tokens": rng.choice([1, 5, 30]),
+                "min_tokens": 0,
+                "ignore_eos": rng.random() < 0.6,
+                "stop": rng.choice([[], [], ["7><"]]),
+                "stop_token_ids": [],
+                "namespace": "",
+                "priority": rng.randrange(3),
+                "timeout": rng.choice([None] * 8 + [0.05]),
+                "session": session,
+            },
+        )
+        if rng.random() < 0.25:
+            state = rng.choice(["waiting", "prefilling", "running", "any"])
+            yield Happening(now + rng.choice([0, 1, 4]), Verb.ABORT, {"id": name, "state": state})
+        if rng.random() < 0.1:
+            yield Happening(now, Verb.REWIND, {"session": session, "share": rng.random()})
+        if rng.random() < 0.1:
+            yield Happening(now, Verb.FORK, {"session": session, "to": f"s{rng.randrange(SESSIONS)}"})
+        if rng.random() < 0.05:
+            yield Happening(now, Verb.CLOSE, {"session": session})
 
 
 def _troubles(rng: random.Random) -> Iterator[Happening]:

@@ -100,6 +100,8 @@ class World:
         self._delivered: dict[str, list[int]] = defaultdict(list)
         self._pending = sorted(scenario.happenings, key=lambda happening: happening.at)[::-1]
         self._aborts: list[dict[str, Any]] = []
+        self._histories: dict[str, list[int]] = {}  # of sessions: the tokens of their finished turns
+        self._busy: dict[str, str] = {}  # session -> the request that is its turn
         self._ballast: Lease | None = None
         self._release_at: int | None = None
         self._log = hashlib.blake2b(digest_size=8)
@@ -125,11 +127,13 @@ class World:
         if self._release_at is not None and self.iteration >= self._release_at:
             self._release_at, self.engine.hold = None, False
             self.engine.release()
+        is_paused, before = self.scheduler.paused is not None, self.engine.steps_run
         try:
             self._take(self.scheduler.step())
         except EngineStuck:
             if not self.engine.hold:
                 raise
+        assert not is_paused or self.engine.steps_run == before, "computed during a pause"
         self.clock.now += STEP_SECONDS + TOKEN_SECONDS * len(self.scheduler.running)
         self.iteration += 1
         if self.iteration % AUDIT_INTERVAL == 0:
@@ -153,11 +157,13 @@ class World:
             self._exhaust(arguments["leaving"])
         elif verb is Verb.RESTORE:
             self._restore()
+        elif verb in (Verb.FORK, Verb.REWIND, Verb.CLOSE):
+            self._edit_session(verb, arguments)
         else:
             self._operate(verb, arguments)
 
     def _operate(self, verb: Verb, arguments: dict[str, Any]) -> None:
-        """What an operator does waits for the steps in flight, so they must not be held."""
+        """What an operator does waits for the steps in flight, so they are held no longer."""
         self.engine.hold, self._release_at = False, None
         self.engine.release()
         if verb is Verb.PAUSE:
@@ -169,16 +175,48 @@ class World:
         else:
             self.scheduler.flush_cache()
 
+    def _edit_session(self, verb: Verb, arguments: dict[str, Any]) -> None:
+        """Between turns; during one it is not allowed, and left out."""
+        name, target = arguments["session"], arguments.get("to", arguments["session"])
+        if name in self._busy or target in self._busy:
+            return
+        history = self._histories.get(name, [])
+        if verb is Verb.FORK:
+            self._histories[target] = list(history)
+        elif verb is Verb.REWIND:
+            self._histories[name] = history[: int(arguments["share"] * len(history))]
+        else:
+            self._histories.pop(name, None)
+            self.scheduler.forget_session(name)
+
+    def _turn(self, fields: dict[str, Any]) -> list[int] | None:
+        """The whole prompt of a session's turn; None while another turn is running."""
+        name = fields["session"]
+        if name in self._busy:
+            return None
+        history = self._histories.get(name) or fields["first"]
+        if len(history) + len(fields["prompt"]) + fields["max_tokens"] > LONGEST:
+            self._histories.pop(name, None)  # too long to go on: it begins again
+            history = fields["first"]
+        self._busy[name] = fields["id"]
+        return [*history, *fields["prompt"]]
+
     def _submit(self, fields: dict[str, Any]) -> None:
+        prompt = fields["prompt"] if fields["session"] is None else self._turn(fields)
+        if prompt is None:
+            later = Happening(self.iteration + 3, Verb.SUBMIT, fields)
+            self._pending = sorted([*self._pending, later], key=lambda happening: -happening.at)
+            return
         names = ("max_tokens", "min_tokens", "ignore_eos", "stop", "stop_token_ids")
         params = SamplingParams(temperature=0, **{name: fields[name] for name in names})
         request = Request(
             id=fields["id"],
-            prompt=np.array(fields["prompt"], np.int32),
+            prompt=np.array(prompt, np.int32),
             params=params,
             namespace=fields["namespace"],
             priority=fields["priority"],
             timeout=fields["timeout"],
+            session=fields["session"],
         )
         self.requests[request.id] = request
         self.scheduler.add(request)
@@ -225,6 +263,10 @@ class World:
         check_end(request, VOCAB_SIZE, EOS_TOKENS, limit)
         finish = request.finish
         assert finish is not None
+        if request.session is not None:
+            del self._busy[request.session]
+            if finish.kind in (FinishKind.STOP, FinishKind.LENGTH):
+                self._histories[request.session] = request.tokens.tolist()
         if finish.kind is FinishKind.ERROR:
             verbs = {happening.verb for happening in self.scenario.happenings}
             assert verbs & {Verb.FAIL, Verb.EXHAUST}, f"{request.id}: {finish.message}"
@@ -245,7 +287,7 @@ class World:
         self.memory.audit()
         counts = self.memory.counts()
         assert counts.lease == counts.pinned == counts.limbo == 0, f"leaked: {counts}"
-        self.memory.tree.flush()
+        self.scheduler.flush_cache()
         self.memory.audit()
         for pool in self.memory.pools:
             assert pool.free_count == pool.capacity, "pages are not back after a flush"

@@ -1,0 +1,104 @@
+"""Tails: the partial last pages of parked sequences.
+
+The tree owns whole pages, so when a session's turn ends, what it has committed is published, and the tokens
+that do not fill a page stay behind in a tail. It has no row and no pin. The next turn matches its history in
+the tree and takes the tail up where the match ends; so reuse may end inside a page. A tail is the first thing
+to go under pressure, oldest first: it saves less than a page of computing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from freehold.arrays import Int32
+from freehold.memory import owner
+from freehold.memory.node import Namespace
+from freehold.memory.pool import PagePool
+
+
+@dataclass(frozen=True)
+class Tail:
+    """One page of each group, with KV of positions start .. end, which follow the prefix that `digest` names
+    (of all tokens up to `end`). `fence` is the last step that may touch it."""
+
+    serial: int
+    namespace: Namespace
+    start: int
+    end: int
+    digest: bytes
+    pages: list[Int32]
+    fence: int
+
+    @property
+    def owner(self) -> int:
+        return owner.tail(self.serial)
+
+
+def digest_of(tokens: Int32) -> bytes:
+    return hashlib.blake2b(tokens.tobytes(), digest_size=16).digest()
+
+
+class TailTable:
+    """The tails by the name of whoever parked them, least recently parked first."""
+
+    def __init__(self, pools: list[PagePool]):
+        self._pools = pools
+        self._tails: OrderedDict[str, Tail] = OrderedDict()
+        self._serial = 0
+        self.given_up_count = 0
+
+    def __len__(self) -> int:
+        return len(self._tails)
+
+    def __iter__(self):
+        return iter(self._tails.items())
+
+    def park(
+        self, name: str, namespace: Namespace, start: int, tokens: Int32, pages: list[Int32], source: int, fence: int
+    ) -> None:
+        """Keep `pages`, which `source` owns and which hold the KV of `tokens[start:]`, under `name`. What was
+        there before goes."""
+        self.forget(name)
+        self._serial += 1
+        kept = [part.copy() for part in pages]
+        tail = Tail(self._serial, namespace, start, len(tokens), digest_of(tokens), kept, fence)
+        for pool, part in zip(self._pools, kept, strict=True):
+            pool.move(part, source, tail.owner)
+        self._tails[name] = tail
+
+    def find(self, name: str, namespace: Namespace, tokens: Int32, start: int) -> Tail | None:
+        """The tail parked under `name`, if it continues the first `start` of `tokens` [n] and leaves one to
+        compute. Changes nothing."""
+        tail = self._tails.get(name)
+        if tail is None or tail.namespace != namespace or tail.start != start or tail.end >= len(tokens):
+            return None
+        return tail if tail.digest == digest_of(tokens[: tail.end]) else None
+
+    def take(self, name: str, target: int) -> Tail:
+        """Hand the pages of a tail to `target`."""
+        tail = self._tails.pop(name)
+        for pool, part in zip(self._pools, tail.pages, strict=True):
+            pool.move(part, tail.owner, target)
+        return tail
+
+    def forget(self, name: str) -> None:
+        """Free a tail, if there is one."""
+        tail = self._tails.pop(name, None)
+        if tail is not None:
+            for pool, part in zip(self._pools, tail.pages, strict=True):
+                pool.free(part, tail.owner, tail.fence)
+
+    def give_up(self, page_count: int) -> None:
+        """Free at least `page_count` pages of each group, if there are as many, oldest tails first."""
+        while page_count > 0 and self._tails:
+            name = next(iter(self._tails))
+            page_count -= len(self._tails[name].pages[0])
+            self.given_up_count += 1
+            self.forget(name)
+
+    @property
+    def page_count(self) -> int:
+        """A tail is one page of each group."""
+        return len(self._tails)
