@@ -1,0 +1,124 @@
+"""Why a prefix missed, who holds a page, how old pages are."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from freehold.memory import Memory, MemoryShape, OwnershipError
+
+
+def make(pages=32, **options) -> Memory:
+    return Memory(MemoryShape(pages, 4, 8, pages * 4, **options))
+
+
+def compute(memory: Memory, tokens: np.ndarray, salt: str = "") -> None:
+    """As a request would: match, extend, write, publish, release."""
+    lease = memory.leases.open(memory.match(salt, tokens))
+    lease.extend(len(tokens) - lease.committed)
+    step = memory.epochs.submit()
+    memory.leases.submit(np.array([lease.row]), step)
+    memory.complete(step)
+    lease.commit(len(tokens) - lease.committed)
+    lease.publish(tokens)
+    lease.release()
+
+
+def sequence(*values: int) -> np.ndarray:
+    return np.array(values, np.int32)
+
+
+PROMPT = np.arange(20, dtype=np.int32)
+
+
+def test_nothing_like_it_was_seen():
+    miss = make().explain_miss("", PROMPT)
+    assert (miss.cached, miss.reason) == (0, "never_seen")
+    assert "nothing like it was ever computed" in str(miss)
+
+
+def test_a_full_hit_says_why_the_rest_is_computed():
+    memory = make()
+    compute(memory, PROMPT)
+    miss = memory.explain_miss("", PROMPT)
+    assert (miss.cached, miss.reason) == (16, "hit")
+
+
+@pytest.mark.parametrize("at", [6, 8, 11, 15])
+def test_the_first_differing_tokens_on_both_sides(at):
+    memory = make()
+    compute(memory, PROMPT)
+    other = PROMPT.copy()
+    other[at:] += 100
+    miss = memory.explain_miss("", other)
+    assert (miss.cached, miss.reason, miss.common) == (at // 4 * 4, "different", at)
+    assert miss.theirs[0] == PROMPT[at]
+    assert miss.ours[0] == other[at]
+    assert str(int(PROMPT[at])) in str(miss)
+
+
+def test_the_nearest_of_several_continuations_is_shown():
+    memory = make()
+    for last in (50, 60):
+        compute(memory, sequence(0, 1, 2, 3, 4, 5, last, last, 9))
+    miss = memory.explain_miss("", sequence(0, 1, 2, 3, 4, 5, 60, 77, 8, 8))
+    assert (miss.cached, miss.common, miss.theirs[0], miss.ours[0]) == (4, 7, 60, 77)
+
+
+def test_evicted_when_and_by_what():
+    memory = make(pages=6)
+    compute(memory, PROMPT)
+    compute(memory, np.arange(100, 104, dtype=np.int32))
+    other = memory.leases.open(memory.match("", sequence(7)))
+    assert memory.make_room(np.array([other.row]), np.array([12]))
+    miss = memory.explain_miss("", PROMPT)
+    assert miss.reason == "evicted"
+    assert miss.cached == 8
+    assert "evicted at step 2 by a step that needed 3 pages" in str(miss)
+    assert memory.tree.ages.evicted.sum() == 3
+    memory.tree.flush()
+    assert "a flush of the cache" in str(memory.explain_miss("", PROMPT))
+
+
+def test_another_namespace_or_other_weights_have_it():
+    memory = make()
+    compute(memory, PROMPT, "tenant")
+    assert memory.explain_miss("", PROMPT).reason == "namespace"
+    keep = memory.leases.open(memory.match("tenant", PROMPT))
+    memory.replace_weights()
+    assert memory.match("tenant", PROMPT).length == 0
+    assert memory.explain_miss("tenant", PROMPT).reason == "weights"
+    keep.release()
+
+
+def test_switched_off():
+    assert make(prefix_cache=False).explain_miss("", PROMPT).reason == "disabled"
+
+
+def test_ages_of_hits():
+    memory = make()
+    compute(memory, PROMPT)
+    for _ in range(9):
+        memory.complete(memory.epochs.submit())
+    memory.leases.open(memory.match("", PROMPT)).release()
+    assert memory.tree.ages.as_dict()["hit"] == {"<16": 4}
+
+
+def test_only_one_thread_moves_pages():
+    memory = make()
+    memory.epochs.bind_thread()
+    lease = memory.leases.open(memory.match("", PROMPT))
+    lease.extend(8)
+    errors: list[Exception] = []
+
+    def free() -> None:
+        try:
+            lease.release()
+        except OwnershipError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=free, name="io")
+    thread.start()
+    thread.join()
+    assert "thread 'io' is not the one that moves pages" in str(errors[0])
+    memory.audit()

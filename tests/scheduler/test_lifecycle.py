@@ -1,0 +1,163 @@
+"""Timeouts, preemption, pauses and new weights; and the table of states itself."""
+
+import itertools
+
+import pytest
+
+from freehold.config import EngineConfig
+from freehold.sampling_params import SamplingParams
+from freehold.scheduler.request import FinishKind, Request
+from freehold.scheduler.scheduler import PauseMode
+from freehold.scheduler.states import TRANSITIONS, Event, ImpossibleEvent, RequestState
+from freehold.simulation.harness import Harness
+
+
+def harness(**options) -> Harness:
+    return Harness(EngineConfig(**{"page_size": 4, "num_pages": 100, "max_running_requests": 8, **options}))
+
+
+def greedy(count: int) -> SamplingParams:
+    return SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
+
+
+@pytest.mark.parametrize(("state", "event"), itertools.product(RequestState, Event))
+def test_every_cell_of_the_table_is_handled_or_impossible(state, event):
+    request = Request("r", prompt=[], params=greedy(1), state=state)
+    if (state, event) in TRANSITIONS:
+        request.happen(event, 1.0)
+        assert request.state is TRANSITIONS[state, event]
+        assert request.seconds_in == {state: 1.0}
+    else:
+        with pytest.raises(ImpossibleEvent, match=state.value):
+            request.happen(event, 1.0)
+        assert request.state is state
+
+
+def test_a_request_times_out_wherever_it_is():
+    h = harness(max_running_requests=1)
+    now = [0.0]
+    h.scheduler.lifecycle.clock = lambda: now[0]
+    running = h.submit(list(range(10)), greedy(50))
+    running.timeout = None
+    waiting = Request("w", prompt=h.submit([1], greedy(1)).prompt, params=greedy(5), timeout=2.0)
+    h.scheduler.add(waiting)
+    h.step()
+    now[0] = 2.5
+    h.step()
+    assert waiting.finish.kind is FinishKind.TIMEOUT
+    assert waiting.finish.message == "timed out after 2 s"
+    assert running.finish is None
+    h.run()
+
+
+def test_the_default_timeout_is_the_configured_one():
+    h = harness(request_timeout=3.0)
+    assert h.submit([1, 2], greedy(1)).timeout == 3.0
+
+
+def test_a_more_important_request_preempts_and_the_other_resumes_with_its_output():
+    h = harness(max_running_requests=1, schedule_policy="priority", priority_scheduling_preemption_threshold=2)
+    low = h.submit(list(range(20)), greedy(40), priority=0)
+    for _ in range(10):
+        h.step()
+    near = h.submit([5, 6], greedy(3), priority=1)
+    high = h.submit([7, 8], greedy(3), priority=2)
+    while high.finish is None:
+        h.step()
+    assert near.finish is None, "one is not enough of a difference"
+    assert low.transitions[RequestState.RUNNING, Event.PREEMPTED] == 1
+    h.run()
+    assert len(low.output) == 40
+
+
+def test_preemption_for_nothing_does_not_happen():
+    """The important request would not fit even if everybody of less importance went."""
+    h = harness(num_pages=20, schedule_policy="priority", priority_scheduling_preemption_threshold=1)
+    equal = h.submit(list(range(40)), greedy(30), priority=5)
+    low = h.submit([1, 2, 3], greedy(5), priority=0)
+    for _ in range(3):
+        h.step()
+    h.submit(list(range(100, 160)), greedy(10), priority=5)
+    for _ in range(3):
+        h.step()
+    assert low.retractions == equal.retractions == 0
+    h.run()
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_pausing_in_place_computes_nothing_and_keeps_everything(overlap):
+    h = harness(disable_overlap_schedule=not overlap)
+    request = h.submit(list(range(10)), greedy(30))
+    for _ in range(5):
+        h.step()
+    h.scheduler.pause(PauseMode.IN_PLACE)
+    lease, steps = request.lease, h.engine.steps_run
+    h.step()  # delivers what was in flight
+    late = h.submit([1, 2, 3], greedy(2))
+    assert not h.scheduler.has_work
+    for _ in range(20):
+        assert not h.step().tokens
+    assert h.engine.steps_run == steps
+    assert request.lease is lease
+    assert late.state is RequestState.WAITING
+    assert "continued" in h.scheduler.waits_for()
+    h.scheduler.resume()
+    h.run()
+    assert (len(request.output), request.retractions) == (30, 0)
+
+
+def test_pausing_with_retraction_gives_back_all_memory_and_keeps_output():
+    h = harness()
+    requests = [h.submit(list(range(i, i + 10)), greedy(30)) for i in range(3)]
+    for _ in range(5):
+        h.step()
+    h.scheduler.pause(PauseMode.RETRACT)
+    assert all(request.state is RequestState.RETRACTED and len(request.output) > 2 for request in requests)
+    assert h.memory.counts().lease == 0
+    h.scheduler.resume()
+    h.run()
+    assert all(len(request.output) == 30 for request in requests)
+
+
+def test_pausing_with_abort_ends_all():
+    h = harness()
+    request = h.submit(list(range(10)), greedy(30))
+    h.step()
+    h.scheduler.pause(PauseMode.ABORT)
+    h.step()
+    assert request.finish.kind is FinishKind.ABORT
+    assert not h.scheduler.has_work
+
+
+def test_abort_says_where_it_hit():
+    h = harness(max_running_requests=1)
+    running, waiting = h.submit([1, 2], greedy(9)), h.submit([3, 4], greedy(9))
+    h.step()
+    h.scheduler.abort_all()
+    h.step()
+    assert (running.finish.message, waiting.finish.message) == ("Aborted", "Abort in waiting queue")
+
+
+def test_new_weights_retract_and_forget():
+    h = harness()
+    request = h.submit(list(range(40)), greedy(30))
+    for _ in range(5):
+        h.step()
+    h.scheduler.update_weights("other")
+    assert request.state is RequestState.RETRACTED
+    assert h.memory.counts().free == h.memory.shape.page_count
+    h.run()
+    again = h.submit(list(range(40)), greedy(1))
+    h.run()
+    assert again.cached_tokens == 36, "what the new weights computed is found"
+
+
+def test_a_story_of_seconds_and_misses():
+    h = harness()
+    now = itertools.count()
+    h.scheduler.lifecycle.clock = lambda: float(next(now))
+    request = h.submit(list(range(10)), greedy(5))
+    h.run()
+    assert set(request.seconds_in) == {RequestState.WAITING, RequestState.PREFILLING, RequestState.RUNNING}
+    assert "0 of 10 tokens cached; nothing like it" in request.miss
+    assert [state for state, _ in request.transitions] == list(request.seconds_in)
