@@ -71,6 +71,7 @@ def serve(
     speculative_num_draft_tokens: Annotated[int, typer.Option(help="Draft tokens a step and request at most.")] = 8,
     speculative_draft_model_path: Annotated[str | None, typer.Option(help="Default: the model itself.")] = None,
     speculative_draft_layers: Annotated[int | None, typer.Option(help="Draft with the first layers only.")] = None,
+    session_store: Annotated[str | None, typer.Option(help="SQLite file in which sessions survive restarts.")] = None,
     log_level: Annotated[str, typer.Option(help="Of the HTTP server.")] = "warning",
 ) -> None:
     """Serve a model over HTTP, compatible with OpenAI's API. Needs no flags."""
@@ -80,13 +81,13 @@ def serve(
     from freehold.server.launch import run_server
 
     try:
-        code = run_server(options, host, port, served_model_name, log_level)
+        code = run_server(options, host, port, served_model_name, session_store, log_level)
     except (ValueError, ModelUnavailable) as error:
         raise _fail(error) from error
     raise typer.Exit(code)
 
 
-_NOT_OF_THE_ENGINE = ("model_name", "host", "port", "served_model_name", "log_level")
+_NOT_OF_THE_ENGINE = ("model_name", "host", "port", "served_model_name", "session_store", "log_level")
 
 
 @app.command()

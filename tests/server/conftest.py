@@ -10,3 +10,8 @@ def server():
     """A real server with the bundled model, auditing after every step -> its URL."""
     with running_server("--audit-interval", "1", "--max-running-requests", "16", "--num-pages", "400") as url:
         yield url
+
+
+@pytest.fixture(scope="module")
+def url(server):
+    return server

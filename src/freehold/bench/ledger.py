@@ -4,36 +4,58 @@ from __future__ import annotations
 
 import statistics
 import time
+from typing import Any
 
 from rich.console import Console
 
+from freehold.arrays import Int32, Int64
 from freehold.llm import LLM
 from freehold.sampling_params import SamplingParams
 
-ROUNDS = 9
+ROUNDS = 24
 STREAMS = 16
-OUTPUT_TOKENS = 96
+OUTPUT_TOKENS = 32
 LIMIT = 0.03
 
 
 def run_ledger_cost() -> int:
     """Print the cost -> exit code 0 if it is below the limit."""
+    options = {"max_running_requests": STREAMS, "page_size": 4, "disable_radix_cache": True}
     with (
         Console().status("Measuring, about two minutes ..."),
-        LLM(max_running_requests=STREAMS, page_size=4) as checked,
-        LLM(max_running_requests=STREAMS, page_size=4) as unchecked,
+        LLM(**options) as checked,
+        LLM(**options) as unchecked,
     ):
         for pool in unchecked.scheduler.memory.pools:
             pool.move = lambda pages, source, target: None  # owners are not kept at all
-        ratios = [_seconds(checked, i) / _seconds(unchecked, i) for i in range(ROUNDS)][1:]
-    cost = statistics.median(ratios) - 1
+        spent = _time_moves(checked)
+        times = [(_seconds(checked, i), _seconds(unchecked, i)) for i in range(ROUNDS)][2:]
+        share = spent[0] / sum(on for on, _ in times)
+    on, off = (statistics.median(column) for column in zip(*times, strict=True))
+    cost = on / off - 1
     Console().print(
-        f"ledger, checks and flight recorder: {100 * cost:+.2f} % of decode time, {STREAMS} streams, page size 4 "
-        f"(single rounds {', '.join(f'{100 * (ratio - 1):+.1f}' for ratio in ratios)}; goal below {100 * LIMIT:.0f} %)",
+        f"ledger, checks and flight recorder, {STREAMS} streams, page size 4: {100 * cost:+.2f} % of decode time "
+        f"(medians of {len(times)} rounds on and off); inside the ledger {100 * share:.2f} % of the time; "
+        f"goal below {100 * LIMIT:.0f} %",
         highlight=False,
         soft_wrap=True,
     )
-    return 0 if cost < LIMIT else 1
+    return 0 if cost < LIMIT and share < LIMIT else 1
+
+
+def _time_moves(llm: LLM) -> list[float]:
+    """Seconds spent in moves from now on, in a list of one."""
+    spent = [0.0]
+    for pool in llm.scheduler.memory.pools:
+        move = pool.move
+
+        def timed(pages: Int32, source: int | Int64, target: int | Int64, move: Any = move) -> None:
+            started = time.perf_counter()
+            move(pages, source, target)
+            spent[0] += time.perf_counter() - started
+
+        pool.move = timed
+    return spent
 
 
 def _seconds(llm: LLM, number: int) -> float:

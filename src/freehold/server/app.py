@@ -22,29 +22,38 @@ from freehold.server.errors import EXPECTED_ERRORS, respond_with_error
 from freehold.server.generation import Generator
 from freehold.server.insight import insight_routes
 from freehold.server.metrics import Metrics
+from freehold.server.session_routes import session_routes
+from freehold.server.session_store import SessionStore
+from freehold.server.sessions import SessionTable
 from freehold.server.status import status_routes
 from freehold.server.tokenizing import tokenizing_routes
 
 DRAIN_TIMEOUT_S = 30
 
 
-def create_app(engine: AsyncEngine, model_name: str) -> FastAPI:
+def create_app(engine: AsyncEngine, model_name: str, session_store: str | None = None) -> FastAPI:
     """The routes around an engine, which is started and ended with the app. It answers at once; until the
     model is loaded, with 503."""
 
+    store = SessionStore(session_store)
+    sessions = SessionTable(engine, store)
+
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        starting = asyncio.create_task(_start(engine))
+        tasks = [asyncio.create_task(_start(engine)), asyncio.create_task(sessions.expire())]
         yield
-        starting.cancel()
-        await asyncio.gather(starting, return_exceptions=True)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await engine.shutdown()
+        store.close()
 
     app = FastAPI(title="Freehold", version=__version__, lifespan=lifespan)
     metrics = Metrics(engine)
     generator = Generator(engine, metrics)
-    app.include_router(completion_routes(engine, generator, model_name))
-    app.include_router(chat_routes(engine, generator, model_name))
+    app.include_router(completion_routes(engine, generator, sessions, model_name))
+    app.include_router(chat_routes(engine, generator, sessions, model_name))
+    app.include_router(session_routes(engine, sessions))
     app.include_router(status_routes(engine, model_name))
     app.include_router(tokenizing_routes(engine))
     app.include_router(insight_routes(engine, metrics))

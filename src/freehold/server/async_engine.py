@@ -183,6 +183,7 @@ class AsyncEngine:
         namespace: str = "",
         skip_special_tokens: bool = True,
         timeout: float | None = None,
+        session: str | None = None,
     ) -> AsyncGenerator[Delta]:
         """Complete each prompt int32 [n] `params.n` times. The deltas of all outputs, as they come.
 
@@ -201,9 +202,17 @@ class AsyncEngine:
                     accepted = asyncio.get_running_loop().create_future()
                     stream = _Stream(len(streams), detokenizer, deltas, accepted)
                     streams[request.id] = self._streams[request.id] = stream
-                    prompt_bytes = request.prompt.tobytes()
                     await self._send(
-                        msg.Submit(request.id, prompt_bytes, request.params, request.seed, priority, namespace, timeout)
+                        msg.Submit(
+                            id=request.id,
+                            prompt=request.prompt.tobytes(),
+                            params=request.params,
+                            seed=request.seed,
+                            priority=priority,
+                            namespace=namespace,
+                            timeout=timeout,
+                            session=session,
+                        )
                     )
             for stream in streams.values():
                 await stream.accepted
@@ -219,6 +228,18 @@ class AsyncEngine:
                 stream.accepted.cancel()
                 if self._streams.pop(name, None) is not None:
                     self._send_soon(msg.Abort(name))
+
+    def abort(self, prefix: str) -> None:
+        """End all requests whose id begins like that, as if they had been finished: whoever waits for them
+        gets what there is."""
+        for name in list(self._streams):
+            if name.startswith(prefix):
+                self._send_soon(msg.Abort(name))
+
+    def forget_session(self, name: str) -> None:
+        """The engine need not keep anything for a session any more."""
+        if self.ready is not None and self._why_not() is None:
+            self._send_soon(msg.Forget(name))
 
     async def ask(self, question: str, argument: Any = None) -> Any:
         """Put a question to the engine process. Raises ValueError with its words if it has no answer."""

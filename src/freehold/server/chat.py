@@ -8,19 +8,32 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
+import numpy as np
 from fastapi import APIRouter, Request, Response
 
 from freehold.arrays import Int32
 from freehold.sampling_params import InvalidParameter
 from freehold.server.async_engine import AsyncEngine
-from freehold.server.generation import Generator, Job, encode, event_stream, unless_disconnected, usage
+from freehold.server.generation import (
+    Generator,
+    Job,
+    closing_unless_streaming,
+    encode,
+    ending_turn,
+    event_stream,
+    session_field,
+    unless_disconnected,
+    usage,
+)
 from freehold.server.messages import Ended
 from freehold.server.schema import ChatBody, Message
+from freehold.server.sessions import SessionTable
+from freehold.server.turns import begin_chat_turn, session_of
 from freehold.step import TokenLogprobs
 from freehold.text.tokenizer import Tokenizer
 
 
-def chat_routes(engine: AsyncEngine, generator: Generator, model_name: str) -> APIRouter:
+def chat_routes(engine: AsyncEngine, generator: Generator, sessions: SessionTable, model_name: str) -> APIRouter:
     router = APIRouter()
 
     @router.post("/v1/chat/completions", response_model=None)
@@ -32,14 +45,23 @@ def chat_routes(engine: AsyncEngine, generator: Generator, model_name: str) -> A
         limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         params = body.sampling(engine.tokenizer.defaults, limit, logprobs)
-        prompt = await chat_prompt(
-            engine.tokenizer, body.messages, body.add_generation_prompt is not False, body.chat_template_kwargs or {}
-        )
-        job = Job.of(f"chatcmpl-{uuid.uuid4().hex}", [prompt], params, body, "messages")
-        answer = _Answer(job, body, engine.tokenizer, model_name)
-        if body.stream:
-            return await event_stream(answer.stream(generator))
-        return await unless_disconnected(request, answer.whole(generator))
+        prompting = body.add_generation_prompt is not False
+        variables = body.chat_template_kwargs or {}
+        session = await session_of(sessions, body, params)
+        turn = None
+        if session is None:
+            prompt = await chat_prompt(engine.tokenizer, body.messages, prompting, variables)
+        else:
+            turn = begin_chat_turn(sessions, session, engine.tokenizer, body.messages, prompting, variables)
+            prompt = np.array(turn.tokens, np.int32)
+        with closing_unless_streaming(turn) as keep_open:
+            job = Job.of(f"chatcmpl-{uuid.uuid4().hex}", [prompt], params, body, "messages", turn)
+            answer = _Answer(job, body, engine.tokenizer, model_name)
+            if body.stream:
+                response = await event_stream(ending_turn(turn, answer.stream(generator)))
+                keep_open()
+                return response
+            return await unless_disconnected(request, answer.whole(generator))
 
     return router
 
@@ -61,6 +83,7 @@ class _Answer:
         self._body = body
         self._tokenizer = tokenizer
         self._head = {"id": job.id, "created": int(time.time()), "model": body.model or model_name}
+        self._head.update(session_field(job))
 
     async def whole(self, generator: Generator) -> dict[str, Any]:
         outputs = await generator.gather(self._job)

@@ -8,20 +8,33 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
+import numpy as np
 from fastapi import APIRouter, Request, Response
 
 from freehold.arrays import Int32
 from freehold.llm import check_token_ids
-from freehold.sampling_params import InvalidParameter
+from freehold.sampling_params import InvalidParameter, SamplingParams
 from freehold.server.async_engine import AsyncEngine
-from freehold.server.generation import Generator, Job, encode, event_stream, unless_disconnected, usage
+from freehold.server.generation import (
+    Generator,
+    Job,
+    closing_unless_streaming,
+    encode,
+    ending_turn,
+    event_stream,
+    session_field,
+    unless_disconnected,
+    usage,
+)
 from freehold.server.messages import Ended
 from freehold.server.schema import CompletionBody
+from freehold.server.sessions import SessionTable, Turn
+from freehold.server.turns import session_of
 from freehold.step import TokenLogprobs
 from freehold.text.tokenizer import Tokenizer
 
 
-def completion_routes(engine: AsyncEngine, generator: Generator, model_name: str) -> APIRouter:
+def completion_routes(engine: AsyncEngine, generator: Generator, sessions: SessionTable, model_name: str) -> APIRouter:
     router = APIRouter()
 
     @router.post("/v1/completions", response_model=None)
@@ -32,11 +45,25 @@ def completion_routes(engine: AsyncEngine, generator: Generator, model_name: str
             raise InvalidParameter("echo", "together with logprobs is not supported")
         params = body.sampling(engine.tokenizer.defaults, body.max_tokens, body.logprobs)
         prompts = await _prompts(body, engine)
-        job = Job.of(f"cmpl-{uuid.uuid4().hex}", prompts, params, body, "prompt")
-        answer = _Answer(job, body, engine.tokenizer, model_name)
-        if body.stream:
-            return await event_stream(answer.stream(generator))
-        return await unless_disconnected(request, answer.whole(generator))
+        turn = await _begin_turn(body, params, prompts)
+        with closing_unless_streaming(turn) as keep_open:
+            if turn is not None:
+                prompts = [np.array(turn.tokens, np.int32)]
+            job = Job.of(f"cmpl-{uuid.uuid4().hex}", prompts, params, body, "prompt", turn)
+            answer = _Answer(job, body, engine.tokenizer, model_name)
+            if body.stream:
+                response = await event_stream(ending_turn(turn, answer.stream(generator)))
+                keep_open()
+                return response
+            return await unless_disconnected(request, answer.whole(generator))
+
+    async def _begin_turn(body: CompletionBody, params: SamplingParams, prompts: list[Int32]) -> Turn | None:
+        session = await session_of(sessions, body, params)
+        if session is None:
+            return None
+        if len(prompts) != 1:
+            raise InvalidParameter("prompt", "must be one prompt for a turn of a session")
+        return sessions.begin(session, prompts[0].tolist())
 
     return router
 
@@ -64,6 +91,7 @@ class _Answer:
             "object": "text_completion",
             "created": int(time.time()),
             "model": body.model or model_name,
+            **session_field(job),
         }
 
     def _echo(self, index: int) -> str:

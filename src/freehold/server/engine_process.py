@@ -88,6 +88,8 @@ class EngineLoop:
             self._submit(command)
         elif isinstance(command, msg.Abort):
             self._scheduler.abort(command.id)
+        elif isinstance(command, msg.Forget):
+            self._scheduler.forget_session(command.session)
         elif isinstance(command, msg.Ask):
             self._send(self._questions.answer(command))
         else:
@@ -102,6 +104,7 @@ class EngineLoop:
             priority=command.priority,
             namespace=command.namespace,
             timeout=command.timeout,
+            session=command.session,
         )
         try:
             self._scheduler.add(request)

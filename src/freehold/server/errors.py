@@ -10,11 +10,19 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
+from freehold.conversation import TurnRefused
 from freehold.sampling_params import InvalidParameter
 from freehold.server.async_engine import EngineUnavailable, QueueFull
+from freehold.server.sessions import NoSuchSession, SessionBusy
 from freehold.text.chat_template import ChatTemplateError
 
-_TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 503: "overloaded_error"}
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    409: "conflict_error",
+    503: "overloaded_error",
+}
 
 
 class ApiError(Exception):
@@ -27,7 +35,10 @@ class ApiError(Exception):
         self.param = param
 
 
-EXPECTED_ERRORS = (ApiError, InvalidParameter, ChatTemplateError, QueueFull, EngineUnavailable)
+EXPECTED_ERRORS = (
+    ApiError, InvalidParameter, ChatTemplateError, QueueFull, EngineUnavailable, NoSuchSession, SessionBusy,
+    TurnRefused,
+)  # fmt: skip
 
 
 def error_body(status: int, message: str, param: str | None = None) -> dict[str, Any]:
@@ -43,6 +54,12 @@ def as_api_error(error: Exception) -> ApiError:
         return ApiError(400, str(error), error.field)
     if isinstance(error, ChatTemplateError):
         return ApiError(400, str(error), "messages")
+    if isinstance(error, NoSuchSession):
+        return ApiError(404, str(error), "session_id")
+    if isinstance(error, SessionBusy):
+        return ApiError(409, str(error), "session_id")
+    if isinstance(error, TurnRefused):
+        return ApiError(400, str(error), "session_id")
     if isinstance(error, (QueueFull, EngineUnavailable)):
         return ApiError(503, str(error))
     if isinstance(error, RequestValidationError):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -20,6 +21,7 @@ from freehold.server.errors import ApiError, as_api_error, error_body
 from freehold.server.messages import Ended
 from freehold.server.metrics import Metrics
 from freehold.server.schema import SamplingBody
+from freehold.server.sessions import Turn
 from freehold.step import TokenLogprobs
 from freehold.text.tokenizer import Tokenizer
 
@@ -55,16 +57,27 @@ class Job:
     skip_special_tokens: bool
     prompt_field: str  # what the body calls the prompt
     timeout: float | None = None  # seconds
+    turn: Turn | None = None  # of a session
 
     @classmethod
-    def of(cls, name: str, prompts: list[Int32], params: SamplingParams, body: SamplingBody, prompt_field: str) -> Job:
+    def of(
+        cls,
+        name: str,
+        prompts: list[Int32],
+        params: SamplingParams,
+        body: SamplingBody,
+        prompt_field: str,
+        turn: Turn | None = None,
+    ) -> Job:
         if any(len(prompt) == 0 for prompt in prompts):
             raise InvalidParameter(prompt_field, "must not be empty")
         skip = body.skip_special_tokens is not False
         if body.timeout is not None and body.timeout <= 0:
             raise InvalidParameter("timeout", f"must be positive, got {body.timeout:g}")
         salt, priority = body.cache_salt or "", body.priority or 0
-        return cls(name, prompts, params, priority, salt, skip, prompt_field, body.timeout)
+        if turn is not None:
+            salt = turn.session.settings.namespace
+        return cls(name, prompts, params, priority, salt, skip, prompt_field, body.timeout, turn)
 
 
 async def encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> Int32:
@@ -85,11 +98,16 @@ class Generator:
         did not."""
         arrival = time.monotonic()
         last: dict[int, float] = {}
+        session = None
+        if job.turn is not None:
+            job.turn.request_id, session = job.id, job.turn.session.id
         stream = self._engine.stream(
-            job.prompts, job.params, job.id, job.priority, job.namespace, job.skip_special_tokens, job.timeout
+            job.prompts, job.params, job.id, job.priority, job.namespace, job.skip_special_tokens, job.timeout, session
         )
         async with aclosing(stream):
             async for delta in self._named(stream, job.prompt_field):
+                if job.turn is not None:
+                    job.turn.observe(delta.tokens, delta.text, delta.ended)
                 self._metrics.observe(delta, arrival, last)
                 if delta.ended and delta.ended.kind == "error":
                     raise ApiError(400 if "KV memory" in delta.ended.message else 500, delta.ended.message)
@@ -136,6 +154,38 @@ async def unless_disconnected(request: Request, work: Any) -> Any:
 async def _disconnect(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+@contextlib.contextmanager
+def closing_unless_streaming(turn: Turn | None) -> Iterator[Callable[[], None]]:
+    """Close the turn at the end of the block, unless what the block gives was called: then a stream does it."""
+    is_kept = False
+
+    def keep_open() -> None:
+        nonlocal is_kept
+        is_kept = True
+
+    try:
+        yield keep_open
+    finally:
+        if turn is not None and not is_kept:
+            turn.close()
+
+
+async def ending_turn(turn: Turn | None, chunks: AsyncGenerator[dict[str, Any]]) -> AsyncGenerator[dict[str, Any]]:
+    """The same chunks; the turn is closed after them."""
+    try:
+        async with aclosing(chunks) as rest:
+            async for chunk in rest:
+                yield chunk
+    finally:
+        if turn is not None:
+            turn.close()
+
+
+def session_field(job: Job) -> dict[str, str]:
+    """What answers say of the session."""
+    return {} if job.turn is None else {"session_id": job.turn.session.id}
 
 
 async def event_stream(chunks: AsyncGenerator[dict[str, Any]]) -> StreamingResponse:

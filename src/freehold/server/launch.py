@@ -23,14 +23,16 @@ START_TIMEOUT_S = 180
 STOP_TIMEOUT_S = 40
 
 
-def run_server(options: dict[str, Any], host: str, port: int, name: str | None, log_level: str) -> int:
+def run_server(
+    options: dict[str, Any], host: str, port: int, name: str | None, session_store: str | None, log_level: str
+) -> int:
     """Serve until told to stop -> the exit code. Raises ValueError for options that can't be."""
     engine = AsyncEngine(**options)
     # Fetched here, where the progress bar can be seen, and before anything listens.
     path = resolve_model(options["model"])
     served = name or served_name(path)
     print(f"Freehold serves {served} on http://{host}:{port} (loading ...)", file=sys.stderr, flush=True)
-    server = Server(engine, create_app(engine, served), host, port, log_level)
+    server = Server(engine, create_app(engine, served, session_store), host, port, log_level)
     server.run()
     return 1 if engine.failure else 0
 

@@ -22,10 +22,17 @@ class Submit(msgspec.Struct, tag=True):
     priority: int = 0
     namespace: str = ""
     timeout: float | None = None
+    session: str | None = None
 
 
 class Abort(msgspec.Struct, tag=True):
     id: str
+
+
+class Forget(msgspec.Struct, tag=True):
+    """A session is closed."""
+
+    session: str
 
 
 class Ask(msgspec.Struct, tag=True):
@@ -40,7 +47,7 @@ class Stop(msgspec.Struct, tag=True):
     """End the engine process."""
 
 
-Command = Submit | Abort | Ask | Stop
+Command = Submit | Abort | Forget | Ask | Stop
 
 # -- from the engine to HTTP ---------------------------------------------------------------------------
 

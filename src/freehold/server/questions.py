@@ -28,6 +28,7 @@ class Questions:
             "page": lambda page: scheduler.memory.explain(int(page)),
             "request": self._request,
             "miss": self._miss,
+            "lookup": self._lookup,
             "flush": lambda _: scheduler.flush_cache(),
             "pause": lambda mode: scheduler.pause(PauseMode(mode)),
             "resume": lambda _: scheduler.resume(),
@@ -75,6 +76,15 @@ class Questions:
         if name not in self._ended:
             raise ValueError(f"no request '{name}' among those that run and the last {REMEMBERED_REQUESTS} that ended")
         return self._ended[name]
+
+    def _lookup(self, argument: dict[str, Any]) -> dict[str, Any]:
+        """What of a sequence is cached now, were it the turn of a session or not."""
+        memory = self._scheduler.memory
+        tokens = np.array(argument["tokens"], np.int32)
+        match = memory.match(argument["namespace"], tokens)
+        tail = memory.find_tail(argument["session"], match, tokens) if argument["session"] else None
+        tail_tokens = 0 if tail is None else tail.end - tail.start
+        return {"tree_tokens": match.length, "tail_tokens": tail_tokens, "tokens": match.length + tail_tokens}
 
     def _miss(self, argument: dict[str, Any]) -> dict[str, Any]:
         tokens = np.array(argument["tokens"], np.int32)

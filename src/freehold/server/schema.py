@@ -42,6 +42,8 @@ class SamplingBody(BaseModel):
     priority: int | None = None
     cache_salt: str | None = None
     timeout: float | None = None
+    session_id: str | None = None
+    session_wait: bool | None = False
     response_format: dict[str, Any] | None = None
     user: str | None = None
 
@@ -143,6 +145,21 @@ class MissBody(BaseModel):
 
     prompt: str | TokenIds
     cache_salt: str | None = None
+
+
+class SessionBody(BaseModel):
+    session_id: str | None = Field(default=None, min_length=1, max_length=256)
+    timeout: float | None = Field(default=None, gt=0)
+    capacity: int | None = Field(default=None, gt=0)
+    cache_salt: str | None = None
+
+
+class ForkBody(BaseModel):
+    session_id: str | None = Field(default=None, min_length=1, max_length=256)
+
+
+class RewindBody(BaseModel):
+    to: int = Field(ge=0)
 
 
 class DetokenizeBody(BaseModel):

@@ -1,0 +1,61 @@
+"""A conversation: the tokens of its finished turns. Whatever becomes of its KV, they are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+
+class TurnRefused(ValueError):
+    """The turn cannot be taken now, or not like that. Nothing has changed."""
+
+
+@dataclass
+class Conversation:
+    """At most one turn at a time; one that is abandoned leaves no trace.
+
+    `capacity` is the most tokens that history and input may have together, None for no limit.
+    """
+
+    tokens: list[int] = field(default_factory=list[int])
+    capacity: int | None = None
+    turns: int = 0
+    in_turn: bool = False
+
+    def begin(self, new: Sequence[int], keep: int | None = None) -> list[int]:
+        """Start a turn with new input after the history, or after its first `keep` tokens -> all tokens of
+        it. Raises TurnRefused."""
+        if self.in_turn:
+            raise TurnRefused("the session already has an active request")
+        whole = [*self.tokens[:keep], *new]
+        if not whole:
+            raise TurnRefused("the turn has no tokens, and the session no history")
+        if self.capacity is not None and len(whole) > self.capacity:
+            raise TurnRefused(
+                f"history and input have {len(whole)} tokens together, the session's capacity is {self.capacity}"
+            )
+        self.in_turn = True
+        return whole
+
+    def commit(self, whole: Sequence[int], output: Sequence[int]) -> None:
+        """The turn has finished: `whole`, as `begin` gave it, and its output are history now."""
+        assert self.in_turn
+        self.tokens = [*whole, *output]
+        self.turns += 1
+        self.in_turn = False
+
+    def abandon(self) -> None:
+        """The turn came to nothing: the conversation is as it was before. Idempotent."""
+        self.in_turn = False
+
+    def rewind(self, to: int) -> None:
+        """Forget all but the first `to` tokens. Raises TurnRefused."""
+        if self.in_turn:
+            raise TurnRefused("the session has an active request")
+        if not 0 <= to <= len(self.tokens):
+            raise TurnRefused(f"to: must be between 0 and the session's {len(self.tokens)} tokens, got {to}")
+        del self.tokens[to:]
+
+    def fork(self) -> Conversation:
+        """Another one with the same history. What is in a turn now is not part of it."""
+        return Conversation(list(self.tokens), self.capacity, self.turns)

@@ -1,0 +1,67 @@
+"""/v1/sessions: open, look, fork, rewind, close."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+
+from freehold.server.async_engine import AsyncEngine
+from freehold.server.schema import ForkBody, RewindBody, SessionBody
+from freehold.server.sessions import Session, SessionSettings, SessionTable
+
+
+def session_routes(engine: AsyncEngine, table: SessionTable) -> APIRouter:
+    router = APIRouter()
+
+    @router.post("/v1/sessions")
+    async def open_session(body: SessionBody | None = None) -> dict[str, Any]:
+        body = body or SessionBody()
+        settings = SessionSettings(body.timeout, body.capacity, body.cache_salt or "")
+        return _card(table.open(body.session_id, settings))
+
+    @router.get("/v1/sessions")
+    async def sessions() -> dict[str, Any]:
+        return {"object": "list", "data": [_card(session) for session in table]}
+
+    @router.get("/v1/sessions/{name}")
+    async def session(name: str) -> dict[str, Any]:
+        """With what is cached of it: whole pages in the prefix tree, and the tail behind them."""
+        found = table.get(name)
+        tokens = [*found.conversation.tokens, 0]  # the last token of a prompt is always computed
+        argument = {"tokens": tokens, "namespace": found.settings.namespace, "session": name}
+        return {**_card(found), "cached": await engine.ask("lookup", argument)}
+
+    @router.post("/v1/sessions/{name}/fork")
+    async def fork(name: str, body: ForkBody | None = None) -> dict[str, Any]:
+        return _card(table.fork(table.get(name), (body or ForkBody()).session_id))
+
+    @router.post("/v1/sessions/{name}/rewind")
+    async def rewind(name: str, body: RewindBody) -> dict[str, Any]:
+        found = table.get(name)
+        table.rewind(found, body.to)
+        return _card(found)
+
+    @router.delete("/v1/sessions/{name}")
+    async def close(name: str, abort: bool = False) -> dict[str, Any]:
+        """At the end of the turn that runs, or with `abort` at once."""
+        found = table.get(name)
+        table.close(found, abort)
+        return {"id": name, "object": "session.deleted", "deleted": found.turn is None}
+
+    return router
+
+
+def _card(session: Session) -> dict[str, Any]:
+    conversation, settings = session.conversation, session.settings
+    return {
+        "id": session.id,
+        "object": "session",
+        "tokens": len(conversation.tokens),
+        "turns": conversation.turns,
+        "active": session.turn is not None,
+        "closing": session.closing,
+        "last_used": session.last_used,
+        "timeout": settings.timeout,
+        "capacity": settings.capacity,
+    }
