@@ -25,12 +25,14 @@ def session_routes(engine: AsyncEngine, table: SessionTable) -> APIRouter:
         return {"object": "list", "data": [_card(session) for session in table]}
 
     @router.get("/v1/sessions/{name}")
-    async def session(name: str) -> dict[str, Any]:
-        """With what is cached of it: whole pages in the prefix tree, and the tail behind them."""
+    async def session(name: str, token_ids: bool = False) -> dict[str, Any]:
+        """With what is cached of it: whole pages in the prefix tree, and the tail behind them; and with its
+        tokens, if asked for."""
         found = table.get(name)
         tokens = [*found.conversation.tokens, 0]  # the last token of a prompt is always computed
         argument = {"tokens": tokens, "namespace": found.settings.namespace, "session": name}
-        return {**_card(found), "cached": await engine.ask("lookup", argument)}
+        card = {**_card(found), "cached": await engine.ask("lookup", argument)}
+        return {**card, "token_ids": list(found.conversation.tokens)} if token_ids else card
 
     @router.post("/v1/sessions/{name}/fork")
     async def fork(name: str, body: ForkBody | None = None) -> dict[str, Any]:
