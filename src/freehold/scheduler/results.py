@@ -19,12 +19,14 @@ from freehold.step import Step, StepResult, TokenLogprobs
 
 @dataclass
 class StepOutput:
-    """What an iteration brought: `tokens[i]` for `requests[i]`, then the requests that ended."""
+    """What an iteration brought: `tokens[i]` for `requests[i]`, then the requests that ended. `started` have
+    their first token since they were admitted."""
 
     requests: list[Request] = field(default_factory=list[Request])
     tokens: list[int] = field(default_factory=list[int])
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict[int, TokenLogprobs])
     ended: list[Request] = field(default_factory=list[Request])
+    started: list[Request] = field(default_factory=list[Request])
 
     def append(self, request: Request, token: int, logprobs: TokenLogprobs | None) -> None:
         if logprobs is not None:
@@ -69,7 +71,7 @@ class Results:
         prefill_end = self._running.prefill_end[rows]
         self._publish_prompts(rows, before, step.starts[live] < prefill_end)
         self._learn(rows, result.proposed[live], counts)
-        self._note_first_tokens(rows[sampled & (before == prefill_end)])
+        self._note_first_tokens(rows[sampled & (before == prefill_end)], output)
         self._deliver(token_rows, length + 1, flat, result, output)
 
     def fail(self, rows: Int64, error: BaseException) -> None:
@@ -101,11 +103,12 @@ class Results:
             request.drafted += int(proposed[i])
             request.accepted += int(accepted[i])
 
-    def _note_first_tokens(self, rows: Int64) -> None:
+    def _note_first_tokens(self, rows: Int64, output: StepOutput) -> None:
         for row in rows:
             now, request = self._lifecycle.clock(), self._running.request(int(row))
             request.happen(Event.DECODED, now)
             request.first_token = request.first_token or now
+            output.started.append(request)
 
     # -- tokens ---------------------------------------------------------------------------------------
 

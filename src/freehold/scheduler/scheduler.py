@@ -152,6 +152,11 @@ class Scheduler:
         pending = self._in_flight or self.lifecycle.ended or self._output.requests
         return bool(pending or (self.requests and self.paused is None))
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing holds or wants memory. Requests queued behind a pause don't count."""
+        return not self._in_flight and len(self.running) == 0 and (self.paused is not None or not self.requests)
+
     def waits_for(self) -> str:
         """What an engine without progress is waiting for."""
         if self.paused is not None:

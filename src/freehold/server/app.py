@@ -22,6 +22,8 @@ from freehold.server.errors import EXPECTED_ERRORS, respond_with_error
 from freehold.server.generation import Generator
 from freehold.server.insight import insight_routes
 from freehold.server.metrics import Metrics
+from freehold.server.native import native_routes
+from freehold.server.native_control import native_control_routes
 from freehold.server.session_routes import session_routes
 from freehold.server.session_store import SessionStore
 from freehold.server.sessions import SessionTable
@@ -54,6 +56,8 @@ def create_app(engine: AsyncEngine, model_name: str, session_store: str | None =
     app.include_router(completion_routes(engine, generator, sessions, model_name))
     app.include_router(chat_routes(engine, generator, sessions, model_name))
     app.include_router(session_routes(engine, sessions))
+    app.include_router(native_routes(engine, generator, sessions))
+    app.include_router(native_control_routes(engine, sessions))
     app.include_router(status_routes(engine, model_name))
     app.include_router(tokenizing_routes(engine))
     app.include_router(insight_routes(engine, metrics))

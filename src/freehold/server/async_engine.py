@@ -48,6 +48,7 @@ class Delta:
     tokens: list[int]
     logprobs: list[TokenLogprobs]
     ended: msg.Ended | None = None
+    cached_tokens: int = 0
 
 
 @dataclass
@@ -58,6 +59,7 @@ class _Stream:
     detokenizer: Detokenizer
     deltas: asyncio.Queue[Delta | Exception]
     accepted: asyncio.Future[None]
+    cached_tokens: int = 0
 
 
 class AsyncEngine:
@@ -300,7 +302,8 @@ class AsyncEngine:
             if end is not None:
                 text += stream.detokenizer.finish(end.matched)
                 del self._streams[name]
-            stream.deltas.put_nowait(Delta(stream.index, text, tokens, logprobs, end))
+            stream.cached_tokens = progress.cached.get(name, stream.cached_tokens)
+            stream.deltas.put_nowait(Delta(stream.index, text, tokens, logprobs, end, stream.cached_tokens))
 
 
 def _rejection(report: msg.Rejected) -> Exception:

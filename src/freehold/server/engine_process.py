@@ -76,7 +76,7 @@ class EngineLoop:
                 self._scheduler.audit()
             except AuditError as error:
                 print(f"freehold: memory audit failed: {error}", file=sys.stderr, flush=True)
-            self._send(msg.Progress([], [], {}, [], self._stats()))
+            self._send(msg.Progress([], [], {}, [], {}, self._stats()))
         self._socket.poll(self._patience_ms())
 
     def _patience_ms(self) -> int:
@@ -128,7 +128,8 @@ class EngineLoop:
         if output.requests or output.ended or stats:
             ids = [request.id for request in output.requests]
             ended = [_ended(request) for request in output.ended]
-            self._send(msg.Progress(ids, output.tokens, output.logprobs, ended, stats))
+            cached = {request.id: request.cached_tokens or 0 for request in output.started}
+            self._send(msg.Progress(ids, output.tokens, output.logprobs, ended, cached, stats))
 
     def _stats(self) -> msg.Stats:
         scheduler = self._scheduler

@@ -43,7 +43,9 @@ EXPECTED_ERRORS = (
 
 def error_body(status: int, message: str, param: str | None = None) -> dict[str, Any]:
     kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
-    return {"error": {"message": message, "type": kind, "param": param, "code": status}}
+    error = {"message": message, "type": kind, "param": param, "code": status}
+    # OpenAI's clients look inside `error`, others look at the top.
+    return {"error": error, "object": "error", **error}
 
 
 def as_api_error(error: Exception) -> ApiError:

@@ -46,9 +46,4 @@ def insight_routes(engine: AsyncEngine, metrics: Metrics) -> APIRouter:
         check_token_ids(tokens, engine.info.vocab_size)
         return await engine.ask("miss", {"tokens": tokens, "namespace": body.cache_salt or ""})
 
-    @router.post("/flush_cache")
-    async def flush_cache() -> dict[str, Any]:
-        """Forget all prefixes that no request uses."""
-        return {"flushed_pages": await engine.ask("flush")}
-
     return router

@@ -113,12 +113,13 @@ class Stats(msgspec.Struct):
 
 
 class Progress(msgspec.Struct, tag=True):
-    """One iteration: `tokens[i]` for `ids[i]`."""
+    """One iteration: `tokens[i]` for `ids[i]`; `cached` tokens of prompts, with their first output."""
 
     ids: list[str]
     tokens: list[int]
     logprobs: dict[int, TokenLogprobs]
     ended: list[Ended]
+    cached: dict[str, int] = {}
     stats: Stats | None = None
 
 

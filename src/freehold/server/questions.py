@@ -30,6 +30,8 @@ class Questions:
             "miss": self._miss,
             "lookup": self._lookup,
             "flush": lambda _: scheduler.flush_cache(),
+            "idle": lambda _: scheduler.is_idle,
+            "paused": lambda _: scheduler.paused is not None,
             "pause": lambda mode: scheduler.pause(PauseMode(mode)),
             "resume": lambda _: scheduler.resume(),
             "update_weights": scheduler.update_weights,

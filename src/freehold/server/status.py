@@ -46,6 +46,7 @@ def status_routes(engine: AsyncEngine, model_name: str) -> APIRouter:
             raise ApiError(404, f"the model '{name}' does not exist; this server has '{model_name}'", "model")
         return card()
 
+    @router.get("/get_model_info")
     @router.get("/model_info")
     async def model_info() -> dict[str, Any]:
         path = engine.info.model_path
@@ -59,6 +60,7 @@ def status_routes(engine: AsyncEngine, model_name: str) -> APIRouter:
             "architectures": [engine.info.architecture],
         }
 
+    @router.get("/get_server_info")
     @router.get("/server_info")
     async def server_info() -> dict[str, Any]:
         config, info = engine.config, engine.info

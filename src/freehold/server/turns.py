@@ -57,6 +57,6 @@ def _continuation(session: Session, tokenizer: Tokenizer, before: str, whole: st
         return 0, whole
     text = whole[at + len(answer) :]
     last = session.conversation.tokens[-1]
-    if last in tokenizer.vocabulary.eos_tokens:
+    if last in tokenizer.eos_tokens:
         text = text.removeprefix(tokenizer.piece(last, False).decode(errors="replace"))
     return None, text

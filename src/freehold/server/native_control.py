@@ -1,0 +1,76 @@
+"""The native routes around /generate: sessions, aborts, the cache, health and information."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+
+import numpy as np
+from fastapi import APIRouter, Response
+from fastapi.responses import PlainTextResponse
+
+from freehold.sampling_params import SamplingParams
+from freehold.server.async_engine import AsyncEngine
+from freehold.server.errors import ApiError
+from freehold.server.native_schema import AbortBody, CloseSessionBody, OpenSessionBody
+from freehold.server.sessions import SessionBusy, SessionSettings, SessionTable
+
+FLUSH_POLL_S = 0.05
+
+
+def native_control_routes(engine: AsyncEngine, sessions: SessionTable) -> APIRouter:
+    router = APIRouter()
+    flushing = asyncio.Lock()
+
+    @router.post("/open_session")
+    async def open_session(body: OpenSessionBody) -> str:
+        settings = SessionSettings(body.timeout, None, "", branching=not body.streaming)
+        try:
+            return sessions.open(body.session_id, settings).id
+        except SessionBusy as error:
+            raise ApiError(400, str(error), "session_id") from error
+
+    @router.post("/close_session")
+    async def close_session(body: CloseSessionBody) -> Response:
+        """At the end of the turn that runs. Unknown names are fine: they are closed."""
+        for session in list(sessions):
+            if session.id == body.session_id:
+                sessions.close(session)
+        return Response(status_code=200)
+
+    @router.post("/abort_request")
+    async def abort_request(body: AbortBody) -> Response:
+        """All requests whose id begins with `rid`."""
+        if body.abort_all:
+            engine.abort("")
+        elif body.rid:
+            engine.abort(body.rid)
+        return Response(status_code=200)
+
+    @router.api_route("/flush_cache", methods=["GET", "POST"])
+    async def flush_cache(timeout: float = 0.0) -> Response:
+        """Empty the prefix cache and drop what sessions have parked, once nothing runs."""
+        if flushing.locked():
+            raise ApiError(400, "another flush is waiting")
+        async with flushing:
+            end = time.monotonic() + timeout
+            while not await engine.ask("idle"):
+                if time.monotonic() >= end:
+                    raise ApiError(400, "requests are running or waiting: the cache was not flushed")
+                await asyncio.sleep(FLUSH_POLL_S)
+            pages = await engine.ask("flush")
+        return PlainTextResponse(f"Cache flushed: {pages} pages given back.\n", headers={"X-Flushed-Pages": str(pages)})
+
+    @router.get("/health_generate")
+    async def health_generate() -> Response:
+        """Generate one token; during a pause, health is enough."""
+        if not engine.is_healthy:
+            return Response(status_code=503)
+        if not await engine.ask("paused"):
+            params = SamplingParams(max_tokens=1, temperature=0)
+            async for _ in engine.stream([np.zeros(1, np.int32)], params, f"health-{uuid.uuid4().hex}"):
+                pass
+        return Response(status_code=200)
+
+    return router

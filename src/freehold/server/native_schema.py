@@ -1,0 +1,167 @@
+"""Bodies of the native routes, field-compatible with SGLang's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from freehold.sampling_params import LOGPROBS_MAX, InvalidParameter, SamplingParams
+from freehold.server.schema import TokenIds
+
+CONSTRAINTS = ("json_schema", "regex", "ebnf", "structural_tag", "stop_regex")
+
+
+class NativeSampling(BaseModel):
+    """`sampling_params`. Unlike elsewhere an unknown key is refused. A null means: not given."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    max_new_tokens: int | None = Field(default=128, ge=0)
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    min_new_tokens: int | None = None
+    n: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    stop_regex: str | list[str] | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = True
+    spaces_between_special_tokens: bool | None = True
+    no_stop_trim: bool | None = False
+    json_schema: str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    structural_tag: str | None = None
+    logit_bias: dict[str, float] | None = None
+    sampling_seed: int | None = None
+    custom_params: dict[str, Any] | None = None
+
+    def sampling(self, logprobs: int | None, room: int) -> SamplingParams:
+        """`room` is what the context leaves for output. Raises InvalidParameter."""
+        for name in CONSTRAINTS:
+            if getattr(self, name):
+                raise InvalidParameter(name, "constrained output is not supported yet")
+        names = [
+            "temperature",
+            "top_p",
+            "top_k",
+            "min_p",
+            "frequency_penalty",
+            "presence_penalty",
+            "repetition_penalty",
+            "n",
+            "ignore_eos",
+        ]
+        given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        wanted = room if self.max_new_tokens is None else min(self.max_new_tokens, room)
+        try:
+            biases = {int(token): bias for token, bias in (self.logit_bias or {}).items()}
+        except ValueError:
+            raise InvalidParameter("logit_bias", "keys must be token ids") from None
+        return SamplingParams(
+            **given,
+            max_tokens=max(wanted, 1),  # for none, one is computed and not shown
+            min_tokens=min(self.min_new_tokens or 0, max(wanted, 1)),
+            seed=self.sampling_seed,
+            stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            logit_bias=biases,
+            logprobs=logprobs,
+        )
+
+
+class SessionParams(BaseModel):
+    """Which session, and for branching ones, what to continue from."""
+
+    id: str | None = None
+    rid: str | None = None
+    offset: int | None = None
+    replace: bool | None = False
+    drop_previous_output: bool | None = False
+
+
+class GenerateBody(BaseModel):
+    """Each of the lists has one entry a prompt."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    text: str | list[str] | None = None
+    input_ids: TokenIds | list[TokenIds] | None = None
+    sampling_params: dict[str, Any] | list[dict[str, Any]] | None = None
+    stream: bool | None = False
+    return_logprob: bool | list[bool] | None = False
+    logprob_start_len: int | list[int] | None = None
+    top_logprobs_num: int | list[int] | None = None
+    token_ids_logprob: list[int] | list[list[int]] | None = None
+    return_text_in_logprobs: bool | None = False
+    rid: str | list[str] | None = None
+    session_params: SessionParams | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    timeout: float | None = Field(default=None, gt=0)
+
+    def prompts(self) -> tuple[list[str] | list[list[int]], bool]:
+        """-> (prompts, whether a list was given). Raises InvalidParameter."""
+        if (self.text is None) == (self.input_ids is None):
+            raise InvalidParameter("text", "give exactly one of text and input_ids")
+        if self.text is not None:
+            return ([self.text], False) if isinstance(self.text, str) else (self.text, True)
+        ids: Any = self.input_ids
+        is_list = bool(ids) and isinstance(ids[0], list)
+        return (ids, True) if is_list else ([ids], False)
+
+    def each(self, name: str, count: int, default: Any) -> list[Any]:
+        """A field's value for each of `count` prompts. Raises InvalidParameter."""
+        value = getattr(self, name)
+        if not isinstance(value, list) or (name == "token_ids_logprob" and value and isinstance(value[0], int)):
+            return [default if value is None else value] * count
+        if len(value) != count:
+            raise InvalidParameter(name, f"has {len(value)} entries for {count} prompts")
+        return [default if one is None else one for one in value]
+
+    def sampling(self, count: int) -> list[NativeSampling]:
+        """Raises InvalidParameter, naming the field."""
+        try:
+            parsed = [NativeSampling(**one) for one in self.each("sampling_params", count, {})]
+        except ValidationError as error:
+            first = error.errors()[0]
+            field = ".".join(map(str, first["loc"]))
+            raise InvalidParameter(f"sampling_params.{field}", first["msg"]) from None
+        if len({one.n or 1 for one in parsed}) > 1:
+            raise InvalidParameter("n", "must be equal for all prompts of a batch")
+        return parsed
+
+    def logprob_counts(self, count: int) -> list[int | None]:
+        """For each prompt how many best tokens to report, None for no log-probabilities."""
+        wanted = self.each("return_logprob", count, False)
+        starts, tops = self.each("logprob_start_len", count, -1), self.each("top_logprobs_num", count, 0)
+        if any(want and start >= 0 for want, start in zip(wanted, starts, strict=True)) and not self.session_params:
+            raise InvalidParameter("logprob_start_len", "log-probabilities of prompts are not supported yet: use -1")
+        if any(wanted) and self.token_ids_logprob:
+            raise InvalidParameter("token_ids_logprob", "is not supported yet")
+        for top in tops:
+            if not 0 <= top <= LOGPROBS_MAX:
+                raise InvalidParameter("top_logprobs_num", f"must be between 0 and {LOGPROBS_MAX}, got {top}")
+        return [max(top, 1) if want else None for want, top in zip(wanted, tops, strict=True)]
+
+
+class AbortBody(BaseModel):
+    rid: str | None = ""
+    abort_all: bool | None = False
+
+
+class OpenSessionBody(BaseModel):
+    capacity_of_str_len: int
+    session_id: str | None = None
+    streaming: bool | None = False
+    timeout: float | None = Field(default=None, gt=0)
+
+
+class CloseSessionBody(BaseModel):
+    session_id: str
