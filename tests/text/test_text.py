@@ -77,3 +77,15 @@ def test_a_stop_is_found_as_soon_as_it_is_complete(pieces):
         if found is not None:
             assert stops[found] in text
             return
+
+
+@pytest.mark.parametrize("stop", ["own ", "town n", "wn", " nest", "small"])
+def test_text_behind_a_stop_inside_a_token_is_never_shown(tokenizer, stop):
+    """The token that completes a stop may bring more text behind it."""
+    detokenizer, shown = Detokenizer(tokenizer, stop=(stop,)), ""
+    for token in tokenizer.encode("a small town nestled").tolist():
+        shown += detokenizer.add(token)
+        if stop in detokenizer.text:
+            break
+    whole = "a small town nestled"
+    assert shown + detokenizer.finish(stop) == whole[: whole.index(stop)] == detokenizer.text

@@ -45,9 +45,13 @@ class Detokenizer:
         return fresh
 
     def _held_back(self) -> int:
-        """Length of the longest end of the text with which some stop string begins."""
+        """Length of the longest end of the text with which some stop string begins, or that the last token
+        brought behind the beginning of one."""
         longest = 0
         for stop in self._stop:
+            at = self.text.find(stop, max(0, self._before_last - len(stop) + 1))
+            if at >= 0:
+                longest = max(longest, len(self.text) - at)
             for size in range(min(len(stop), len(self.text)), longest, -1):
                 if self.text.endswith(stop[:size]):
                     longest = size
