@@ -71,6 +71,10 @@ def serve(
     speculative_num_draft_tokens: Annotated[int, typer.Option(help="Draft tokens a step and request at most.")] = 8,
     speculative_draft_model_path: Annotated[str | None, typer.Option(help="Default: the model itself.")] = None,
     speculative_draft_layers: Annotated[int | None, typer.Option(help="Draft with the first layers only.")] = None,
+    api_key: Annotated[str | None, typer.Option(help="Asked of every client.")] = None,
+    admin_api_key: Annotated[
+        str | None, typer.Option(help="Asked for flushing, pausing, new weights and debug routes.")
+    ] = None,
     session_store: Annotated[str | None, typer.Option(help="SQLite file in which sessions survive restarts.")] = None,
     log_level: Annotated[str, typer.Option(help="Of the HTTP server.")] = "warning",
 ) -> None:
@@ -78,16 +82,28 @@ def serve(
     options = {name: value for name, value in locals().items() if name not in _NOT_OF_THE_ENGINE}
     options["model"] = model or model_name
     from freehold.models.loading.bundled import ModelUnavailable
-    from freehold.server.launch import run_server
+    from freehold.server.keys import Keys
+    from freehold.server.launch import ServerOptions, run_server
 
     try:
-        code = run_server(options, host, port, served_model_name, session_store, log_level)
+        keys = Keys(api_key, admin_api_key)
+        http = ServerOptions(host, port, served_model_name, session_store, keys, log_level)
+        code = run_server(options, http)
     except (ValueError, ModelUnavailable) as error:
         raise _fail(error) from error
     raise typer.Exit(code)
 
 
-_NOT_OF_THE_ENGINE = ("model_name", "host", "port", "served_model_name", "session_store", "log_level")
+_NOT_OF_THE_ENGINE = (
+    "model_name",
+    "host",
+    "port",
+    "served_model_name",
+    "api_key",
+    "admin_api_key",
+    "session_store",
+    "log_level",
+)
 
 
 @app.command()

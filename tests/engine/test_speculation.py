@@ -10,16 +10,16 @@ from freehold.engine.speculative.ngram import find_continuation
 from freehold.step import RowStart
 
 CODE = "Repeat exactly.\n" + "".join(f"def f{i}(a, b):\n    return a + b * {i}\n\n" for i in range(4)) + "def f0(a"
-PROMPTS = [CODE, "One, two, three. One, two, three. One,", "The capital of France is", CODE[:90]]
+PROMPTS = [CODE, "One, two, three. One, two, three. One,", "The capital of France is"]
 
 # Every way to finish, greedy and sampled.
 WAYS = [
-    SamplingParams(temperature=0, max_tokens=33, ignore_eos=True),
-    SamplingParams(temperature=0, max_tokens=120),
-    SamplingParams(temperature=0, max_tokens=60, stop=("return", "two, three. One, two", "Paris")),
-    SamplingParams(temperature=0, max_tokens=60, stop_token_ids=(28, 30, 198), min_tokens=5),
-    SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, logprobs=3, repetition_penalty=1.2),
-    SamplingParams(temperature=0.8, seed=11, max_tokens=40, top_p=0.9, logprobs=1, frequency_penalty=0.3),
+    SamplingParams(temperature=0, max_tokens=24, ignore_eos=True),
+    SamplingParams(temperature=0, max_tokens=40),
+    SamplingParams(temperature=0, max_tokens=30, stop=("return", "two, three. One, two", "Paris")),
+    SamplingParams(temperature=0, max_tokens=30, stop_token_ids=(28, 30, 198), min_tokens=5),
+    SamplingParams(temperature=0, max_tokens=20, ignore_eos=True, logprobs=3, repetition_penalty=1.2),
+    SamplingParams(temperature=0.8, seed=11, max_tokens=20, top_p=0.9, logprobs=1, frequency_penalty=0.3),
 ]
 
 

@@ -9,18 +9,21 @@ from collections.abc import AsyncIterator
 from types import FrameType
 
 import uvicorn
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from freehold import __version__
+from freehold.server.anthropic import anthropic_routes
 from freehold.server.async_engine import AsyncEngine, EngineUnavailable
+from freehold.server.cache_routes import cache_routes
 from freehold.server.chat import chat_routes
 from freehold.server.completions import completion_routes
 from freehold.server.control import control_routes
 from freehold.server.errors import EXPECTED_ERRORS, respond_with_error
 from freehold.server.generation import Generator
 from freehold.server.insight import insight_routes
+from freehold.server.keys import Keys
 from freehold.server.metrics import Metrics
 from freehold.server.native import native_routes
 from freehold.server.native_control import native_control_routes
@@ -33,7 +36,9 @@ from freehold.server.tokenizing import tokenizing_routes
 DRAIN_TIMEOUT_S = 30
 
 
-def create_app(engine: AsyncEngine, model_name: str, session_store: str | None = None) -> FastAPI:
+def create_app(
+    engine: AsyncEngine, model_name: str, session_store: str | None = None, keys: Keys | None = None
+) -> FastAPI:
     """The routes around an engine, which is started and ended with the app. It answers at once; until the
     model is loaded, with 503."""
 
@@ -50,12 +55,15 @@ def create_app(engine: AsyncEngine, model_name: str, session_store: str | None =
         await engine.shutdown()
         store.close()
 
-    app = FastAPI(title="Freehold", version=__version__, lifespan=lifespan)
+    guard = Depends((keys or Keys()).check)
+    app = FastAPI(title="Freehold", version=__version__, lifespan=lifespan, dependencies=[guard])
     metrics = Metrics(engine)
     generator = Generator(engine, metrics)
     app.include_router(completion_routes(engine, generator, sessions, model_name))
     app.include_router(chat_routes(engine, generator, sessions, model_name))
     app.include_router(session_routes(engine, sessions))
+    app.include_router(cache_routes(engine))
+    app.include_router(anthropic_routes(engine, generator, model_name))
     app.include_router(native_routes(engine, generator, sessions))
     app.include_router(native_control_routes(engine, sessions))
     app.include_router(status_routes(engine, model_name))

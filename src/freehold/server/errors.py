@@ -19,6 +19,7 @@ from freehold.text.chat_template import ChatTemplateError
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     409: "conflict_error",
     503: "overloaded_error",
@@ -83,9 +84,17 @@ def _validation_error(error: RequestValidationError) -> ApiError:
     return ApiError(400, message, field)
 
 
+def anthropic_error(status: int, message: str) -> dict[str, Any]:
+    kind = _TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
+    return {"type": "error", "error": {"type": kind, "message": message}}
+
+
 async def respond_with_error(request: Request, error: Exception) -> Response:
     """The handler for every exception."""
     failure = as_api_error(error)
     headers = {"Retry-After": "1"} if failure.status == 503 else None
-    body = orjson.dumps(error_body(failure.status, failure.message, failure.param))
-    return Response(body, failure.status, headers, "application/json")
+    if request.url.path.startswith("/v1/messages"):
+        body = anthropic_error(failure.status, failure.message)
+    else:
+        body = error_body(failure.status, failure.message, failure.param)
+    return Response(orjson.dumps(body), failure.status, headers, "application/json")

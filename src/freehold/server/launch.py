@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +19,33 @@ import httpx
 from freehold.models.loading.resolve import resolve_model
 from freehold.server.app import Server, create_app
 from freehold.server.async_engine import AsyncEngine
+from freehold.server.keys import Keys
 
 START_TIMEOUT_S = 180
 STOP_TIMEOUT_S = 40
 
 
-def run_server(
-    options: dict[str, Any], host: str, port: int, name: str | None, session_store: str | None, log_level: str
-) -> int:
+@dataclass(frozen=True)
+class ServerOptions:
+    """What concerns HTTP, not the engine. `name` is what /v1/models gives."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    name: str | None = None
+    session_store: str | None = None
+    keys: Keys = field(default_factory=Keys)
+    log_level: str = "warning"
+
+
+def run_server(options: dict[str, Any], http: ServerOptions) -> int:
     """Serve until told to stop -> the exit code. Raises ValueError for options that can't be."""
     engine = AsyncEngine(**options)
     # Fetched here, where the progress bar can be seen, and before anything listens.
     path = resolve_model(options["model"])
-    served = name or served_name(path)
-    print(f"Freehold serves {served} on http://{host}:{port} (loading ...)", file=sys.stderr, flush=True)
-    server = Server(engine, create_app(engine, served, session_store), host, port, log_level)
+    served = http.name or served_name(path)
+    print(f"Freehold serves {served} on http://{http.host}:{http.port} (loading ...)", file=sys.stderr, flush=True)
+    app = create_app(engine, served, http.session_store, http.keys)
+    server = Server(engine, app, http.host, http.port, http.log_level)
     server.run()
     return 1 if engine.failure else 0
 

@@ -15,6 +15,7 @@ from freehold.scheduler.scheduler import EngineStuck, PauseMode, Scheduler
 from freehold.server import messages as msg
 
 REMEMBERED_REQUESTS = 1024
+TOP_PREFIXES = 20
 
 
 class Questions:
@@ -27,6 +28,7 @@ class Questions:
             "memory": lambda _: self._memory(),
             "page": lambda page: scheduler.memory.explain(int(page)),
             "request": self._request,
+            "cache": lambda _: self._cache(),
             "miss": self._miss,
             "lookup": self._lookup,
             "flush": lambda _: scheduler.flush_cache(),
@@ -69,6 +71,30 @@ class Questions:
             "waiting": len(scheduler.queue),
             "waits_for": scheduler.waits_for(),
             "leases": leases,
+        }
+
+    def _cache(self) -> dict[str, Any]:
+        """The prefix cache as a whole. The prefixes hit most, longest first among equals."""
+        memory = self._scheduler.memory
+        nodes = [node for node in memory.tree.nodes() if node.parent is not None]
+        best = sorted(nodes, key=lambda node: (-node.hits, -node.end))[:TOP_PREFIXES]
+        return {
+            "page_size": memory.page_size,
+            "pages": memory.counts().as_dict(),
+            "page_ages_in_steps": memory.tree.ages.as_dict(),
+            "evicted_pages": memory.tree.evicted_page_count,
+            "parked_sessions": len(memory.tails),
+            "top_prefixes": [
+                {
+                    "namespace": node.namespace.salt,
+                    "tokens": [node.start, node.end],
+                    "first_token_ids": node.tokens[:8].tolist(),
+                    "hits": node.hits,
+                    "idle_steps": memory.epochs.submitted - node.used_at,
+                    "in_use": node.holds > 0,
+                }
+                for node in best
+            ],
         }
 
     def _request(self, name: str) -> dict[str, Any]:

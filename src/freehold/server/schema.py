@@ -147,6 +147,15 @@ class MissBody(BaseModel):
     cache_salt: str | None = None
 
 
+class LookupBody(BaseModel):
+    """Exactly one of the first three."""
+
+    prompt: str | None = None
+    messages: list[Message] | None = Field(default=None, min_length=1)
+    token_ids: TokenIds | None = None
+    cache_salt: str | None = None
+
+
 class SessionBody(BaseModel):
     session_id: str | None = Field(default=None, min_length=1, max_length=256)
     timeout: float | None = Field(default=None, gt=0)

@@ -1,0 +1,76 @@
+"""Bodies of the Anthropic routes."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from freehold.sampling_params import InvalidParameter, SamplingParams
+
+
+class TextBlock(BaseModel):
+    """Other fields, such as cache_control, are hints that nothing here depends on."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: str
+    text: str | None = None
+
+
+class AnthropicMessage(BaseModel):
+    role: Literal["user", "assistant", "system"]
+    content: str | list[TextBlock]
+
+
+class CountBody(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    model: str
+    messages: list[AnthropicMessage] = Field(min_length=1)
+    system: str | list[TextBlock] | None = None
+
+    def turns(self) -> list[dict[str, Any]]:
+        """For the chat template: what is said to the system leads, merged, then the others in order. Raises
+        InvalidParameter for content that is not text."""
+        systems = [text_of(self.system, "system")] if self.system else []
+        turns: list[dict[str, Any]] = []
+        for message in self.messages:
+            text = text_of(message.content, "messages")
+            if message.role == "system":
+                systems.append(text)
+            else:
+                turns.append({"role": message.role, "content": text})
+        if not turns:
+            raise InvalidParameter("messages", "must have a message that is not the system's")
+        return [{"role": "system", "content": "\n\n".join(systems)}, *turns] if systems else turns
+
+
+class MessagesBody(CountBody):
+    max_tokens: int = Field(gt=0)
+    stop_sequences: list[str] | None = None
+    stream: bool | None = False
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    metadata: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+
+    def sampling(self, defaults: dict[str, Any]) -> SamplingParams:
+        """Raises InvalidParameter."""
+        if self.tools:
+            raise InvalidParameter("tools", "tool calls are not supported")
+        names = ("temperature", "top_p", "top_k")
+        given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        stop = tuple(self.stop_sequences or ())
+        return SamplingParams(**{**defaults, **given}, max_tokens=self.max_tokens, stop=stop)
+
+
+def text_of(content: str | list[TextBlock], field: str) -> str:
+    """Joined text. Raises InvalidParameter for other kinds of blocks."""
+    if isinstance(content, str):
+        return content
+    other = [block.type for block in content if block.type != "text"]
+    if other:
+        raise InvalidParameter(field, f"content of type '{other[0]}' is not supported, only text")
+    return "".join(block.text or "" for block in content)
