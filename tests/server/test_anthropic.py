@@ -10,11 +10,12 @@ def client(url):
     return anthropic.Anthropic(base_url=url, api_key="none")
 
 
+GREEDY = {"temperature": 0}
 QUESTION = [{"role": "user", "content": "Name three colours of the rainbow, in one line."}]
 
 
 def test_a_message_equals_the_chat_completion(client, url):
-    message = client.messages.create(model="m", max_tokens=20, temperature=0, system="Be brief.", messages=QUESTION)
+    message = client.messages.create(model="m", max_tokens=20, extra_body=GREEDY, system="Be brief.", messages=QUESTION)
     chat = httpx.post(
         f"{url}/v1/chat/completions",
         json={"messages": [{"role": "system", "content": "Be brief."}, *QUESTION], "max_tokens": 20, "temperature": 0},
@@ -24,14 +25,14 @@ def test_a_message_equals_the_chat_completion(client, url):
     assert message.stop_reason == ("max_tokens" if chat["choices"][0]["finish_reason"] == "length" else "end_turn")
     cached = chat["usage"]["prompt_tokens_details"]["cached_tokens"]
     assert cached > 0, "the second request finds the prompt of the first"
-    again = client.messages.create(model="m", max_tokens=5, temperature=0, system="Be brief.", messages=QUESTION)
+    again = client.messages.create(model="m", max_tokens=5, extra_body=GREEDY, system="Be brief.", messages=QUESTION)
     assert again.usage.cache_read_input_tokens == cached
     assert again.usage.input_tokens == chat["usage"]["prompt_tokens"] - cached > 0
 
 
 def test_a_stream(client):
-    whole = client.messages.create(model="m", max_tokens=24, temperature=0, messages=QUESTION)
-    with client.messages.stream(model="m", max_tokens=24, temperature=0, messages=QUESTION) as stream:
+    whole = client.messages.create(model="m", max_tokens=24, extra_body=GREEDY, messages=QUESTION)
+    with client.messages.stream(model="m", max_tokens=24, extra_body=GREEDY, messages=QUESTION) as stream:
         text = "".join(stream.text_stream)
         final = stream.get_final_message()
     assert text == whole.content[0].text == final.content[0].text
@@ -43,9 +44,9 @@ def test_blocks_system_turns_and_stop_sequences(client):
     blocks = [
         {"role": "user", "content": [{"type": "text", "text": "Count from one to "}, {"type": "text", "text": "nine."}]}
     ]
-    whole = client.messages.create(model="m", max_tokens=30, temperature=0, messages=blocks).content[0].text
+    whole = client.messages.create(model="m", max_tokens=30, extra_body=GREEDY, messages=blocks).content[0].text
     stop = whole[5:8]
-    cut = client.messages.create(model="m", max_tokens=30, temperature=0, messages=blocks, stop_sequences=[stop])
+    cut = client.messages.create(model="m", max_tokens=30, extra_body=GREEDY, messages=blocks, stop_sequences=[stop])
     assert cut.content[0].text == whole[: whole.index(stop)]
     assert cut.stop_sequence == stop
     assert cut.stop_reason == "end_turn"

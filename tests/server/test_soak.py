@@ -107,7 +107,7 @@ async def soak(url: str) -> tuple[dict[str, int], dict[str, float]]:
 def test_a_soak():
     flags = (
         "--speculative-algorithm", "ngram", "--forward-retract-interval", "3", "--audit-interval", "5",
-        "--num-pages", "400", "--max-running-requests", "24",
+        "--num-pages", "400", "--max-running-requests", "4",
     )  # fmt: skip
     with running_server(*flags) as url:
         tally, growth = asyncio.run(soak(url))
