@@ -256,7 +256,11 @@ class AsyncEngine:
         return answer.value
 
     async def _send(self, command: msg.Command) -> None:
-        await self._socket.send(msg.encode(command))
+        try:
+            message = msg.encode(command)
+        except OverflowError:
+            raise InvalidParameter("body", "has an integer that does not fit into 64 bits") from None
+        await self._socket.send(message)
 
     def _send_soon(self, command: msg.Command) -> None:
         """From a place that must not wait; the socket is never full."""

@@ -59,7 +59,8 @@ def native_routes(engine: AsyncEngine, generator: Generator, sessions: SessionTa
     active: set[str] = set()
     trees: dict[str, BranchTree] = {}
 
-    @router.api_route("/generate", methods=["POST", "PUT"], response_model=None)
+    @router.put("/generate", response_model=None, include_in_schema=False)
+    @router.post("/generate", response_model=None)
     async def generate(body: GenerateBody, request: Request) -> Response | Any:
         batch = await _Batch.of(body, engine, sessions, trees, active)
         if body.stream:

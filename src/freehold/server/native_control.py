@@ -48,7 +48,8 @@ def native_control_routes(engine: AsyncEngine, sessions: SessionTable) -> APIRou
             engine.abort(body.rid)
         return Response(status_code=200)
 
-    @router.api_route("/flush_cache", methods=["GET", "POST"])
+    @router.get("/flush_cache", include_in_schema=False)
+    @router.post("/flush_cache")
     async def flush_cache(timeout: float = 0.0) -> Response:
         """Empty the prefix cache and drop what sessions have parked, once nothing runs."""
         if flushing.locked():
