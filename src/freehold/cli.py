@@ -270,6 +270,14 @@ def bench_speculation() -> None:
     raise typer.Exit(run_speculation())
 
 
+@bench_app.command("sessions")
+def bench_sessions() -> None:
+    """What sessions cost and save."""
+    from freehold.bench.sessions import run_sessions
+
+    raise typer.Exit(run_sessions())
+
+
 @bench_app.command("ledger")
 def bench_ledger() -> None:
     """What the always-on ledger of pages costs."""
