@@ -151,20 +151,30 @@ def _engine(model: str | None) -> Any:
 def inspect(
     url: Url = "http://127.0.0.1:8000",
     page: Annotated[int | None, typer.Option(help="Explain one page.")] = None,
+    request: Annotated[str | None, typer.Option(help="What a request, running or ended, went through.")] = None,
+    prompt: Annotated[str | None, typer.Option(help="How much of a prompt is cached, and why no more.")] = None,
+    api_key: Annotated[str | None, typer.Option(help="The server's (admin) key.")] = None,
 ) -> None:
-    """Ask a running server who holds its memory."""
+    """Ask a running server who holds its memory, and why."""
     import httpx
 
-    from freehold.terminal import show_memory
+    from freehold.terminal import show_answer, show_memory
 
+    headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
     try:
-        answer = httpx.get(f"{url}/debug/memory", params={} if page is None else {"page": page}, timeout=30)
+        with httpx.Client(base_url=url, headers=headers, timeout=30) as client:
+            if request is not None:
+                answer = client.get(f"/debug/requests/{request}")
+            elif prompt is not None:
+                answer = client.post("/debug/miss", json={"prompt": prompt})
+            else:
+                answer = client.get("/debug/memory", params={} if page is None else {"page": page})
         body = answer.json()
         if answer.status_code != 200:
             raise ValueError(body["error"]["message"])
     except (httpx.HTTPError, ValueError) as error:
         raise _fail(error) from error
-    show_memory(body)
+    show_memory(body) if request is None and prompt is None else show_answer(body)
 
 
 @app.command()

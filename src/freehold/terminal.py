@@ -85,3 +85,12 @@ def show_memory(report: dict[str, Any]) -> None:
     for lease in report["leases"]:
         leases.add_row(*(str(lease[name]) for name in columns))
     console.print(leases)
+
+
+def show_answer(body: dict[str, Any]) -> None:
+    """Names and values, one a line."""
+    table = Table(show_header=False, box=None)
+    for name, value in body.items():
+        shown = ", ".join(f"{key} {part}" for key, part in value.items()) if isinstance(value, dict) else str(value)
+        table.add_row(name.replace("_", " "), shown)
+    Console().print(table, highlight=False, markup=False)
