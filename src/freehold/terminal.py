@@ -93,4 +93,4 @@ def show_answer(body: dict[str, Any]) -> None:
     for name, value in body.items():
         shown = ", ".join(f"{key} {part}" for key, part in value.items()) if isinstance(value, dict) else str(value)
         table.add_row(name.replace("_", " "), shown)
-    Console().print(table, highlight=False, markup=False)
+    console.print(table, highlight=False, markup=False)

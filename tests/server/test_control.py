@@ -1,6 +1,8 @@
 """Pausing, new weights, timeouts and explanations over HTTP."""
 
 import json
+import subprocess
+import sys
 import threading
 import time
 
@@ -84,3 +86,15 @@ def test_why_a_prompt_misses_and_what_a_request_went_through(url):
     assert story["prompt_tokens"] == answer["usage"]["prompt_tokens"]
     assert {"waiting", "prefilling", "running"} <= set(story["seconds_in"])
     assert httpx.get(f"{url}/debug/requests/nobody").status_code == 404
+
+
+def test_inspect_asks_the_same_questions(url):
+    def inspect(*arguments: str) -> str:
+        command = [sys.executable, "-m", "freehold.cli", "inspect", "--url", url, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+
+    answer = complete(url).json()
+    assert "pages" in inspect()
+    assert "page 3:" in inspect("--page", "3")
+    assert "prompt tokens" in inspect("--request", f"{answer['id']}-0")
+    assert "nothing like it" in inspect("--prompt", "zebra " * 40)

@@ -2,6 +2,7 @@
 
 import json
 import random
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -28,6 +29,14 @@ def test_the_matrix_with_one_seed():
     assert tally.steps > 10_000
     assert tally.retractions > 100
     assert not uncovered(tally.cover)
+
+
+def test_several_processes_stop_when_the_time_is_up():
+    started = time.monotonic()
+    *_, tally = run_many(jobs_for(9_000, 0, 1.0), processes=2)
+    assert 0 < tally.scenarios < 400
+    assert time.monotonic() - started < 60
+    assert tally.violation is None
 
 
 def test_a_seed_repeats_itself():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import multiprocessing
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -66,15 +67,54 @@ def jobs_for(first_seed: int, seeds: int, seconds: float | None) -> Iterator[tup
             yield cell, seed
 
 
+class _Feed:
+    """Hands out jobs only a little ahead of their results, so that time that is up is soon noticed."""
+
+    def __init__(self, jobs: Iterator[tuple[Cell, int]], ahead: int):
+        self._jobs = jobs
+        self._ahead = ahead
+        self._permits = threading.Semaphore(ahead)
+        self._is_stopped = False
+
+    def __iter__(self) -> Iterator[tuple[Cell, int]]:
+        for job in self._jobs:
+            self._permits.acquire()
+            if self._is_stopped:
+                return
+            yield job
+
+    def done(self) -> None:
+        self._permits.release()
+
+    def stop(self) -> None:
+        self._is_stopped = True
+        for _ in range(self._ahead):
+            self._permits.release()
+
+
 def run_many(jobs: Iterator[tuple[Cell, int]], processes: int) -> Iterator[Tally]:
     """The tally after each scenario; the last one holds a violation, if there was one."""
     tally = Tally()
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(processes) as pool:
-        for outcome in pool.imap_unordered(run_one, jobs, chunksize=4) if processes > 1 else map(run_one, jobs):
-            summary, seconds, tally.violation = outcome
-            if summary is not None:
-                tally.add(summary, seconds)
-            yield tally
+    if processes == 1:
+        for job in jobs:
+            yield from _added(tally, run_one(job))
             if tally.violation is not None:
                 return
+        return
+    feed = _Feed(jobs, ahead=8 * processes)
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        try:
+            for outcome in pool.imap_unordered(run_one, feed):
+                feed.done()
+                yield from _added(tally, outcome)
+                if tally.violation is not None:
+                    return
+        finally:
+            feed.stop()
+
+
+def _added(tally: Tally, outcome: Outcome) -> Iterator[Tally]:
+    summary, seconds, tally.violation = outcome
+    if summary is not None:
+        tally.add(summary, seconds)
+    yield tally
