@@ -24,6 +24,14 @@ def post(url, path, **body):
     return requests.post(f"{url}{path}", json=body, timeout=60)
 
 
+def wait_for_running(url, count, state="running"):
+    """Until so many requests decode."""
+    end = time.monotonic() + 30
+    while sum(lease["state"] == state for lease in requests.get(f"{url}/debug/memory").json()["leases"]) < count:
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
 def test_the_answer_of_one_prompt(url):
     answer = generate(url, text="The capital of France is", rid="mine")
     meta = answer["meta_info"]
@@ -137,7 +145,7 @@ def test_request_ids_in_flight_and_aborts_by_prefix(url):
     answers = {}
 
     def run(rid):
-        params = {"max_new_tokens": 400, "ignore_eos": True}
+        params = {"max_new_tokens": 1500, "ignore_eos": True}
         answers[rid] = requests.post(
             f"{url}/generate", json={"text": "Go", "rid": rid, "sampling_params": params}
         ).json()
@@ -145,7 +153,7 @@ def test_request_ids_in_flight_and_aborts_by_prefix(url):
     threads = [threading.Thread(target=run, args=(rid,)) for rid in ("job-1", "job-2", "other")]
     for thread in threads:
         thread.start()
-    time.sleep(0.6)
+    wait_for_running(url, 3)
     assert "already in flight" in message(url, text="a", rid="job-1")
     assert post(url, "/abort_request", rid="").status_code == 200
     assert post(url, "/abort_request", rid="nobody").status_code == 200
@@ -179,12 +187,12 @@ def test_queued_aborts_and_flushing_during_a_pause(url):
 
 
 def test_flushing_while_busy(url):
-    params = {"max_new_tokens": 150, "ignore_eos": True}
+    params = {"max_new_tokens": 300, "ignore_eos": True}
     thread = threading.Thread(target=lambda: generate(url, text="Busy", sampling_params=params))
     thread.start()
-    time.sleep(0.4)
+    wait_for_running(url, 1)
     assert requests.post(f"{url}/flush_cache").status_code == 400
-    assert requests.post(f"{url}/flush_cache", params={"timeout": 30}).status_code == 200
+    assert requests.post(f"{url}/flush_cache", params={"timeout": 60}).status_code == 200
     thread.join()
 
 
@@ -220,7 +228,7 @@ def test_a_second_turn_and_an_aborted_turn(url):
     assert session == "talk"
     first = generate(url, input_ids=[504, 7235], session_params={"id": "talk"})["meta_info"]
     answers = []
-    params = {"max_new_tokens": 300, "ignore_eos": True}
+    params = {"max_new_tokens": 1500, "ignore_eos": True}
 
     def run():
         answers.append(
@@ -229,7 +237,7 @@ def test_a_second_turn_and_an_aborted_turn(url):
 
     thread = threading.Thread(target=run)
     thread.start()
-    time.sleep(0.5)
+    wait_for_running(url, 1)
     assert "already has an active request" in message(url, text="x", session_params={"id": "talk"})
     assert post(url, "/close_session", session_id="elsewhere").status_code == 200
     post(url, "/abort_request", rid="turn")

@@ -69,9 +69,9 @@ def test_turns_continue_exactly_and_compute_only_what_is_new(client):
 def test_one_turn_at_a_time_unless_asked_to_wait(client):
     session = open_session(client)
     answers = []
-    first = threading.Thread(target=lambda: answers.append(turn(client, session, "Once", max_tokens=60)))
+    first = threading.Thread(target=lambda: answers.append(turn(client, session, "Once", max_tokens=120)))
     first.start()
-    time.sleep(0.3)
+    wait_for(lambda: client.get(f"/v1/sessions/{session}").json()["active"])
     second = turn(client, session, "Twice")
     assert second.status_code == 409
     assert "active request" in second.json()["error"]["message"]
@@ -145,7 +145,7 @@ def test_closing_during_a_turn(client):
 
         thread = threading.Thread(target=run)
         thread.start()
-        time.sleep(0.3)
+        wait_for(lambda name=session: client.get(f"/v1/sessions/{name}").json()["active"])
         assert client.delete(f"/v1/sessions/{session}", params={"abort": abort}).json()["deleted"] is False
         assert turn(client, session, "more").status_code in (404, 409)
         thread.join()

@@ -21,7 +21,7 @@ from freehold.server.errors import ApiError
 from freehold.server.generation import Generator, Job, encode, event_stream, unless_disconnected
 from freehold.server.messages import Ended
 from freehold.server.native_schema import GenerateBody, NativeSampling
-from freehold.server.sessions import NoSuchSession, Session, SessionBusy, SessionTable
+from freehold.server.sessions import NoSuchSession, Session, SessionBusy, SessionTable, Turn
 from freehold.step import TokenLogprobs
 from freehold.text.tokenizer import Tokenizer
 
@@ -54,15 +54,24 @@ class _Output:
                 self.branches.abandon(self.rid)
 
 
+@dataclass(frozen=True)
+class _Server:
+    """What all calls share: `active` are the request ids in flight, `trees` those of branching sessions."""
+
+    engine: AsyncEngine
+    sessions: SessionTable
+    active: set[str] = field(default_factory=set[str])
+    trees: dict[str, BranchTree] = field(default_factory=dict[str, BranchTree])
+
+
 def native_routes(engine: AsyncEngine, generator: Generator, sessions: SessionTable) -> APIRouter:
     router = APIRouter()
-    active: set[str] = set()
-    trees: dict[str, BranchTree] = {}
+    server = _Server(engine, sessions)
 
     @router.put("/generate", response_model=None, include_in_schema=False)
     @router.post("/generate", response_model=None)
     async def generate(body: GenerateBody, request: Request) -> Response | Any:
-        batch = await _Batch.of(body, engine, sessions, trees, active)
+        batch = await _Batch.of(body, server)
         if body.stream:
             return await event_stream(batch.stream(generator))
         return await unless_disconnected(request, batch.whole(generator))
@@ -78,62 +87,46 @@ class _Batch:
     outputs: list[_Output]
     is_list: bool
     body: GenerateBody
-    tokenizer: Tokenizer
-    active: set[str]
+    server: _Server
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.server.engine.tokenizer
 
     @classmethod
-    async def of(
-        cls,
-        body: GenerateBody,
-        engine: AsyncEngine,
-        sessions: SessionTable,
-        trees: dict[str, BranchTree],
-        active: set[str],
-    ) -> _Batch:
-        """Validate everything before anything runs. Raises InvalidParameter and what sessions raise."""
-        tokenizer = engine.tokenizer
+    async def of(cls, body: GenerateBody, server: _Server) -> _Batch:
+        """Validate everything before anything changes. Raises InvalidParameter, ApiError and what sessions
+        raise."""
         prompts, is_list = body.prompts()
         samplings, logprobs = body.sampling(len(prompts)), body.logprob_counts(len(prompts))
-        rids = _rids(body, len(prompts), active)
-        session = _session_of(body, sessions, len(prompts))
-        ids = [await _token_ids(prompt, engine) for prompt in prompts]
-        turn, tree = None, None
-        if session is not None and session.settings.branching:
-            tree = trees.setdefault(session.id, BranchTree())
-        limit = engine.info.max_model_len
-        # A dry run: what is refused must leave no trace in the session.
-        known = len(session.conversation.tokens) if session is not None and tree is None else 0
+        rids = _rids(body, len(prompts), server.active)
+        session = _session_of(body, server.sessions, len(prompts))
+        ids = [await _token_ids(prompt, server.engine) for prompt in prompts]
+        limit = server.engine.info.max_model_len
         for tokens, sampling, count in zip(ids, samplings, logprobs, strict=True):
-            if not tokens and session is None:
-                raise InvalidParameter("input_ids", "must not be empty")
-            if known + len(tokens) >= limit:
-                raise InvalidParameter(
-                    "input_ids",
-                    f"the input has {known + len(tokens)} tokens, the maximum allowed length (context length) is "
-                    f"{limit} tokens including output",
-                )
-            sampling.sampling(count, limit - known - len(tokens) - 1)
+            sampling.sampling(count, _room(tokens, session, limit))
+        turn, tree = None, None
         if session is not None:
-            new = _without_bos(ids[0], session, tokenizer)
+            ids[0], turn, tree = _begin(body, server, session, rids[0], ids[0])
+        salt = session.settings.namespace if session is not None else body.cache_salt or ""
+        jobs: list[Job] = []
+        outputs: list[_Output] = []
+        try:
+            for rid, tokens, sampling, count in zip(rids, ids, samplings, logprobs, strict=True):
+                params = sampling.sampling(count, max(limit - len(tokens) - 1, 1))
+                skip = sampling.skip_special_tokens is not False
+                prompt = np.array(tokens, np.int32)
+                job = Job(rid, [prompt], params, body.priority or 0, salt, skip, "input_ids", body.timeout, turn)
+                jobs.append(job)
+                outputs += [_Output(rid, job, sampling, tree) for _ in range(params.n)]
+        except InvalidParameter:
+            if turn is not None:
+                turn.close()
             if tree is not None:
-                assert body.session_params is not None
-                ids[0], gone = tree.begin(rids[0], body.session_params, new)
-                for name in gone:
-                    engine.abort(name)
-            else:
-                turn = sessions.begin(session, new)
-                ids[0] = turn.tokens
-        jobs, outputs = [], []
-        for rid, tokens, sampling, count in zip(rids, ids, samplings, logprobs, strict=True):
-            params = sampling.sampling(count, max(limit - len(tokens) - 1, 1))
-            salt = session.settings.namespace if session is not None else body.cache_salt or ""
-            skip = sampling.skip_special_tokens is not False
-            prompt = np.array(tokens, np.int32)
-            job = Job(rid, [prompt], params, body.priority or 0, salt, skip, "input_ids", body.timeout, turn)
-            jobs.append(job)
-            outputs += [_Output(rid, job, sampling, tree) for _ in range(params.n)]
-        active.update(rids)
-        return cls(jobs, outputs, is_list or len(outputs) > 1, body, tokenizer, active)
+                tree.abandon(rids[0])
+            raise
+        server.active.update(rids)
+        return cls(jobs, outputs, is_list or len(outputs) > 1, body, server)
 
     async def deltas(self, generator: Generator) -> AsyncGenerator[int]:
         """Run all jobs at once; the index of an output each time that one has news."""
@@ -170,7 +163,7 @@ class _Batch:
 
     def _close(self) -> None:
         for job, output in zip(self.jobs, self.outputs[:: self.jobs[0].params.n], strict=True):
-            self.active.discard(job.id)
+            self.server.active.discard(job.id)
             if job.turn is not None:
                 job.turn.close()
             if output.branches is not None:
@@ -273,6 +266,38 @@ def _session_of(body: GenerateBody, sessions: SessionTable, count: int) -> Sessi
             raise ApiError(400, f"close was requested for session {session.id}")
         return session
     raise ApiError(400, f"session id {params.id} does not exist", "session_params")
+
+
+def _room(tokens: list[int], session: Session | None, limit: int) -> int:
+    """What the context leaves for output. Raises InvalidParameter."""
+    if not tokens and session is None:
+        raise InvalidParameter("input_ids", "must not be empty")
+    length = len(tokens)
+    if session is not None and not session.settings.branching:
+        length += len(session.conversation.tokens)
+    if length >= limit:
+        raise InvalidParameter(
+            "input_ids",
+            f"the input has {length} tokens, the maximum allowed length (context length) is {limit} tokens "
+            "including output",
+        )
+    return max(limit - length - 1, 1)
+
+
+def _begin(
+    body: GenerateBody, server: _Server, session: Session, rid: str, tokens: list[int]
+) -> tuple[list[int], Turn | None, BranchTree | None]:
+    """Start the turn of a session -> its whole input, and what keeps account of it."""
+    assert body.session_params is not None
+    new = _without_bos(tokens, session, server.engine.tokenizer)
+    if not session.settings.branching:
+        turn = server.sessions.begin(session, new)
+        return turn.tokens, turn, None
+    tree = server.trees.setdefault(session.id, BranchTree())
+    whole, gone = tree.begin(rid, body.session_params, new)
+    for name in gone:
+        server.engine.abort(name)
+    return whole, None, tree
 
 
 async def _token_ids(prompt: str | list[int], engine: AsyncEngine) -> list[int]:
