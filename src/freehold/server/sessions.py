@@ -71,15 +71,20 @@ class Turn:
         """Take note of output. The end of it is saved before anybody hears of it."""
         self._output += tokens
         self._text += text
-        if ended is not None and ended.kind in ("stop", "length"):
+        if ended is None:
+            return
+        if ended.kind in ("stop", "length"):
             self.session.conversation.commit(self.tokens, self._output)
             if self.messages is not None:
                 self.session.messages = [*self.messages, {"role": "assistant", "content": self._text}]
             self._table.save(self.session)
+        self.close()
 
     def close(self) -> None:
-        """The turn is over, whatever came of it."""
+        """The turn is over, whatever came of it. Idempotent: the next one may have begun."""
         session = self.session
+        if session.turn is not self:
+            return
         session.conversation.abandon()
         session.turn, session.last_used = None, time.time()
         session.idle.set()

@@ -62,7 +62,9 @@ def _open(path: Path) -> TextIO:
         try:
             import zstandard
         except ImportError:
-            raise ValueError(f"trace: {path.name} needs the zstandard package: pip install 'freehold[traces]'") from None
+            raise ValueError(
+                f"trace: {path.name} needs the zstandard package: pip install 'freehold[traces]'"
+            ) from None
         return io.TextIOWrapper(zstandard.open(path, "rb"), encoding="utf-8", newline="\n")
     return path.open(encoding="utf-8", newline="\n")
 

@@ -1,0 +1,92 @@
+"""Sessions without HTTP: turns, closing, the store."""
+
+import pytest
+
+from freehold.conversation import TurnRefused
+from freehold.server.messages import Ended
+from freehold.server.session_store import SessionStore
+from freehold.server.sessions import NoSuchSession, SessionBusy, SessionSettings, SessionTable
+
+
+class Engine:
+    """Notes what it is told."""
+
+    def __init__(self):
+        self.forgotten: list[str] = []
+        self.aborted: list[str] = []
+
+    def forget_session(self, name: str) -> None:
+        self.forgotten.append(name)
+
+    def abort(self, prefix: str) -> None:
+        self.aborted.append(prefix)
+
+
+def ended(kind: str) -> Ended:
+    return Ended("r", kind, 1, 0, 1, 0, 0.0)
+
+
+def table(path: str | None = None) -> tuple[SessionTable, Engine]:
+    engine = Engine()
+    return SessionTable(engine, SessionStore(path)), engine
+
+
+def test_a_turn_that_has_ended_makes_room_for_the_next_and_cannot_end_it():
+    sessions, _ = table()
+    session = sessions.open("s", SessionSettings())
+    first = sessions.begin(session, [1, 2])
+    with pytest.raises(SessionBusy):
+        sessions.begin(session, [3])
+    first.observe([7], "x", None)
+    first.observe([8], "y", ended("length"))
+    assert session.conversation.tokens == [1, 2, 7, 8]
+    second = sessions.begin(session, [3])
+    first.close()
+    assert session.turn is second
+    assert second.tokens == [1, 2, 7, 8, 3]
+    second.observe([9], "z", ended("abort"))
+    assert session.turn is None
+    assert session.conversation.tokens == [1, 2, 7, 8]
+
+
+def test_an_empty_turn_needs_history():
+    sessions, _ = table()
+    session = sessions.open(None, SessionSettings())
+    with pytest.raises(TurnRefused, match="no tokens"):
+        sessions.begin(session, [])
+    assert session.turn is None
+    sessions.begin(session, [1]).observe([2], "", ended("stop"))
+    assert sessions.begin(session, []).tokens == [1, 2]
+
+
+def test_closing_waits_for_the_turn_or_aborts_it():
+    sessions, engine = table()
+    session = sessions.open("s", SessionSettings())
+    turn = sessions.begin(session, [1])
+    turn.request_id = "r1"
+    sessions.close(session)
+    with pytest.raises(SessionBusy, match="close was requested"):
+        sessions.begin(session, [2])
+    assert not engine.forgotten
+    sessions.close(session, abort=True)
+    assert engine.aborted == ["r1"]
+    turn.observe([], "", ended("abort"))
+    assert engine.forgotten == ["s"]
+    with pytest.raises(NoSuchSession):
+        sessions.get("s")
+
+
+def test_what_is_committed_is_on_disk_and_what_is_not_is_not(tmp_path):
+    path = str(tmp_path / "sessions.db")
+    sessions, _ = table(path)
+    session = sessions.open("s", SessionSettings(timeout=9.0, capacity=100, namespace="salt"))
+    sessions.begin(session, [1, 2]).observe([3], "x", ended("stop"))
+    sessions.begin(session, [4]).observe([5], "y", None)
+    sessions.open("closed", SessionSettings())
+    sessions.close(sessions.get("closed"))
+    again, _ = table(path)
+    assert [found.id for found in again] == ["s"]
+    found = again.get("s")
+    assert found.conversation.tokens == [1, 2, 3]
+    assert found.settings == SessionSettings(9.0, 100, "salt")
+    assert again.begin(found, [4]).tokens == [1, 2, 3, 4]
