@@ -79,7 +79,7 @@ def shrunk(body):
     if not isinstance(body, dict):
         return body
     smaller = {
-        name: min(value, SMALL[name]) if name in SMALL and type(value) is int else shrunk(value)
+        name: min(value, SMALL[name]) if name in SMALL and type(value) in (int, float) else shrunk(value)
         for name, value in body.items()
     }
     if "messages" in body and body.get("max_completion_tokens") is None:
