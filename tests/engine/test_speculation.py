@@ -55,7 +55,7 @@ def test_every_way_to_finish_gives_the_tokens_of_plain_decoding(
         forward_retract_interval=retract,
     )
     assert outputs == plain
-    assert results.drafted_count > results.accepted_count >= 0
+    assert results.drafted_count >= max(results.accepted_count, 1)
     if algorithm == "ngram":
         assert results.accepted_count > 5, "prompt lookup should find repeated code"
 
