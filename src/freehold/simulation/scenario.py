@@ -130,11 +130,14 @@ class Scenario:
         rng = random.Random(f"{cell} {seed}")
         happenings = [*_requests(rng), *_turns(rng), *_troubles(rng)]
         happenings.sort(key=lambda happening: happening.at)
+        interval = rng.choice([0, 0, 0, 1, 5])
+        if interval and cell.page_size > 64:
+            interval = 5  # a retraction forgets up to a page: every step, there would hardly be progress
         return cls(
             cell=cell,
             seed=seed,
             happenings=happenings,
-            forward_retract_interval=rng.choice([0, 0, 0, 1, 5]),
+            forward_retract_interval=interval,
             chunk=rng.choice([7, 64, 256]),
             eviction=rng.choice(["lru", "lfu", "fifo", "priority"]),
             draft_rate=rng.choice([0.0, 0.3, 0.7, 1.0]),
