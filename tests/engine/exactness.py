@@ -14,11 +14,13 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 from enum import StrEnum
+from unittest import mock
 
 import numpy as np
 import torch
 
 from freehold import LLM, SamplingParams
+from freehold.scheduler.speculation import DraftBudget
 
 TOLERANCE = 1e-3  # of a log-probability; float32 sums in another order differ by about 1e-5
 NEW_TOKENS = 64
@@ -48,6 +50,11 @@ def assert_transformers_agrees(model, prompt: list[int], output: list[int]) -> N
     for i in differ:
         gap = float(logprobs[i, best[i]] - logprobs[i, given[i]])
         assert gap < TOLERANCE, f"token {i} of a prompt of {len(prompt)}: {output[i]} is {gap} below {int(best[i])}"
+
+
+def always_drafting():
+    """A context in which every row drafts four tokens a step. How many pay depends on the machine's mood."""
+    return mock.patch.object(DraftBudget, "choose", lambda budget, rows, step_tokens: np.full(len(rows), 4))
 
 
 class Mode(StrEnum):
@@ -93,7 +100,7 @@ class Cell:
             speculative_num_draft_tokens=4,
             speculative_draft_layers=DRAFT_LAYERS if self.speculation == "draft" else None,
         )
-        with llm:
+        with llm, always_drafting():
             if warm:
                 llm.generate(prompts, greedy(1))
             if alone:

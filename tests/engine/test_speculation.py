@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from exactness import DRAFT_LAYERS
+from exactness import DRAFT_LAYERS, always_drafting
 
 from freehold import LLM, SamplingParams
 from freehold.engine.sampler import Sampler
@@ -26,7 +26,7 @@ WAYS = [
 
 
 def run(checkpoint, **options):
-    with LLM(checkpoint=checkpoint, audit_interval=1, **options) as llm:
+    with always_drafting(), LLM(checkpoint=checkpoint, audit_interval=1, **options) as llm:
         pairs = [(prompt, way) for way in WAYS for prompt in PROMPTS]
         outputs = llm.generate([prompt for prompt, _ in pairs], [way for _, way in pairs])
         counts = llm.page_counts
