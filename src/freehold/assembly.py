@@ -45,6 +45,9 @@ def memory_shape(config: EngineConfig, spec: DecoderSpec, draft_floats: int = 0)
         token_limit=limit,
         eviction_policy=config.eviction_policy,
         prefix_cache=not config.disable_radix_cache,
+        tenant_quota=config.cache_tenant_quota,
+        retained_share=config.cache_retained_share,
+        pinned_share=config.cache_pinned_share,
         groups=cache_groups(config.speculative_algorithm == "draft"),
     )
 

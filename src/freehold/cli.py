@@ -59,11 +59,21 @@ def serve(
     disable_radix_cache: Annotated[bool, typer.Option("--disable-radix-cache")] = False,
     audit_interval: Annotated[int, typer.Option(help="Recount all pages every k steps; 0: only when idle.")] = 0,
     forward_retract_interval: Annotated[int, typer.Option(help="For tests: retract every k steps.")] = 0,
+    strict_audit: Annotated[
+        bool, typer.Option("--strict-audit", help="Recount all pages after every step; end at the first that differs.")
+    ] = False,
+    cache_tenant_quota: Annotated[
+        float | None, typer.Option(help="Share of the pool; tenants (cache_salt) that cache more are evicted first.")
+    ] = None,
+    cache_retained_share: Annotated[float, typer.Option(help="Share of the pool that hints may retain.")] = 0.5,
+    cache_pinned_share: Annotated[float, typer.Option(help="Share of the pool that operators may pin.")] = 0.25,
     num_threads: Annotated[int | None, typer.Option(help="Threads of the kernels. Default: one a core.")] = None,
     priority_scheduling_preemption_threshold: Annotated[
         int | None, typer.Option(help="With policy priority: preempt requests whose priority is lower by this.")
     ] = None,
     request_timeout: Annotated[float | None, typer.Option(help="Seconds until a request is ended.")] = None,
+    waiting_timeout: Annotated[float | None, typer.Option(help="Seconds that it may wait to be scheduled.")] = None,
+    running_timeout: Annotated[float | None, typer.Option(help="Seconds that it may run.")] = None,
     watchdog_timeout: Annotated[float, typer.Option(help="Seconds until a step is taken for lost.")] = 300.0,
     speculative_algorithm: Annotated[
         str | None, typer.Option(help="ngram (prompt lookup) or draft (a second, smaller model).")
@@ -71,9 +81,12 @@ def serve(
     speculative_num_draft_tokens: Annotated[int, typer.Option(help="Draft tokens a step and request at most.")] = 8,
     speculative_draft_model_path: Annotated[str | None, typer.Option(help="Default: the model itself.")] = None,
     speculative_draft_layers: Annotated[int | None, typer.Option(help="Draft with the first layers only.")] = None,
-    api_key: Annotated[str | None, typer.Option(help="Asked of every client.")] = None,
+    api_key: Annotated[
+        list[str] | None, typer.Option(help="Asked of every client; several may be given, to tell clients apart.")
+    ] = None,
     admin_api_key: Annotated[
-        str | None, typer.Option(help="Asked for flushing, pausing, new weights and debug routes.")
+        str | None,
+        typer.Option(help="Asked for flushing, pins, pausing, new weights, debug routes, and sessions of others."),
     ] = None,
     session_store: Annotated[str | None, typer.Option(help="SQLite file in which sessions survive restarts.")] = None,
     log_level: Annotated[str, typer.Option(help="Of the HTTP server.")] = "warning",
@@ -81,12 +94,14 @@ def serve(
     """Serve a model over HTTP, compatible with OpenAI's API. Needs no flags."""
     options = {name: value for name, value in locals().items() if name not in _NOT_OF_THE_ENGINE}
     options["model"] = model or model_name
+    if strict_audit:
+        options["audit_interval"] = 1
     from freehold.models.loading.bundled import ModelUnavailable
     from freehold.server.keys import Keys
     from freehold.server.launch import ServerOptions, run_server
 
     try:
-        keys = Keys(api_key, admin_api_key)
+        keys = Keys(tuple(api_key or ()), admin_api_key)
         http = ServerOptions(host, port, served_model_name, session_store, keys, log_level)
         code = run_server(options, http)
     except (ValueError, ModelUnavailable) as error:
@@ -95,6 +110,7 @@ def serve(
 
 
 _NOT_OF_THE_ENGINE = (
+    "strict_audit",
     "model_name",
     "host",
     "port",

@@ -18,9 +18,12 @@ class EngineConfig:
     cut to what the pool holds. `audit_interval` k audits memory after every k-th step (0: only at idle).
     `forward_retract_interval` k retracts a running request every k steps: a test switch.
     `priority_scheduling_preemption_threshold` k lets a waiting request take the place of running ones whose
-    priority is lower by at least k. `request_timeout` ends requests after so many seconds, `watchdog_timeout`
-    gives up on a step. `speculative_algorithm` is ngram (prompt lookup) or draft (a second model:
-    `speculative_draft_model_path`, the model itself by default, cut to its first `speculative_draft_layers`).
+    priority is lower by at least k. `request_timeout` ends requests after so many seconds, `waiting_timeout`
+    those that wait so long to be scheduled, `running_timeout` those that run so long; `watchdog_timeout` gives
+    up on a step. Hints may retain `cache_retained_share` of the pool, operators pin `cache_pinned_share`;
+    tenants (salts) whose prefixes fill more than `cache_tenant_quota` of it are evicted first.
+    `speculative_algorithm` is ngram (prompt lookup) or draft (a second model: `speculative_draft_model_path`,
+    the model itself by default, cut to its first `speculative_draft_layers`).
     Raises ValueError naming the option.
     """
 
@@ -38,9 +41,14 @@ class EngineConfig:
     disable_radix_cache: bool = False
     audit_interval: int = 0
     forward_retract_interval: int = 0
+    cache_tenant_quota: float | None = None
+    cache_retained_share: float = 0.5
+    cache_pinned_share: float = 0.25
     num_threads: int | None = None
     priority_scheduling_preemption_threshold: int | None = None
     request_timeout: float | None = None
+    waiting_timeout: float | None = None
+    running_timeout: float | None = None
     watchdog_timeout: float = 300.0
     speculative_algorithm: str | None = None
     speculative_num_draft_tokens: int = 8
@@ -67,7 +75,11 @@ class EngineConfig:
             raise ValueError(
                 f"speculative_num_draft_tokens must be between 1 and 64, not {self.speculative_num_draft_tokens}"
             )
-        for name in ("request_timeout", "watchdog_timeout"):
+        for name in ("cache_tenant_quota", "cache_retained_share", "cache_pinned_share"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value <= 1:
+                raise ValueError(f"{name} must be a share between 0 and 1, not {value}")
+        for name in ("request_timeout", "waiting_timeout", "running_timeout", "watchdog_timeout"):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ValueError(f"{name} must be positive, not {value}")

@@ -35,6 +35,7 @@ class Completion:
     prompt_tokens: int
     cached_tokens: int
     logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None  # of the tokens behind `prompt_logprobs_start`
     matched: int | str | None = None
     error: str | None = None
     retractions: int = 0
@@ -92,7 +93,7 @@ class LLM:
         """Complete one prompt: its text, piece by piece, and last the whole completion. Leaving the
         iteration early aborts the request."""
         (request,) = self.requests([prompt], replace(sampling_params, n=1))
-        detokenizer = Detokenizer(self.tokenizer, request.params.stop)
+        detokenizer = Detokenizer(self.tokenizer, request.params)
         self.scheduler.add(request)
         try:
             while request.finish is None:
@@ -143,7 +144,7 @@ class LLM:
 
     def _completion(self, request: Request) -> Completion:
         assert request.finish is not None
-        detokenizer = Detokenizer(self.tokenizer, request.params.stop)
+        detokenizer = Detokenizer(self.tokenizer, request.params)
         for token in request.output.tolist():
             detokenizer.add(token)
         detokenizer.finish(request.finish.matched)
@@ -154,6 +155,7 @@ class LLM:
             prompt_tokens=len(request.prompt),
             cached_tokens=request.cached_tokens or 0,
             logprobs=request.logprobs if request.params.logprobs is not None else None,
+            prompt_logprobs=request.prompt_logprobs if request.params.prompt_logprobs_start is not None else None,
             matched=request.finish.matched,
             error=request.finish.message or None,
             retractions=request.retractions,

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from freehold.stop_regex import compile_stop
+
 LOGPROBS_MAX = 20
+SAMPLES_MAX = 128
 
 
 class InvalidParameter(ValueError):
@@ -22,8 +25,9 @@ class SamplingParams:
 
     `temperature` 0 is greedy. `top_k` -1 or 0 keeps all tokens. `seed` makes the output a function of
     the prompt alone, whatever else is in the batch. `max_tokens` None means as many as fit. `logprobs`
-    k reports the sampled token's log-probability and the k best. Filters apply in the order penalties,
-    logit_bias, temperature, top_k, top_p, min_p.
+    k reports the sampled token's log-probability and the k best; `logprob_token_ids` are reported too, and
+    with `prompt_logprobs_start` the prompt's tokens behind that position. Filters apply in the order
+    penalties, logit_bias, temperature, top_k, top_p, min_p.
 
     Raises InvalidParameter, naming the field and the limit.
     """
@@ -43,6 +47,9 @@ class SamplingParams:
     logprobs: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
+    stop_regex: tuple[str, ...] = ()
+    logprob_token_ids: tuple[int, ...] = ()
+    prompt_logprobs_start: int | None = None
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
@@ -50,11 +57,12 @@ class SamplingParams:
             if not ok:
                 raise InvalidParameter(name, f"must be {limit}, got {getattr(self, name)!r}")
 
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
-        object.__setattr__(self, "stop", tuple(self.stop))
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
-        check("n", 1 <= self.n <= 128, "between 1 and 128")
+        for name in ("stop", "stop_regex"):
+            if isinstance(getattr(self, name), str):
+                object.__setattr__(self, name, (getattr(self, name),))
+        for name in ("stop", "stop_regex", "stop_token_ids", "logprob_token_ids"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        check("n", 1 <= self.n <= SAMPLES_MAX, f"between 1 and {SAMPLES_MAX}")
         check("max_tokens", self.max_tokens is None or self.max_tokens >= 1, "at least 1")
         check("min_tokens", self.min_tokens >= 0, "at least 0")
         if self.max_tokens is not None:
@@ -69,6 +77,19 @@ class SamplingParams:
         check("frequency_penalty", -2.0 <= self.frequency_penalty <= 2.0, "between -2 and 2")
         check("logprobs", self.logprobs is None or 0 <= self.logprobs <= LOGPROBS_MAX, f"0 to {LOGPROBS_MAX}")
         check("stop", all(self.stop) and len(self.stop) <= 16, "at most 16 non-empty strings")
+        check("stop_regex", all(self.stop_regex) and len(self.stop_regex) <= 16, "at most 16 non-empty strings")
+        for pattern in self.stop_regex:
+            try:
+                compile_stop(pattern)
+            except ValueError as error:
+                raise InvalidParameter("stop_regex", str(error)) from None
+        start = self.prompt_logprobs_start
+        check(
+            "prompt_logprobs_start",
+            start is None or (start >= 0 and self.logprobs is not None),
+            "not negative, with logprobs",
+        )
+        check("logprob_token_ids", len(self.logprob_token_ids) <= 1024, "at most 1024 token ids")
         for token, bias in self.logit_bias.items():
             if token < 0 or not -100.0 <= bias <= 100.0:
                 raise InvalidParameter("logit_bias", f"token {token}: bias must be between -100 and 100")

@@ -9,6 +9,7 @@ from typing import Protocol
 from freehold.arrays import Bool, Int32, Int64
 from freehold.sampling_params import SamplingParams
 
+NOT_SCORED = 1 << 62
 FROM_DEVICE = -1  # an input token that the engine takes from its own last sample of that row
 
 
@@ -26,6 +27,7 @@ class RowStart:
     max_length: int  # no token is sampled past this many, no KV written for the last
     cached: int = 0  # the first tokens, whose KV is there already
     namespace: str = ""  # whose KV this is
+    scored_from: int = NOT_SCORED  # from this position on, report what the model made of the next prompt token
 
 
 @dataclass(frozen=True)
@@ -52,11 +54,12 @@ class Step:
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """Log-probabilities at one sampled position, best first."""
+    """Log-probabilities at one position: of its token, of the best ones in order, of those asked for."""
 
     token: int
     logprob: float
     top: list[tuple[int, float]]
+    asked: list[tuple[int, float]] = field(default_factory=list[tuple[int, float]])
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,8 @@ class StepResult:
     written: Int64  # [sequences] tokens of the sequence that have their KV, in every cache group
     proposed: Int64  # [sequences] drafts verified: as many as the engine could think of
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict[int, TokenLogprobs])  # by index of tokens
+    # Of prompt tokens, by index of the sequence: those that follow the tokens it computed, from `scored_from` on.
+    scores: dict[int, list[TokenLogprobs]] = field(default_factory=dict[int, list[TokenLogprobs]])
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,10 @@ def compute(memory: Memory, tokens: np.ndarray, salt: str = "") -> None:
     lease.release()
 
 
+def explain(memory: Memory, tokens: np.ndarray, salt: str = ""):
+    return memory.explain_miss(memory.match(salt, tokens), tokens)
+
+
 def sequence(*values: int) -> np.ndarray:
     return np.array(values, np.int32)
 
@@ -32,7 +36,7 @@ PROMPT = np.arange(20, dtype=np.int32)
 
 
 def test_nothing_like_it_was_seen():
-    miss = make().explain_miss("", PROMPT)
+    miss = explain(make(), PROMPT)
     assert (miss.cached, miss.reason) == (0, "never_seen")
     assert "nothing like it was ever computed" in str(miss)
 
@@ -40,7 +44,7 @@ def test_nothing_like_it_was_seen():
 def test_a_full_hit_says_why_the_rest_is_computed():
     memory = make()
     compute(memory, PROMPT)
-    miss = memory.explain_miss("", PROMPT)
+    miss = explain(memory, PROMPT)
     assert (miss.cached, miss.reason) == (16, "hit")
 
 
@@ -50,7 +54,7 @@ def test_the_first_differing_tokens_on_both_sides(at):
     compute(memory, PROMPT)
     other = PROMPT.copy()
     other[at:] += 100
-    miss = memory.explain_miss("", other)
+    miss = explain(memory, other)
     assert (miss.cached, miss.reason, miss.common) == (at // 4 * 4, "different", at)
     assert miss.theirs[0] == PROMPT[at]
     assert miss.ours[0] == other[at]
@@ -61,7 +65,7 @@ def test_the_nearest_of_several_continuations_is_shown():
     memory = make()
     for last in (50, 60):
         compute(memory, sequence(0, 1, 2, 3, 4, 5, last, last, 9))
-    miss = memory.explain_miss("", sequence(0, 1, 2, 3, 4, 5, 60, 77, 8, 8))
+    miss = explain(memory, sequence(0, 1, 2, 3, 4, 5, 60, 77, 8, 8))
     assert (miss.cached, miss.common, miss.theirs[0], miss.ours[0]) == (4, 7, 60, 77)
 
 
@@ -71,28 +75,28 @@ def test_evicted_when_and_by_what():
     compute(memory, np.arange(100, 104, dtype=np.int32))
     other = memory.leases.open(memory.match("", sequence(7)))
     assert memory.make_room(np.array([other.row]), np.array([12]))
-    miss = memory.explain_miss("", PROMPT)
+    miss = explain(memory, PROMPT)
     assert miss.reason == "evicted"
     assert miss.cached == 8
     assert "evicted at step 2 by a step that needed 3 pages" in str(miss)
     assert memory.tree.ages.evicted.sum() == 3
     memory.tree.flush()
-    assert "a flush of the cache" in str(memory.explain_miss("", PROMPT))
+    assert "a flush of the cache" in str(explain(memory, PROMPT))
 
 
 def test_another_namespace_or_other_weights_have_it():
     memory = make()
     compute(memory, PROMPT, "tenant")
-    assert memory.explain_miss("", PROMPT).reason == "namespace"
+    assert explain(memory, PROMPT).reason == "namespace"
     keep = memory.leases.open(memory.match("tenant", PROMPT))
     memory.replace_weights()
     assert memory.match("tenant", PROMPT).length == 0
-    assert memory.explain_miss("tenant", PROMPT).reason == "weights"
+    assert explain(memory, PROMPT, "tenant").reason == "weights"
     keep.release()
 
 
 def test_switched_off():
-    assert make(prefix_cache=False).explain_miss("", PROMPT).reason == "disabled"
+    assert explain(make(prefix_cache=False), PROMPT).reason == "disabled"
 
 
 def test_ages_of_hits():

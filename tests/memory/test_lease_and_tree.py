@@ -256,8 +256,8 @@ def test_unpinning_without_a_pin_raises():
     prompt = np.arange(9, dtype=np.int32)
     lease = run(memory, prompt)
     lease.publish(prompt)
-    with pytest.raises(LeaseError, match="no SESSION pin"):
-        memory.tree.unpin(lease.node, PinKind.SESSION, 0)
+    with pytest.raises(LeaseError, match="no OPERATOR pin"):
+        memory.tree.unpin(lease.node, PinKind.OPERATOR, 0)
 
 
 def test_explain_tells_who_holds_a_page_and_why_it_stays():

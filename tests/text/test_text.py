@@ -2,6 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from freehold.sampling_params import SamplingParams
 from freehold.scheduler.vocabulary import find_stop
 from freehold.text.chat_template import ChatTemplate, ChatTemplateError
 from freehold.text.detokenizer import Detokenizer
@@ -50,7 +51,7 @@ def test_text_arrives_piece_by_piece_and_whole(tokenizer, text):
 
 
 def test_text_that_may_become_a_stop_is_held_back(tokenizer):
-    detokenizer = Detokenizer(tokenizer, stop=("END.",))
+    detokenizer = Detokenizer(tokenizer, SamplingParams(stop=("END.",)))
     shown = [
         detokenizer.add(token) for piece in ("one E", "ND of", " E", "N", "D", ".") for token in tokenizer.encode(piece)
     ]
@@ -60,7 +61,7 @@ def test_text_that_may_become_a_stop_is_held_back(tokenizer):
 
 
 def test_held_back_text_is_shown_if_no_stop_came(tokenizer):
-    detokenizer = Detokenizer(tokenizer, stop=("END.",))
+    detokenizer = Detokenizer(tokenizer, SamplingParams(stop=("END.",)))
     shown = "".join(detokenizer.add(token) for token in tokenizer.encode("the END"))
     assert shown == "the "
     assert detokenizer.finish(None) == "END"
@@ -82,7 +83,7 @@ def test_a_stop_is_found_as_soon_as_it_is_complete(pieces):
 @pytest.mark.parametrize("stop", ["own ", "town n", "wn", " nest", "small"])
 def test_text_behind_a_stop_inside_a_token_is_never_shown(tokenizer, stop):
     """The token that completes a stop may bring more text behind it."""
-    detokenizer, shown = Detokenizer(tokenizer, stop=(stop,)), ""
+    detokenizer, shown = Detokenizer(tokenizer, SamplingParams(stop=(stop,))), ""
     for token in tokenizer.encode("a small town nestled").tolist():
         shown += detokenizer.add(token)
         if stop in detokenizer.text:

@@ -22,10 +22,11 @@ from freehold.models.llama import LlamaDecoder
 from freehold.models.loading.resolve import open_checkpoint, resolve_model
 from freehold.models.spec import Checkpoint
 from freehold.sampling_params import SamplingParams
-from freehold.step import DraftCost, KVShape, RowStart, Step, StepResult
+from freehold.step import DraftCost, KVShape, RowStart, Step, StepResult, TokenLogprobs
 
 COMPILE_NOTICE_S = 2.0
 COST_TOKENS = 8
+SCORED_AT_ONCE = 64  # positions whose logits are in memory at a time
 OVERHEAD_TOKENS_MAX = 64.0  # more than that is noise
 
 
@@ -132,7 +133,22 @@ class CpuRunner:
         written = work.starts + work.counts + np.maximum(counts - 1, 0)
         if self._speculator is not None:
             written = self._speculator.follow(self._sequences, work, hidden, written)
-        return StepResult(tokens, counts, written, work.proposed, logprobs)
+        return StepResult(tokens, counts, written, work.proposed, logprobs, self._scores(work, hidden))
+
+    def _scores(self, work: Work, hidden: Float32) -> dict[int, list[TokenLogprobs]]:
+        """Log-probabilities of prompt tokens, by sequence, a few positions at a time: logits are large."""
+        scores: dict[int, list[TokenLogprobs]] = {}
+        ends = work.starts + work.counts
+        for i in np.flatnonzero(ends > self._sequences.scored_from[work.rows]).tolist():
+            row, start = int(work.rows[i]), int(work.starts[i])
+            first, end = self._sequences.scored_range(row, start, int(ends[i]))
+            offset = int(work.sizes[:i].sum()) - start
+            for at in range(first, end, SCORED_AT_ONCE):
+                to = min(at + SCORED_AT_ONCE, end)
+                logits = self._model.logits(np.ascontiguousarray(hidden[offset + at : offset + to]))
+                following = self._sequences.tokens[row, at + 1 : to + 1]
+                scores.setdefault(i, []).extend(self._sampler.score(row, logits, following))
+        return scores
 
 
 def _padding_step(count: int, params: SamplingParams) -> Step:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -107,7 +108,7 @@ class Sampler:
         self._adjust(row, position, logits)
         token = self._choose(row, position, logits)
         if row.params.logprobs is not None:
-            logprobs[index] = self._logprobs(row, token, logits)
+            logprobs[index] = token_logprobs(row.params, token, logits)
         if len(row.counts):
             row.counts[token] += 1
         return token
@@ -133,14 +134,24 @@ class Sampler:
             logits, np.float32(params.temperature), params.top_k, params.top_p, np.float32(params.min_p), chance
         )
 
-    def _logprobs(self, row: _Row, token: int, logits: Float32) -> TokenLogprobs:
-        """Log-softmax of the adjusted logits, before any filter, divided by T unless greedy."""
-        params = row.params
-        scaled = logits if params.temperature == 0 else logits / np.float32(params.temperature)
-        highest = scaled.max()
-        total = float(highest) + float(np.log(np.exp(scaled - highest, dtype=np.float32).sum(dtype=np.float64)))
-        count = min(params.logprobs or 0, len(scaled))
-        best = np.argpartition(-scaled, count - 1)[:count] if count else np.empty(0, np.int64)
-        best = best[np.lexsort((best, -scaled[best]))]
-        top = [(int(t), float(scaled[t]) - total) for t in best]
-        return TokenLogprobs(token, float(scaled[token]) - total, top)
+    def score(self, number: int, logits: Float32, following: Int32) -> list[TokenLogprobs]:
+        """What the model makes of prompt tokens: `following` int32 [n] come after the positions of `logits`
+        float32 [n, vocab] in row `number`."""
+        row = self._rows[number]
+        assert row is not None, "a row with log-probabilities"
+        return [token_logprobs(row.params, int(token), one) for token, one in zip(following, logits, strict=True)]
+
+
+def token_logprobs(params: SamplingParams, token: int, logits: Float32) -> TokenLogprobs:
+    """Log-softmax of logits [vocab], divided by T unless greedy."""
+    scaled = logits if params.temperature == 0 else logits / np.float32(params.temperature)
+    highest = scaled.max()
+    total = float(highest) + float(np.log(np.exp(scaled - highest, dtype=np.float32).sum(dtype=np.float64)))
+    count = min(params.logprobs or 0, len(scaled))
+    best = np.argpartition(-scaled, count - 1)[:count] if count else np.empty(0, np.int64)
+    best = best[np.lexsort((best, -scaled[best]))]
+
+    def entries(ids: Iterable[int]) -> list[tuple[int, float]]:
+        return [(int(one), float(scaled[one]) - total) for one in ids]
+
+    return TokenLogprobs(token, float(scaled[token]) - total, entries(best), entries(params.logprob_token_ids))

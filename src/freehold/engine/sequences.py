@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from freehold.arrays import Bool, Int32, Int64
-from freehold.step import FROM_DEVICE, RowStart, Step
+from freehold.step import FROM_DEVICE, NOT_SCORED, RowStart, Step
 
 
 @dataclass(frozen=True)
@@ -36,17 +36,25 @@ class Sequences:
         self.tokens: Int32 = np.zeros((row_count, token_limit + 1), np.int32)
         self.length: Int64 = np.ones(row_count, np.int64)
         self.max_length: Int64 = np.full(row_count, token_limit + 1, np.int64)
+        self.prompt_length: Int64 = np.zeros(row_count, np.int64)
+        self.scored_from: Int64 = np.full(row_count, NOT_SCORED, np.int64)
 
     def start(self, start: RowStart) -> None:
         self.tokens[start.row, : len(start.tokens)] = start.tokens
         self.length[start.row] = len(start.tokens)
         self.max_length[start.row] = start.max_length
+        self.prompt_length[start.row] = start.prompt_length
+        self.scored_from[start.row] = start.scored_from
 
     def append(self, rows: Int64, counts: Int64, tokens: Int32) -> None:
         """`counts` [n] tokens for each of `rows` [n], flat."""
         offset = np.arange(len(tokens)) - np.repeat(np.cumsum(counts) - counts, counts)
         self.tokens[np.repeat(rows, counts), np.repeat(self.length[rows], counts) + offset] = tokens
         self.length[rows] += counts
+
+    def scored_range(self, row: int, start: int, end: int) -> tuple[int, int]:
+        """Of the positions start .. end, those from which the following prompt token is to be scored."""
+        return max(start, int(self.scored_from[row])), min(end, int(self.prompt_length[row]) - 1)
 
     def room(self, step: Step) -> Int64:
         """How many drafts each sequence of the step may have, int64 [sequences]."""

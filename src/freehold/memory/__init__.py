@@ -3,15 +3,17 @@
 from freehold.memory.audit import PageCounts
 from freehold.memory.errors import AuditError, LeaseError, OutOfPages, OwnershipError
 from freehold.memory.explain import Miss
-from freehold.memory.group import CacheGroup, Retention, cache_groups
+from freehold.memory.group import CacheGroup, RetentionRule, cache_groups
 from freehold.memory.lease import Lease, LeaseTable
 from freehold.memory.memory import PAGE_SIZES, Memory, MemoryShape
 from freehold.memory.node import Match, Namespace, PinKind
+from freehold.memory.pins import PinnedPrefix, PinTable
 from freehold.memory.pool import PagePool, Tier
+from freehold.memory.retention import Retention
 from freehold.memory.tree import PrefixTree
 
 __all__ = [
     "PAGE_SIZES", "AuditError", "CacheGroup", "Lease", "LeaseError", "LeaseTable", "Match", "Memory",
     "MemoryShape", "Miss", "Namespace", "OutOfPages", "OwnershipError", "PageCounts", "PagePool", "PinKind",
-    "PrefixTree", "Retention", "Tier", "cache_groups",
+    "PinTable", "PinnedPrefix", "PrefixTree", "Retention", "RetentionRule", "Tier", "cache_groups",
 ]  # fmt: skip

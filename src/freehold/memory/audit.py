@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -96,7 +97,8 @@ def _audit_pool(memory: Memory, group: int, pool: PagePool) -> None:
 
 def _audit_tree(memory: Memory) -> None:
     tree = memory.tree
-    pages = held = 0
+    pages = held = retained = 0
+    pins = Counter(pin.node.serial for pin in memory.pins)
     for node in tree.nodes():
         holds = sum(node.pins) + sum(1 for child in node.children.values() if child.holds)
         if holds != node.holds:
@@ -106,10 +108,14 @@ def _audit_tree(memory: Memory) -> None:
                 raise AuditError(f"{node!r}: {len(part)} pages for {len(node.tokens)} tokens")
         pages += len(node.pages[0])
         held += len(node.pages[0]) if node.holds else 0
+        retained += len(node.pages[0]) if node.level > 0 else 0
+        if node.pins[PinKind.OPERATOR] != pins[node.serial]:
+            raise AuditError(f"{node!r}: {node.pins[PinKind.OPERATOR]} operator's pins, counted {pins[node.serial]}")
         if node.evictable and not node.queued:
             raise AuditError(f"{node!r} is evictable but not a candidate for eviction")
-    if (pages, held) != (tree.page_count, tree.held_page_count):
-        raise AuditError(f"tree counts {tree.page_count}/{tree.held_page_count}, recounted {pages}/{held}")
+    counted = (tree.page_count, tree.held_page_count, tree.retained_page_count)
+    if (pages, held, retained) != counted:
+        raise AuditError(f"tree counts {counted} pages in all, held and retained; recounted {pages, held, retained}")
 
 
 def _audit_rows(memory: Memory) -> None:

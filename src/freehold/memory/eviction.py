@@ -9,27 +9,27 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from freehold.memory.node import Node
 
-Key = tuple[int, int]
+Key = tuple[int, int, int]
 
 
 def lru(node: Node) -> Key:
     """Least recently used."""
-    return node.last_used, 0
+    return node.level, node.last_used, 0
 
 
 def lfu(node: Node) -> Key:
     """Least often hit, then least recently used."""
-    return node.hits, node.last_used
+    return node.level, node.hits, node.last_used
 
 
 def fifo(node: Node) -> Key:
     """Oldest first."""
-    return node.created, 0
+    return node.level, node.created, 0
 
 
 def priority(node: Node) -> Key:
     """Lowest priority of the requests that used it, then least recently used."""
-    return node.priority, node.last_used
+    return node.level, node.priority, node.last_used
 
 
 POLICIES: dict[str, Callable[[Node], Key]] = {"lru": lru, "lfu": lfu, "fifo": fifo, "priority": priority}
@@ -39,33 +39,124 @@ class EvictionQueue:
     """A heap of candidates; smallest key first, O(log n) an operation.
 
     Entries are checked when they surface instead of when a node changes: a node whose key has grown
-    since goes back with its new key, one that may no longer be evicted is dropped.
+    since goes back with its new key, one that may no longer be evicted is dropped. A key that has become
+    smaller must be told (`lower`).
     """
 
-    def __init__(self, policy: str):
-        if policy not in POLICIES:
-            raise ValueError(f"eviction policy must be one of {', '.join(POLICIES)}, not '{policy}'")
-        self._key = POLICIES[policy]
+    def __init__(self, key: Callable[[Node], Key]):
+        self._key = key
         self._heap: list[tuple[Key, int, Node]] = []
         self._pushes = 0
 
     def push(self, node: Node) -> None:
         """Make an evictable leaf a candidate. Does nothing if it already is one."""
-        if node.queued:
-            return
+        if not node.queued:
+            self.lower(node)
+
+    def lower(self, node: Node) -> None:
+        """The node's key has become smaller. An entry with the old one may stay behind; it is checked when
+        it surfaces, like any other."""
         node.queued = True
         self._pushes += 1
         heapq.heappush(self._heap, (self._key(node), self._pushes, node))
 
-    def pop(self) -> Node | None:
+    def peek(self) -> Node | None:
         """The evictable leaf with the smallest key, or None."""
         while self._heap:
-            key, _, node = heapq.heappop(self._heap)
+            key, _, node = self._heap[0]
+            if node.evictable and self._key(node) == key:
+                return node
+            heapq.heappop(self._heap)
             node.queued = False
-            if not node.evictable:
-                continue
-            if self._key(node) != key:
+            if node.evictable:
                 self.push(node)
-                continue
-            return node
         return None
+
+    def pop(self) -> Node | None:
+        """The same, taken out."""
+        node = self.peek()
+        if node is not None:
+            heapq.heappop(self._heap)
+            node.queued = False
+        return node
+
+
+class FairEviction:
+    """One queue for each tenant (salt). While some hold more than `quota` pages in the tree, the one that
+    holds most gives first; otherwise whoever has the smallest key. Without a quota all are one tenant.
+
+    A quota is no limit: a tenant may fill memory that nobody else wants.
+    """
+
+    def __init__(self, policy: str, quota: int | None = None):
+        if policy not in POLICIES:
+            raise ValueError(f"eviction policy must be one of {', '.join(POLICIES)}, not '{policy}'")
+        self._key = POLICIES[policy]
+        self._quota = quota
+        self._queues: dict[str, EvictionQueue] = {}
+        # The smallest key of each queue, or a smaller one; entries that differ from `_announced` are stale.
+        self._heads: list[tuple[Key, str]] = []
+        self._announced: dict[str, Key] = {}
+        self.page_counts: dict[str, int] = {}  # in the tree, by tenant, while there is a quota
+        self._over: set[str] = set()
+
+    def count(self, salt: str, change: int) -> None:
+        """Pages of a tenant came to the tree, or left it."""
+        if self._quota is None:
+            return
+        pages = self.page_counts.get(salt, 0) + change
+        self.page_counts[salt] = pages
+        if pages > self._quota:
+            self._over.add(salt)
+        else:
+            self._over.discard(salt)
+        if pages == 0:
+            del self.page_counts[salt]
+
+    def push(self, node: Node) -> None:
+        """Make an evictable leaf a candidate. Does nothing if it already is one."""
+        if not node.queued:
+            self.lower(node)
+
+    def lower(self, node: Node) -> None:
+        """The node's key has become smaller."""
+        salt = "" if self._quota is None else node.namespace.salt
+        queue = self._queues.get(salt)
+        if queue is None:
+            queue = self._queues[salt] = EvictionQueue(self._key)
+        queue.lower(node)
+        if self._quota is not None:
+            self._announce(salt, self._key(node))
+
+    def pop(self) -> Node | None:
+        """The next to go, or None."""
+        if self._quota is None:
+            return self._queues[""].pop() if self._queues else None
+        for salt in sorted(self._over, key=lambda salt: -self.page_counts[salt]):
+            queue = self._queues.get(salt)
+            if queue is not None and (node := queue.pop()) is not None:
+                return node
+        while self._heads:
+            key, salt = heapq.heappop(self._heads)
+            if self._announced.get(salt) != key:
+                continue
+            del self._announced[salt]
+            node = self._queues[salt].peek()
+            if node is not None and self._key(node) == key:
+                self._queues[salt].pop()
+                self._announce_next(salt)
+                return node
+            self._announce_next(salt)
+        return None
+
+    def _announce_next(self, salt: str) -> None:
+        following = self._queues[salt].peek()
+        if following is None:
+            del self._queues[salt]
+        else:
+            self._announce(salt, self._key(following))
+
+    def _announce(self, salt: str, key: Key) -> None:
+        if salt not in self._announced or key < self._announced[salt]:
+            self._announced[salt] = key
+            heapq.heappush(self._heads, (key, salt))

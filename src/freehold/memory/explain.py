@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -25,9 +26,9 @@ SHOWN_TOKENS = 8
 class Miss:
     """Why a prefix was not reused further than `cached` tokens of `wanted`.
 
-    `reason` is hit (nothing more could be had), disabled, never_seen, different (the nearest cached
-    sequence agrees for `common` tokens, then has `theirs` where we have `ours`), evicted, namespace (it
-    is cached for another one) or weights (it was computed by other weights).
+    `reason` is hit (nothing more could be had), scored (log-probabilities need it computed), disabled,
+    never_seen, different (the nearest cached sequence agrees for `common` tokens, then has `theirs` where we
+    have `ours`), evicted, namespace (it is cached for another one) or weights (it was computed by other ones).
     """
 
     wanted: int
@@ -51,6 +52,7 @@ class Miss:
 
 _REASONS = {
     "hit": "the rest is less than a page, or the last token, which is always computed",
+    "scored": "log-probabilities of the rest were asked for, so it is computed",
     "disabled": "the prefix cache is switched off",
     "never_seen": "nothing like it was ever computed, or too long ago to remember",
     "namespace": "a longer prefix is cached in another namespace (cache_salt)",
@@ -58,10 +60,10 @@ _REASONS = {
 }
 
 
-def explain_miss(memory: Memory, salt: str, tokens: Int32) -> Miss:
-    """What is cached of `tokens` [n] now, and why no more. Changes nothing."""
-    match = memory.match(salt, tokens)
-    size, at = memory.page_size, match.length
+def explain_miss(memory: Memory, match: Match, tokens: Int32, limit: int | None = None) -> Miss:
+    """Why not more of `tokens` [n] than `match` is cached; at most `limit` of them would be used. Changes
+    nothing."""
+    size, at, salt = memory.page_size, match.length, match.namespace.salt
     wanted = len(tokens)
 
     def miss(reason: str, common: int = at, theirs: Int32 | None = None, eviction: Eviction | None = None) -> Miss:
@@ -73,10 +75,12 @@ def explain_miss(memory: Memory, salt: str, tokens: Int32) -> Miss:
         return miss("disabled")
     if at + size > wanted - 1:
         return miss("hit")
+    if limit is not None and at + size > limit:
+        return miss("scored")
     eviction = _eviction_after(memory, match, tokens)
     if eviction is not None:
         return miss("evicted", eviction=eviction)
-    for namespace in memory.tree.namespaces()[:NAMESPACES_MAX]:
+    for namespace in itertools.islice(memory.tree.namespaces(), NAMESPACES_MAX):
         if namespace != match.namespace and memory.tree.match(namespace, tokens, wanted - 1).length > at:
             return miss("weights" if namespace.salt == salt else "namespace")
     common, theirs = _nearest(match, tokens)
@@ -144,6 +148,8 @@ def _explain_node(memory: Memory, page: int, group: int, serial: int) -> str:
     node = next(node for node in memory.tree.nodes() if node.serial == serial)
     at = node.start + int(np.argmax(node.pages[group] == page)) * memory.page_size
     text = f"; positions {at}..{at + memory.page_size - 1} of a prefix{_scope(node.namespace)}"
+    if node.level:
+        text += f"; kept by a hint of priority {node.level}" if node.level > 0 else "; first to go, said its user"
     pins = [f"{count} {PinKind(kind).name.lower()}" for kind, count in enumerate(node.pins) if count]
     if pins:
         return f"{text}; pinned by {', '.join(pins)}"

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Retention(StrEnum):
+class RetentionRule(StrEnum):
     """How much of a sequence a layer needs to keep."""
 
     FULL = "full"  # every token
@@ -17,11 +17,11 @@ class CacheGroup:
     """Layers whose KV lives and dies together. A model has one or more."""
 
     name: str = "full"
-    retention: Retention = Retention.FULL
+    rule: RetentionRule = RetentionRule.FULL
 
     def __post_init__(self) -> None:
-        if self.retention is not Retention.FULL:
-            raise ValueError(f"cache group {self.name}: retention '{self.retention}' is not supported yet")
+        if self.rule is not RetentionRule.FULL:
+            raise ValueError(f"cache group {self.name}: retention rule '{self.rule}' is not supported yet")
 
 
 def cache_groups(has_draft_model: bool) -> tuple[CacheGroup, ...]:

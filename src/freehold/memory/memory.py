@@ -10,7 +10,9 @@ from freehold.memory.explain import Miss, explain, explain_miss
 from freehold.memory.group import CacheGroup
 from freehold.memory.lease import Lease, LeaseTable
 from freehold.memory.node import Match, Namespace
+from freehold.memory.pins import PinnedPrefix, PinTable
 from freehold.memory.pool import PagePool
+from freehold.memory.retention import Retention
 from freehold.memory.tails import Tail, TailTable
 from freehold.memory.tree import PrefixTree
 
@@ -19,7 +21,9 @@ PAGE_SIZES = (1, 4, 16, 64, 256)
 
 @dataclass(frozen=True)
 class MemoryShape:
-    """How much memory there is and how it is cut. Raises ValueError for what cannot work."""
+    """How much memory there is and how it is cut. Of the pool, hints may retain `retained_share` at most and
+    operators pin `pinned_share`; tenants (salts) that have cached more than `tenant_quota` of it give first.
+    Raises ValueError for what cannot work."""
 
     page_count: int
     page_size: int = 16
@@ -27,6 +31,9 @@ class MemoryShape:
     token_limit: int = 8192
     eviction_policy: str = "lru"
     prefix_cache: bool = True
+    tenant_quota: float | None = None
+    retained_share: float = 0.5
+    pinned_share: float = 0.25
     groups: Sequence[CacheGroup] = (CacheGroup(),)
 
     def __post_init__(self) -> None:
@@ -34,6 +41,13 @@ class MemoryShape:
             raise ValueError(f"page_size must be one of {PAGE_SIZES}, not {self.page_size}")
         if len(self.groups) == 0:
             raise ValueError("a model has at least one cache group")
+        for name in ("tenant_quota", "retained_share", "pinned_share"):
+            share = getattr(self, name)
+            if share is not None and not 0 <= share <= 1:
+                raise ValueError(f"{name} must be a share between 0 and 1, not {share}")
+
+    def pages(self, share: float) -> int:
+        return int(share * self.page_count)
 
 
 class Memory:
@@ -45,18 +59,23 @@ class Memory:
         self.epochs = Epochs()
         self.weight_version = 0
         self.pools = [PagePool(shape.page_count, shape.page_size, self.epochs) for _ in shape.groups]
-        self.tree = PrefixTree(self.pools, self.epochs, shape.eviction_policy)
+        quota = None if shape.tenant_quota is None else shape.pages(shape.tenant_quota)
+        retained = shape.pages(shape.retained_share)
+        self.tree = PrefixTree(self.pools, self.epochs, shape.eviction_policy, quota, retained)
         self.tails = TailTable(self.pools)
+        self.pins = PinTable(self.tree, shape.pages(shape.pinned_share))
         self.leases = LeaseTable(self.pools, self.tree, self.tails, self.epochs, shape.row_count, shape.token_limit)
 
     @property
     def capacity_tokens(self) -> int:
         return self.shape.page_count * self.page_size
 
-    def match(self, namespace: str, tokens: Int32) -> Match:
-        """The longest reusable prefix, leaving at least the last token to compute."""
-        limit = len(tokens) - 1 if self.shape.prefix_cache else 0
-        return self.tree.match(Namespace(namespace, self.weight_version), tokens, limit)
+    def match(self, namespace: str, tokens: Int32, limit: int | None = None) -> Match:
+        """The longest reusable prefix of at most `limit` tokens, leaving at least the last one to compute."""
+        limit = len(tokens) - 1 if limit is None else min(limit, len(tokens) - 1)
+        return self.tree.match(
+            Namespace(namespace, self.weight_version), tokens, limit if self.shape.prefix_cache else 0
+        )
 
     def find_tail(self, name: str, match: Match, tokens: Int32) -> Tail | None:
         """What a parked sequence left behind its last whole page, if it continues the match."""
@@ -66,7 +85,22 @@ class Memory:
         """The weights change: what they computed is never found again, and given up where nobody uses it."""
         self.weight_version += 1
         self.tails.give_up(self.tails.page_count)
+        self.pins.give_up()
         self.tree.flush()
+
+    def retain(self, lease: Lease, hint: Retention, now: float) -> int:
+        """Keep what the lease has published for as long as the hint says -> tokens that are kept."""
+        return self.tree.retain(lease.node, hint, now)
+
+    def pin(self, name: str, namespace: str, tokens: Int32, expires: float | None) -> PinnedPrefix | None:
+        """Keep what is cached of `tokens` [n], within the budget, until `expires`. Raises ValueError."""
+        match = self.tree.match(Namespace(namespace, self.weight_version), tokens)
+        return self.pins.pin(name, match, tokens, expires)
+
+    def pass_time(self, now: float) -> None:
+        """What hints and pins promised for a time ends with it. Called in every iteration."""
+        self.tree.fade(now)
+        self.pins.expire(now)
 
     def publish(self, lease: Lease, tokens: Int32, priority: int = 0) -> None:
         """Share what the lease has committed, if there is a prefix cache."""
@@ -92,9 +126,10 @@ class Memory:
         """Pages that are free, can be evicted, or come back when steps in flight complete."""
         return self._coming + self.tree.evictable_page_count + self.tails.page_count
 
-    def make_room(self, rows: Int64, targets: Int64) -> bool:
+    def make_room(self, rows: Int64, targets: Int64, may_unpin: bool = False) -> bool:
         """Make what room there can be for `extend(rows, targets)`: take back what rejected drafts left, give
-        up tails, then evict -> whether the pages are free now; they may also be on their way, in limbo."""
+        up tails, then evict; as a last resort, `may_unpin`, even what operators have pinned -> whether the
+        pages are free now; they may also be on their way, in limbo."""
         needed = int(self.leases.page_counts_to_extend(rows, targets).sum())
         if needed > self.free_page_count:
             self.leases.give_back_excess()
@@ -102,9 +137,15 @@ class Memory:
             needed = int(self.leases.page_counts_to_extend(rows, targets).sum())
         if needed > self.free_page_count:
             self.tails.give_up(needed - self._coming)
-            if needed > self._coming:
-                self.tree.evict(needed - self._coming, f"a step that needed {needed} pages")
+            self._evict(needed)
+            if needed > self._coming and may_unpin and len(self.pins):
+                self.pins.give_up()
+                self._evict(needed)
         return needed <= self.free_page_count
+
+    def _evict(self, needed: int) -> None:
+        if needed > self._coming:
+            self.tree.evict(needed - self._coming, f"a step that needed {needed} pages")
 
     def complete(self, step: int) -> None:
         """The engine has finished `step`: what only it could touch is free now."""
@@ -124,6 +165,6 @@ class Memory:
         """Who holds a page, since which step, and why it can't be evicted. ValueError if out of range."""
         return explain(self, page)
 
-    def explain_miss(self, namespace: str, tokens: Int32) -> Miss:
-        """What is cached of `tokens` [n] now, and why no more."""
-        return explain_miss(self, namespace, tokens)
+    def explain_miss(self, match: Match, tokens: Int32, limit: int | None = None) -> Miss:
+        """Why not more of `tokens` [n] than `match`, made now with that `limit`, is cached."""
+        return explain_miss(self, match, tokens, limit)

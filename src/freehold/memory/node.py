@@ -21,7 +21,7 @@ class PinKind(IntEnum):
     """Why a node may not be evicted."""
 
     LEASE = 0
-    SESSION = 1
+    OPERATOR = 1  # asked for by whoever runs the server
     WRITE = 2
     LOAD = 3
     PREFETCH = 4
@@ -36,8 +36,8 @@ class Node:
     """
 
     __slots__ = (
-        "children", "created", "end", "fence", "hits", "holds", "last_used", "namespace", "pages",
-        "parent", "pins", "priority", "queued", "serial", "tokens", "used_at",
+        "children", "created", "end", "fades_at", "fence", "hits", "holds", "last_used", "level", "namespace",
+        "pages", "parent", "pins", "priority", "queued", "serial", "tokens", "ttl", "used_at",
     )  # fmt: skip
 
     def __init__(self, serial: int, namespace: Namespace, parent: Node | None, tokens: Int32, pages: list[Int32]):
@@ -53,11 +53,18 @@ class Node:
         self.queued = False
         self.created = self.last_used = self.hits = self.priority = 0
         self.used_at = 0  # the newest step when it was last used
+        self.level = 0  # of retention: higher stays longer, below 0 goes first
+        self.fades_at = self.ttl = 0.0  # when the level is halved, and how long until the next time
         self.fence = 0  # the last step that may read these pages after the last pin went
 
     @property
     def start(self) -> int:
         return self.end - len(self.tokens)
+
+    @property
+    def page_count(self) -> int:
+        """In each group."""
+        return len(self.pages[0])
 
     @property
     def place(self) -> Hashable:

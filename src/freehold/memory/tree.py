@@ -10,10 +10,11 @@ from freehold.arrays import Int32
 from freehold.memory import owner
 from freehold.memory.epochs import Epochs
 from freehold.memory.errors import LeaseError
-from freehold.memory.eviction import EvictionQueue
+from freehold.memory.eviction import FairEviction
 from freehold.memory.history import Eviction, EvictionHistory, PageAges
 from freehold.memory.node import Match, Namespace, Node, PinKind
 from freehold.memory.pool import PagePool
+from freehold.memory.retention import DONE, Fading, Retention
 
 
 class PrefixTree:
@@ -22,18 +23,28 @@ class PrefixTree:
     The tree never allocates. Pages come from leases through `insert` and leave through `evict`.
     """
 
-    def __init__(self, pools: list[PagePool], epochs: Epochs, policy: str = "lru"):
+    def __init__(
+        self,
+        pools: list[PagePool],
+        epochs: Epochs,
+        policy: str = "lru",
+        quota: int | None = None,
+        retained_limit: int | None = None,
+    ):
         self.pools = pools
         self.page_size = pools[0].page_size
         self.epochs = epochs
         self.version = 0
         self.page_count = 0  # pages of each group in the tree
         self.held_page_count = 0  # of them, those on a path to a pin
+        self.retained_page_count = 0  # those with a retention level above 0
         self.evicted_page_count = 0
         self.history = EvictionHistory()
         self.ages = PageAges()
         self._roots: dict[Namespace, Node] = {}
-        self._queue = EvictionQueue(policy)
+        self._queue = FairEviction(policy, quota)
+        self._fading = Fading()
+        self._retained_limit = pools[0].capacity if retained_limit is None else retained_limit
         self._serial = 0
         self._tick = 0
 
@@ -98,8 +109,8 @@ class PrefixTree:
             node = node.parent
         return nodes[::-1]
 
-    def namespaces(self) -> list[Namespace]:
-        return list(self._roots)
+    def namespaces(self) -> Iterator[Namespace]:
+        return iter(self._roots)
 
     def nodes(self) -> Iterator[Node]:
         """Every node, roots included."""
@@ -125,9 +136,10 @@ class PrefixTree:
         for used in self.path(node):
             used.last_used = self._tick
             used.hits += 1
-            self.ages.hit[PageAges.bucket(self.epochs.submitted - used.used_at)] += self._pages_in(used)
+            self.ages.hit[PageAges.bucket(self.epochs.submitted - used.used_at)] += used.page_count
             used.used_at = self.epochs.submitted
             used.priority = max(used.priority, priority)
+            used.level = max(used.level, 0)
         node.pins[kind] += 1
         self._hold(node)
         return node
@@ -154,7 +166,7 @@ class PrefixTree:
             step.holds += 1
             if step.holds > 1:
                 return
-            self.held_page_count += self._pages_in(step)
+            self.held_page_count += step.page_count
             step = step.parent
 
     def _unhold(self, node: Node) -> None:
@@ -163,7 +175,7 @@ class PrefixTree:
             step.holds -= 1
             if step.holds > 0:
                 return
-            self.held_page_count -= self._pages_in(step)
+            self.held_page_count -= step.page_count
             if step.evictable:
                 self._queue.push(step)
             parent = step.parent
@@ -197,8 +209,9 @@ class PrefixTree:
             first = done // self.page_size
             rest = [part[first:] for part in pages]
             # A leaf that nobody else has pinned grows in place, so that a prompt published chunk by
-            # chunk becomes one long node. Another's pin relies on where its node ends.
-            if node.parent is not None and not node.children and node.holds == (node is at):
+            # chunk becomes one long node. Another's pin relies on where its node ends, and so does a hint.
+            alone = not node.children and node.holds == (node is at) and node.level == 0
+            if node.parent is not None and alone:
                 self._grow(node, tokens[done:], rest)
             else:
                 node = self._append(node, tokens[done:], rest)
@@ -211,13 +224,14 @@ class PrefixTree:
         node.last_used = self._tick
         node.used_at = self.epochs.submitted
         node.priority = max(node.priority, priority)
+        node.level = max(node.level, 0)
 
     def _grow(self, node: Node, tokens: Int32, pages: list[Int32]) -> None:
         self.version += 1
         node.tokens = np.concatenate([node.tokens, tokens])
         node.pages = [np.concatenate(both) for both in zip(node.pages, pages, strict=True)]
         node.end += len(tokens)
-        self.page_count += len(pages[0])
+        self._count(node, len(pages[0]))
         if node.holds:
             self.held_page_count += len(pages[0])
 
@@ -225,9 +239,16 @@ class PrefixTree:
         self.version += 1
         node = self._new_node(parent, tokens.copy(), [part.copy() for part in pages])
         parent.children[self._key(node)] = node
-        self.page_count += len(pages[0])
+        self._count(node, len(pages[0]))
         self._queue.push(node)
         return node
+
+    def _count(self, node: Node, pages: int) -> None:
+        """Pages came to a node, or left it."""
+        self.page_count += pages
+        self._queue.count(node.namespace.salt, pages)
+        if node.level > 0:
+            self.retained_page_count += pages
 
     def _split(self, node: Node, at: int) -> Node:
         """Cut `node` at `at` tokens from the root -> the new upper part. The node itself stays the
@@ -239,7 +260,7 @@ class PrefixTree:
         cut = at - node.start
         page_cut = cut // self.page_size
         upper = self._new_node(node.parent, node.tokens[:cut], [p[:page_cut] for p in node.pages])
-        for name in ("created", "last_used", "used_at", "hits", "priority", "fence"):
+        for name in ("created", "last_used", "used_at", "hits", "priority", "fence", "level", "ttl", "fades_at"):
             setattr(upper, name, getattr(node, name))
         for pool, part in zip(self.pools, upper.pages, strict=True):
             pool.move(part, owner.node(node.serial), owner.node(upper.serial))
@@ -249,6 +270,8 @@ class PrefixTree:
         node.pages = [part[page_cut:] for part in node.pages]
         upper.children[self._key(node)] = node
         upper.holds = 1 if node.holds else 0
+        if upper.level > 0:
+            self._fading.add(upper)
         return upper
 
     def evict(self, page_count: int, cause: str) -> int:
@@ -267,11 +290,11 @@ class PrefixTree:
     def _evict_tail(self, node: Node, page_count: int, cause: str) -> int:
         """Evict the last pages of a leaf, all of it if need be."""
         self.version += 1
-        have = self._pages_in(node)
+        have = node.page_count
         gone = min(have, page_count)
         for group, pool in enumerate(self.pools):
             pool.free(node.pages[group][have - gone :], owner.node(node.serial), node.fence)
-        self.page_count -= gone
+        self._count(node, -gone)
         idle = self.epochs.submitted - node.used_at
         self.ages.evicted[PageAges.bucket(idle)] += gone
         eviction = Eviction(self.epochs.submitted, cause, gone, idle)
@@ -298,13 +321,58 @@ class PrefixTree:
         """Evict everything that is not held -> pages given back in each group."""
         return self.evict(self.evictable_page_count, "a flush of the cache")
 
+    # -- retention ----------------------------------------------------------------------------------
+
+    def retain(self, node: Node, hint: Retention, now: float) -> int:
+        """Apply a hint to the prefix that ends at `node` -> how many of its tokens it holds for now; less
+        than asked for where the budget is used up, or where no page ends."""
+        if hint.priority == 0:
+            self._discount(node)
+            return 0
+        end = node.end if hint.end is None else min(node.end, hint.end)
+        end -= end % self.page_size
+        kept = 0
+        for part in self.path(node):
+            if part.start >= end:
+                break
+            part = self._split(part, end) if part.end > end else part
+            if part.level <= 0:
+                if self.retained_page_count + part.page_count > self._retained_limit:
+                    break
+                self.retained_page_count += part.page_count
+            if hint.priority >= part.level:
+                part.level, part.ttl, part.fades_at = hint.priority, hint.ttl, now + hint.ttl
+                self._fading.add(part)
+            kept = part.end
+        return kept
+
+    def _discount(self, node: Node) -> None:
+        """Nobody will ask for what only this prefix has."""
+        step = node
+        while step.parent is not None and max(step.holds, len(step.children)) <= 1:
+            if step.level <= 0:
+                step.level = DONE
+                if step.queued or step.evictable:
+                    self._queue.lower(step)
+            step = step.parent
+
+    def fade(self, now: float) -> None:
+        """Halve the levels whose time has come. Called in every iteration; seconds of the scheduler's
+        clock."""
+        for node in self._fading.due(now):
+            node.level //= 2
+            node.fades_at = now + node.ttl
+            if node.level > 0:
+                self._fading.add(node)
+            else:
+                self.retained_page_count -= node.page_count
+            if node.queued or node.evictable:
+                self._queue.lower(node)
+
     # -- parts --------------------------------------------------------------------------------------
 
     def _key(self, node: Node) -> bytes:
         return node.tokens[: self.page_size].tobytes()
-
-    def _pages_in(self, node: Node) -> int:
-        return len(node.pages[0])
 
     def _new_node(
         self, parent: Node | None, tokens: Int32, pages: list[Int32], namespace: Namespace | None = None

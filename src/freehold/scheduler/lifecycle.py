@@ -5,6 +5,8 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
 
 from freehold.memory import Lease, Memory
 from freehold.scheduler.queue import WaitingQueue
@@ -12,6 +14,7 @@ from freehold.scheduler.request import Finish, FinishKind, Request
 from freehold.scheduler.running import RunningTable
 from freehold.scheduler.states import Event, RequestState
 from freehold.step import RowStart
+from freehold.stop_regex import StopRegexes
 
 
 class Refused(ValueError):
@@ -26,6 +29,22 @@ class QueueFull(Exception):
     """Too many requests are waiting: try again later."""
 
 
+class Deadline(StrEnum):
+    """Which time is up."""
+
+    WHOLE = "after"
+    WAITING = "in the waiting queue after"
+    RUNNING = "running after"
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """Seconds that every request may wait to be scheduled, and then run; None is no limit."""
+
+    waiting: float | None = None
+    running: float | None = None
+
+
 class Lifecycle:
     """Moves requests between queue, rows and the end. Knows nothing of steps."""
 
@@ -37,6 +56,7 @@ class Lifecycle:
         eos_tokens: tuple[int, ...],
         queue_limit: int,
         clock: Callable[[], float] = time.monotonic,
+        timeouts: Timeouts = Timeouts(),
     ):
         self.memory = memory
         self.queue = queue
@@ -45,7 +65,8 @@ class Lifecycle:
         self.retraction_count = 0
         self.row_starts: list[RowStart] = []  # for the next step
         self.ended: list[Request] = []  # since the last output
-        self._deadlines: list[tuple[float, int, Request]] = []
+        self._deadlines: list[tuple[float, int, Deadline, float, Request]] = []
+        self._timeouts = timeouts
         self._eos_tokens = eos_tokens
         self._queue_limit = queue_limit
         self._arrivals = 0
@@ -56,19 +77,25 @@ class Lifecycle:
         if len(self.queue) >= self._queue_limit:
             raise QueueFull(f"{len(self.queue)} requests are waiting, the limit is {self._queue_limit}")
         self._arrivals += 1
+        request.stop_regexes = StopRegexes(request.params.stop_regex) if request.params.stop_regex else None
         request.order = self._arrivals
         request.arrival = request.state_since = self.clock()
         self.queue.push(request)
-        if request.timeout is not None:
-            heapq.heappush(self._deadlines, (request.arrival + request.timeout, request.order, request))
+        self._set_deadline(request, Deadline.WHOLE, request.timeout)
+        self._set_deadline(request, Deadline.WAITING, self._timeouts.waiting)
+
+    def _set_deadline(self, request: Request, kind: Deadline, seconds: float | None) -> None:
+        if seconds is not None:
+            heapq.heappush(self._deadlines, (self.clock() + seconds, request.order, kind, seconds, request))
 
     def expire(self) -> None:
         """End the requests whose time is up."""
         while self._deadlines and self._deadlines[0][0] <= self.clock():
-            request = heapq.heappop(self._deadlines)[2]
-            if request.state is not RequestState.ENDED:
-                message = f"timed out after {request.timeout:g} s"
-                self.end(request, Finish(FinishKind.TIMEOUT, message=message))
+            _, _, kind, seconds, request = heapq.heappop(self._deadlines)
+            has_begun = request.first_scheduled is not None
+            if request.state is RequestState.ENDED or (kind is Deadline.WAITING and has_begun):
+                continue
+            self.end(request, Finish(FinishKind.TIMEOUT, message=f"timed out {kind.value} {seconds:g} s"))
 
     def max_length(self, request: Request) -> int:
         """Prompt plus output tokens at which the request is finished. Without max_tokens: what fits."""
@@ -103,6 +130,7 @@ class Lifecycle:
         if request.cached_tokens is None:
             request.cached_tokens = lease.committed
             request.first_scheduled = self.clock()
+            self._set_deadline(request, Deadline.RUNNING, self._timeouts.running)
         request.happen(Event.ADMITTED, self.clock())
         request.lease = lease
         self.running.add(lease.row, request, self.max_length(request), lease.committed)
@@ -121,6 +149,7 @@ class Lifecycle:
                 max_length=self.max_length(request),
                 cached=lease.committed,
                 namespace=request.namespace,
+                scored_from=request.scored_from,
             )
         )
 
@@ -138,20 +167,22 @@ class Lifecycle:
         """The one end of every request: finished, stopped, aborted or failed, queued or running."""
         request.happen(finish.event, self.clock())
         if request.lease is not None:
-            self._leave_row(request, is_over=finish.kind in (FinishKind.STOP, FinishKind.LENGTH))
+            self._leave_row(request, finish)
         else:
             self.queue.discard(request)
         request.finish = finish
         request.ended = self.clock()
         self.ended.append(request)
 
-    def _leave_row(self, request: Request, is_over: bool = False) -> None:
+    def _leave_row(self, request: Request, finish: Finish | None = None) -> None:
         lease = request.lease
         assert lease is not None
         row = lease.row
         tokens = self.running.known_tokens(row)
         self.memory.publish(lease, tokens, request.priority)
-        if request.session is not None and is_over:
+        if finish is not None and request.retention is not None:
+            request.retained_tokens = self.memory.retain(lease, request.retention, self.clock())
+        if finish is not None and finish.is_complete and request.session is not None:
             lease.park(request.session, tokens)
         request.output = self.running.output(row)
         self.running.remove(row)

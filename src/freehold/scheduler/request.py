@@ -9,10 +9,11 @@ from enum import StrEnum
 import numpy as np
 
 from freehold.arrays import Int32
-from freehold.memory import Lease
+from freehold.memory import Lease, Retention
 from freehold.sampling_params import SamplingParams
 from freehold.scheduler.states import Event, RequestState, after
-from freehold.step import TokenLogprobs
+from freehold.step import NOT_SCORED, TokenLogprobs
+from freehold.stop_regex import StopRegexes
 
 
 class FinishKind(StrEnum):
@@ -44,10 +45,16 @@ class Finish:
     def event(self) -> Event:
         return _EVENT_OF[self.kind]
 
+    @property
+    def is_complete(self) -> bool:
+        """The output is all that was asked for."""
+        return self.kind in (FinishKind.STOP, FinishKind.LENGTH)
+
 
 @dataclass(eq=False)
 class Request:
-    """`prompt` int32 [n]. Times are seconds of the scheduler's clock; `timeout` counts from arrival."""
+    """`prompt` int32 [n]. Times are seconds of the scheduler's clock; `timeout` counts from arrival.
+    `retention` says how long to keep its KV."""
 
     id: str
     prompt: Int32
@@ -57,6 +64,7 @@ class Request:
     namespace: str = ""
     timeout: float | None = None
     session: str | None = None  # whose turn it is: it goes on from what the session parked, and parks in turn
+    retention: Retention | None = None
     arrival: float = 0.0
 
     order: int = 0  # of arrival; decides among equals
@@ -67,12 +75,15 @@ class Request:
     lease: Lease | None = None
     output: Int32 = field(default_factory=lambda: np.empty(0, np.int32))  # kept here while without a row
     logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
     cached_tokens: int | None = None  # prompt tokens not computed, at first scheduling
     miss: str = ""  # why not more of them
     retractions: int = 0
     drafted: int = 0  # draft tokens verified for it, and how many of them were right
     accepted: int = 0
+    retained_tokens: int = 0  # of those that a hint asked to keep
     stop_tail: bytes = b""  # the end of the output, in which a stop string may be growing
+    stop_regexes: StopRegexes | None = None
     finish: Finish | None = None
     first_scheduled: float | None = None
     first_token: float | None = None
@@ -82,6 +93,15 @@ class Request:
     def tokens(self) -> Int32:
         """Prompt and output so far, of a request without a row."""
         return np.concatenate([self.prompt, self.output])
+
+    @property
+    def scored_from(self) -> int:
+        """The first position whose KV must be computed, and not taken from the cache, for the prompt's
+        log-probabilities."""
+        start = self.params.prompt_logprobs_start
+        if start is None or start + len(self.prompt_logprobs) >= len(self.prompt) - 1:
+            return NOT_SCORED
+        return start + len(self.prompt_logprobs)
 
     @property
     def is_queued(self) -> bool:

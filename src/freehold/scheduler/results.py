@@ -15,6 +15,7 @@ from freehold.scheduler.speculation import DraftBudget
 from freehold.scheduler.states import Event, RequestState
 from freehold.scheduler.vocabulary import Vocabulary, find_stop
 from freehold.step import Step, StepResult, TokenLogprobs
+from freehold.stop_regex import StopRegexes, StopRegexTooSlow
 
 
 @dataclass
@@ -71,6 +72,8 @@ class Results:
         prefill_end = self._running.prefill_end[rows]
         self._publish_prompts(rows, before, step.starts[live] < prefill_end)
         self._learn(rows, result.proposed[live], counts)
+        for i in np.flatnonzero(np.isin(live, list(result.scores))) if result.scores else ():
+            self._running.request(int(rows[i])).prompt_logprobs += result.scores[int(live[i])]
         self._note_first_tokens(rows[sampled & (before == prefill_end)], output)
         self._deliver(token_rows, length + 1, flat, result, output)
 
@@ -151,19 +154,30 @@ class Results:
     def _watch(self, request: Request, token: int, may_stop: bool, logprobs: TokenLogprobs | None) -> Finish | None:
         """The request's own stops, and its logprobs."""
         params = request.params
+        piece = self._vocabulary.token_bytes[token] if token < self._vocabulary.size else b""
         if logprobs is not None:
             request.logprobs.append(logprobs)
         if params.stop:
             stops = tuple(stop.encode() for stop in params.stop)
-            piece = self._vocabulary.token_bytes[token] if token < self._vocabulary.size else b""
             found, request.stop_tail = find_stop(request.stop_tail, piece, stops)
             if found is not None and may_stop:
                 return Finish(FinishKind.STOP, params.stop[found])
             if found is not None:
                 request.stop_tail = b""
+        if request.stop_regexes is not None:
+            finish = self._watch_regexes(request.stop_regexes, piece, may_stop)
+            if finish is not None:
+                return finish
         if token in params.stop_token_ids and may_stop and not params.ignore_eos:
             return Finish(FinishKind.STOP, token)
         return None
+
+    def _watch_regexes(self, watch: StopRegexes, piece: bytes, may_stop: bool) -> Finish | None:
+        try:
+            found = watch.add(piece, may_stop)
+        except StopRegexTooSlow as error:
+            return Finish(FinishKind.ERROR, message=str(error))
+        return None if found is None else Finish(FinishKind.STOP, found[1])
 
 
 def _offsets(counts: Int64) -> Int64:

@@ -59,7 +59,9 @@ class RunningTable:
         self.max_length[row] = max_length
         self.ignore_eos[row] = params.ignore_eos
         self.trusted[row] = request.retractions < RETRACTIONS_TRUSTED
-        self.watched[row] = bool(params.stop or params.stop_token_ids or params.logprobs is not None)
+        self.watched[row] = bool(
+            params.stop or params.stop_regex or params.stop_token_ids or params.logprobs is not None
+        )
         self.requests[row] = request
         self.order = np.append(self.order, row)
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from freehold.config import EngineConfig
 from freehold.memory import AuditError, Memory
-from freehold.scheduler.lifecycle import Lifecycle
+from freehold.scheduler.lifecycle import Lifecycle, Timeouts
 from freehold.scheduler.planner import Planner
 from freehold.scheduler.queue import WaitingQueue
 from freehold.scheduler.request import Finish, FinishKind, Request
@@ -67,8 +67,9 @@ class Scheduler:
         self.vocabulary = vocabulary
         self.queue = WaitingQueue(config.schedule_policy)
         self.running = RunningTable(memory.shape.row_count, memory.shape.token_limit)
+        timeouts = Timeouts(config.waiting_timeout, config.running_timeout)
         self.lifecycle = Lifecycle(
-            memory, self.queue, self.running, vocabulary.eos_tokens, config.max_queued_requests, clock
+            memory, self.queue, self.running, vocabulary.eos_tokens, config.max_queued_requests, clock, timeouts
         )
         self.requests: dict[str, Request] = {}
         self.audit_error: AuditError | None = None
@@ -183,6 +184,7 @@ class Scheduler:
         """
         self.memory.epochs.bind_thread()
         self.lifecycle.expire()
+        self.memory.pass_time(self.lifecycle.clock())
         is_submitted = self._submit()
         if self._in_flight and (not is_submitted or len(self._in_flight) >= self._depth):
             self._take_result()

@@ -7,18 +7,15 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-import orjson
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import StreamingResponse
 
-from freehold.arrays import Int32
-from freehold.sampling_params import InvalidParameter
 from freehold.server.async_engine import AsyncEngine
-from freehold.server.errors import anthropic_error, as_api_error
-from freehold.server.generation import Generator, Job, encode, unless_disconnected
-from freehold.server.messages import Ended
+from freehold.server.generation import Generator, Job
+from freehold.server.messages import Ended, Options
 from freehold.server.messages_schema import CountBody, MessagesBody
-from freehold.text.tokenizer import Tokenizer
+from freehold.server.rendering import Rendering
+from freehold.server.responding import ANTHROPIC_EVENTS, respond
+from freehold.server.retention_schema import tokens_before
 
 
 def anthropic_routes(engine: AsyncEngine, generator: Generator, model_name: str) -> APIRouter:
@@ -26,41 +23,40 @@ def anthropic_routes(engine: AsyncEngine, generator: Generator, model_name: str)
 
     @router.post("/v1/messages", response_model=None)
     async def messages(body: MessagesBody, request: Request) -> Response | dict[str, Any]:
-        params = body.sampling(engine.tokenizer.defaults)
-        prompt = await _prompt(engine.tokenizer, body)
-        job = Job(f"msg_{uuid.uuid4().hex}", [prompt], params, 0, "", True, "messages")
-        answer = _Answer(job, body.model or model_name)
-        if body.stream:
-            return await answer.respond(generator)
-        return await unless_disconnected(request, answer.whole(generator))
+        tokenizer = engine.tokenizer
+        params = body.sampling(tokenizer.defaults)
+        prompt = await Rendering().tokens(tokenizer, body.turns())
+        retention = None
+        if (marked := body.up_to_breakpoint()) is not None:
+            start, control = marked
+            retention = control.retention(tokens_before(tokenizer, prompt, start.turns()))
+        job = Job(f"msg_{uuid.uuid4().hex}", [prompt], params, Options(retention=retention), "messages")
+        answer = _Answer(generator, job, body.model or model_name)
+        return await respond(request, answer, body.stream, events=ANTHROPIC_EVENTS)
 
     @router.post("/v1/messages/count_tokens")
     async def count_tokens(body: CountBody) -> dict[str, int]:
-        return {"input_tokens": len(await _prompt(engine.tokenizer, body))}
+        return {"input_tokens": len(await Rendering().tokens(engine.tokenizer, body.turns()))}
 
     return router
 
 
-async def _prompt(tokenizer: Tokenizer, body: CountBody) -> Int32:
-    """Raises InvalidParameter or ChatTemplateError."""
-    if tokenizer.chat_template is None:
-        raise InvalidParameter("messages", "the model has no chat template")
-    return await encode(tokenizer, tokenizer.chat_template.render(body.turns(), True), add_special_tokens=False)
-
-
 class _Answer:
-    def __init__(self, job: Job, model: str):
+    def __init__(self, generator: Generator, job: Job, model: str):
+        self._generator = generator
         self._job = job
         self._head = {"id": job.id, "type": "message", "role": "assistant", "model": model}
 
     def _usage(self, cached: int, output: int) -> dict[str, int]:
-        """At least one prompt token is always computed, so `input_tokens` is positive."""
-        prompt = len(self._job.prompts[0])
-        usage = {"input_tokens": prompt - cached, "output_tokens": output, "cache_creation_input_tokens": 0}
+        """At least one prompt token is always computed, so `input_tokens` is positive. Of them
+        `cache_creation_input_tokens` are kept because `cache_control` asked for it."""
+        prompt, retention = len(self._job.prompts[0]), self._job.options.retention
+        created = 0 if retention is None else max((retention.end or 0) - cached, 0)
+        usage = {"input_tokens": prompt - cached, "output_tokens": output, "cache_creation_input_tokens": created}
         return {**usage, "cache_read_input_tokens": cached} if cached else usage
 
-    async def whole(self, generator: Generator) -> dict[str, Any]:
-        (output,) = await generator.gather(self._job)
+    async def whole(self) -> dict[str, Any]:
+        (output,) = await self._generator.gather(self._job)
         return {
             **self._head,
             "content": [{"type": "text", "text": output.text}],
@@ -68,26 +64,9 @@ class _Answer:
             "usage": self._usage(output.end.cached_tokens, output.end.output_tokens),
         }
 
-    async def respond(self, generator: Generator) -> Response:
-        """What goes wrong before the first event is an ordinary error."""
-        events = self._events(generator)
-        first = await anext(events)
-
-        async def encoded() -> AsyncGenerator[bytes]:
-            async with aclosing(events) as rest:
-                yield _encode(first)
-                try:
-                    async for event in rest:
-                        yield _encode(event)
-                except Exception as error:
-                    failure = as_api_error(error)
-                    yield _encode(anthropic_error(failure.status, failure.message))
-
-        return StreamingResponse(encoded(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
-
-    async def _events(self, generator: Generator) -> AsyncGenerator[dict[str, Any]]:
+    async def stream(self) -> AsyncGenerator[dict[str, Any]]:
         has_begun = False
-        async with aclosing(generator.deltas(self._job)) as deltas:
+        async with aclosing(self._generator.deltas(self._job)) as deltas:
             async for delta in deltas:
                 if not has_begun:
                     has_begun = True
@@ -109,7 +88,3 @@ class _Answer:
 def _stop(ended: Ended) -> dict[str, Any]:
     sequence = ended.matched if isinstance(ended.matched, str) else None
     return {"stop_reason": "max_tokens" if ended.kind == "length" else "end_turn", "stop_sequence": sequence}
-
-
-def _encode(event: dict[str, Any]) -> bytes:
-    return b"event: " + event["type"].encode() + b"\ndata: " + orjson.dumps(event) + b"\n\n"

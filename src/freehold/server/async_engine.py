@@ -22,7 +22,7 @@ from freehold.arrays import Int32
 from freehold.config import EngineConfig
 from freehold.llm import make_requests
 from freehold.models.loading.resolve import open_checkpoint, resolve_model
-from freehold.sampling_params import InvalidParameter, SamplingParams
+from freehold.sampling_params import SAMPLES_MAX, InvalidParameter, SamplingParams
 from freehold.server import messages as msg
 from freehold.step import TokenLogprobs
 from freehold.text.detokenizer import Detokenizer
@@ -49,6 +49,7 @@ class Delta:
     logprobs: list[TokenLogprobs]
     ended: msg.Ended | None = None
     cached_tokens: int = 0
+    prompt_logprobs: list[TokenLogprobs] = dataclasses.field(default_factory=list[TokenLogprobs])
 
 
 @dataclass
@@ -181,11 +182,8 @@ class AsyncEngine:
         prompts: Sequence[Int32],
         params: SamplingParams,
         request_id: str | None = None,
-        priority: int = 0,
-        namespace: str = "",
+        options: msg.Options = msg.Options(),  # noqa: B008, it can't change
         skip_special_tokens: bool = True,
-        timeout: float | None = None,
-        session: str | None = None,
     ) -> AsyncGenerator[Delta]:
         """Complete each prompt int32 [n] `params.n` times. The deltas of all outputs, as they come.
 
@@ -200,21 +198,14 @@ class AsyncEngine:
         try:
             for number, prompt in enumerate(prompts):
                 for request in make_requests(f"{base}-{number}", prompt, params):
-                    detokenizer = Detokenizer(self.tokenizer, params.stop, skip_special_tokens)
+                    if request.id in self._streams:
+                        raise InvalidParameter("rid", f"request id {base} is already in flight")
+                    detokenizer = Detokenizer(self.tokenizer, params, skip_special_tokens)
                     accepted = asyncio.get_running_loop().create_future()
                     stream = _Stream(len(streams), detokenizer, deltas, accepted)
                     streams[request.id] = self._streams[request.id] = stream
                     await self._send(
-                        msg.Submit(
-                            id=request.id,
-                            prompt=request.prompt.tobytes(),
-                            params=request.params,
-                            seed=request.seed,
-                            priority=priority,
-                            namespace=namespace,
-                            timeout=timeout,
-                            session=session,
-                        )
+                        msg.Submit(request.id, request.prompt.tobytes(), request.params, request.seed, options)
                     )
             for stream in streams.values():
                 await stream.accepted
@@ -230,6 +221,11 @@ class AsyncEngine:
                 stream.accepted.cancel()
                 if self._streams.pop(name, None) is not None:
                     self._send_soon(msg.Abort(name))
+
+    def is_running(self, request_id: str) -> bool:
+        """Whether an output of that request is on its way."""
+        names = (f"{request_id}-0", *(f"{request_id}-0-{i}" for i in range(SAMPLES_MAX)))
+        return any(name in self._streams for name in names)
 
     def abort(self, prefix: str) -> None:
         """End all requests whose id begins like that, as if they had been finished: whoever waits for them
@@ -307,7 +303,8 @@ class AsyncEngine:
                 text += stream.detokenizer.finish(end.matched)
                 del self._streams[name]
             stream.cached_tokens = progress.cached.get(name, stream.cached_tokens)
-            stream.deltas.put_nowait(Delta(stream.index, text, tokens, logprobs, end, stream.cached_tokens))
+            scores = progress.prompt_logprobs.get(name, [])
+            stream.deltas.put_nowait(Delta(stream.index, text, tokens, logprobs, end, stream.cached_tokens, scores))
 
 
 def _rejection(report: msg.Rejected) -> Exception:

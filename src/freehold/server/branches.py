@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from freehold.conversation import TurnRefused
+from freehold.server.messages import Ended
 from freehold.server.native_schema import SessionParams
 
 
@@ -15,6 +17,27 @@ class Branch:
     tokens: list[int]
     output: list[int] | None = None
     parent: str | None = None
+
+
+class BranchTurn:
+    """A request of a branching session in flight; what it comes to is observed like the turn of a conversation."""
+
+    def __init__(self, session_id: str, tree: BranchTree, rid: str, tokens: list[int]):
+        self.session_id = session_id
+        self.tokens = tokens
+        self.request_id = rid
+        self._tree = tree
+        self._rid = rid
+        self._output: list[int] = []
+
+    def observe(self, tokens: Sequence[int], text: str, ended: Ended | None) -> None:
+        self._output += tokens
+        if ended is not None and ended.is_complete:
+            self._tree.finish(self._rid, self._output)
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._tree.abandon(self._rid)
 
 
 @dataclass

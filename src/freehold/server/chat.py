@@ -11,22 +11,15 @@ from typing import Any
 import numpy as np
 from fastapi import APIRouter, Request, Response
 
-from freehold.arrays import Int32
 from freehold.sampling_params import InvalidParameter
 from freehold.server.async_engine import AsyncEngine
-from freehold.server.generation import (
-    Generator,
-    Job,
-    closing_unless_streaming,
-    encode,
-    ending_turn,
-    event_stream,
-    session_field,
-    unless_disconnected,
-    usage,
-)
+from freehold.server.clients import client_of
+from freehold.server.generation import Generator, Job, session_field, usage
 from freehold.server.messages import Ended
-from freehold.server.schema import ChatBody, Message
+from freehold.server.rendering import Rendering
+from freehold.server.responding import respond
+from freehold.server.retention_schema import tokens_before
+from freehold.server.schema import ChatBody, up_to_breakpoint
 from freehold.server.sessions import SessionTable
 from freehold.server.turns import begin_chat_turn, session_of
 from freehold.step import TokenLogprobs
@@ -42,51 +35,40 @@ def chat_routes(engine: AsyncEngine, generator: Generator, sessions: SessionTabl
             raise InvalidParameter("tools", "tool calls are not supported")
         if body.top_logprobs is not None and not body.logprobs:
             raise InvalidParameter("top_logprobs", "needs logprobs to be true")
+        tokenizer = engine.tokenizer
         limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        params = body.sampling(engine.tokenizer.defaults, limit, logprobs)
-        prompting = body.add_generation_prompt is not False
-        variables = body.chat_template_kwargs or {}
-        session = await session_of(sessions, body, params)
-        turn = None
-        if session is None:
-            prompt = await chat_prompt(engine.tokenizer, body.messages, prompting, variables)
+        params = body.sampling(tokenizer.defaults, limit, logprobs)
+        rendering = Rendering(body.add_generation_prompt is not False, body.chat_template_kwargs or {})
+        name = f"chatcmpl-{uuid.uuid4().hex}"
+        skip = body.skip_special_tokens is not False
+        session = await session_of(sessions, client_of(request), body, params)
+        if session is not None:
+            options = body.options(body.retained(None), (session.id, session.settings.namespace))
+            turn = await begin_chat_turn(sessions, session, tokenizer, body.messages, rendering)
+            job = Job(name, [np.array(turn.tokens, np.int32)], params, options, "messages", skip, turn)
         else:
-            turn = begin_chat_turn(sessions, session, engine.tokenizer, body.messages, prompting, variables)
-            prompt = np.array(turn.tokens, np.int32)
-        with closing_unless_streaming(turn) as keep_open:
-            job = Job.of(f"chatcmpl-{uuid.uuid4().hex}", [prompt], params, body, "messages", turn)
-            answer = _Answer(job, body, engine.tokenizer, model_name)
-            if body.stream:
-                response = await event_stream(ending_turn(turn, answer.stream(generator)))
-                keep_open()
-                return response
-            return await unless_disconnected(request, answer.whole(generator))
+            prompt = await rendering.tokens(tokenizer, [message.for_template() for message in body.messages])
+            marked = up_to_breakpoint(body.messages)
+            end = None if marked is None else tokens_before(tokenizer, prompt, marked)
+            job = Job(name, [prompt], params, body.options(body.retained(len(prompt), end)), "messages", skip)
+        answer = _Answer(generator, job, body, tokenizer, model_name)
+        return await respond(request, answer, body.stream, job.turn)
 
     return router
 
 
-async def chat_prompt(
-    tokenizer: Tokenizer, messages: list[Message], add_generation_prompt: bool, variables: dict[str, Any]
-) -> Int32:
-    """Raises InvalidParameter or ChatTemplateError."""
-    if tokenizer.chat_template is None:
-        raise InvalidParameter("messages", "the model has no chat template: use /v1/completions")
-    turns = [message.for_template() for message in messages]
-    text = tokenizer.chat_template.render(turns, add_generation_prompt, **variables)
-    return await encode(tokenizer, text, add_special_tokens=False)
-
-
 class _Answer:
-    def __init__(self, job: Job, body: ChatBody, tokenizer: Tokenizer, model_name: str):
+    def __init__(self, generator: Generator, job: Job, body: ChatBody, tokenizer: Tokenizer, model_name: str):
+        self._generator = generator
         self._job = job
         self._body = body
         self._tokenizer = tokenizer
         self._head = {"id": job.id, "created": int(time.time()), "model": body.model or model_name}
         self._head.update(session_field(job))
 
-    async def whole(self, generator: Generator) -> dict[str, Any]:
-        outputs = await generator.gather(self._job)
+    async def whole(self) -> dict[str, Any]:
+        outputs = await self._generator.gather(self._job)
         choices = [
             {
                 "index": i,
@@ -97,14 +79,14 @@ class _Answer:
             }
             for i, output in enumerate(outputs)
         ]
-        counted = usage([output.end for output in outputs], self._job.params.n)
+        counted = usage([output.end for output in outputs], self._job)
         return {**self._head, "object": "chat.completion", "choices": choices, "usage": counted}
 
-    async def stream(self, generator: Generator) -> AsyncGenerator[dict[str, Any]]:
+    async def stream(self) -> AsyncGenerator[dict[str, Any]]:
         """A chunk with the role, chunks with text, a chunk with the reason, and the usage if asked for."""
         ends: dict[int, Ended] = {}
         begun: set[int] = set()
-        async with aclosing(generator.deltas(self._job)) as deltas:
+        async with aclosing(self._generator.deltas(self._job)) as deltas:
             async for delta in deltas:
                 if delta.index not in begun:
                     begun.add(delta.index)
@@ -115,7 +97,7 @@ class _Answer:
                     ends[delta.index] = delta.ended
                     yield self._chunk(delta.index, {}, end=delta.ended)
         if self._body.wants_usage:
-            counted = usage([ends[i] for i in sorted(ends)], self._job.params.n)
+            counted = usage([ends[i] for i in sorted(ends)], self._job)
             yield {**self._head, "object": "chat.completion.chunk", "choices": [], "usage": counted}
 
     def _chunk(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import time
 import uuid
 from collections.abc import AsyncGenerator
@@ -13,22 +15,14 @@ from fastapi import APIRouter, Request, Response
 
 from freehold.arrays import Int32
 from freehold.llm import check_token_ids
-from freehold.sampling_params import InvalidParameter, SamplingParams
-from freehold.server.async_engine import AsyncEngine
-from freehold.server.generation import (
-    Generator,
-    Job,
-    closing_unless_streaming,
-    encode,
-    ending_turn,
-    event_stream,
-    session_field,
-    unless_disconnected,
-    usage,
-)
+from freehold.sampling_params import InvalidParameter
+from freehold.server.async_engine import AsyncEngine, Delta
+from freehold.server.clients import client_of
+from freehold.server.generation import Generator, Job, Output, encode, session_field, usage
 from freehold.server.messages import Ended
+from freehold.server.responding import respond
 from freehold.server.schema import CompletionBody
-from freehold.server.sessions import SessionTable, Turn
+from freehold.server.sessions import SessionTable
 from freehold.server.turns import session_of
 from freehold.step import TokenLogprobs
 from freehold.text.tokenizer import Tokenizer
@@ -41,29 +35,22 @@ def completion_routes(engine: AsyncEngine, generator: Generator, sessions: Sessi
     async def completions(body: CompletionBody, request: Request) -> Response | dict[str, Any]:
         if body.suffix:
             raise InvalidParameter("suffix", "is not supported")
-        if body.echo and body.logprobs is not None:
-            raise InvalidParameter("echo", "together with logprobs is not supported")
-        params = body.sampling(engine.tokenizer.defaults, body.max_tokens, body.logprobs)
+        echo = bool(body.echo) and body.session_id is None
+        params = body.sampling(engine.tokenizer.defaults, body.max_tokens, body.logprobs, echo)
         prompts = await _prompts(body, engine)
-        turn = await _begin_turn(body, params, prompts)
-        with closing_unless_streaming(turn) as keep_open:
-            if turn is not None:
-                prompts = [np.array(turn.tokens, np.int32)]
-            job = Job.of(f"cmpl-{uuid.uuid4().hex}", prompts, params, body, "prompt", turn)
-            answer = _Answer(job, body, engine.tokenizer, model_name)
-            if body.stream:
-                response = await event_stream(ending_turn(turn, answer.stream(generator)))
-                keep_open()
-                return response
-            return await unless_disconnected(request, answer.whole(generator))
-
-    async def _begin_turn(body: CompletionBody, params: SamplingParams, prompts: list[Int32]) -> Turn | None:
-        session = await session_of(sessions, body, params)
+        name, skip = f"cmpl-{uuid.uuid4().hex}", body.skip_special_tokens is not False
+        session = await session_of(sessions, client_of(request), body, params)
         if session is None:
-            return None
-        if len(prompts) != 1:
+            retention = body.retained(max(map(len, prompts)))
+            job = Job(name, prompts, params, body.options(retention), "prompt", skip)
+        elif len(prompts) != 1:
             raise InvalidParameter("prompt", "must be one prompt for a turn of a session")
-        return sessions.begin(session, prompts[0].tolist())
+        else:
+            options = body.options(body.retained(None), (session.id, session.settings.namespace))
+            turn = sessions.begin(session, prompts[0].tolist())
+            job = Job(name, [np.array(turn.tokens, np.int32)], params, options, "prompt", skip, turn)
+        answer = _Answer(generator, job, body, engine.tokenizer, model_name)
+        return await respond(request, answer, body.stream, job.turn)
 
     return router
 
@@ -73,16 +60,20 @@ async def _prompts(body: CompletionBody, engine: AsyncEngine) -> list[Int32]:
     many = prompt if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else [prompt]
     if not many or many == [[]]:
         raise InvalidParameter("prompt", "must not be empty")
-    return [
+    prompts = [
         await encode(engine.tokenizer, one, True)
         if isinstance(one, str)
         else check_token_ids(one, engine.info.vocab_size)  # pyright: ignore[reportArgumentType]
         for one in many
     ]
+    if any(len(one) == 0 for one in prompts) and body.session_id is None:
+        raise InvalidParameter("prompt", "must not be empty")
+    return prompts
 
 
 class _Answer:
-    def __init__(self, job: Job, body: CompletionBody, tokenizer: Tokenizer, model_name: str):
+    def __init__(self, generator: Generator, job: Job, body: CompletionBody, tokenizer: Tokenizer, model_name: str):
+        self._generator = generator
         self._job = job
         self._body = body
         self._tokenizer = tokenizer
@@ -94,34 +85,44 @@ class _Answer:
             **session_field(job),
         }
 
-    def _echo(self, index: int) -> str:
-        if not self._body.echo:
-            return ""
-        return self._tokenizer.decode(self._job.prompts[index // self._job.params.n].tolist())
+    def _prompt(self, index: int) -> Int32:
+        return self._job.prompts[index // self._job.params.n]
 
-    async def whole(self, generator: Generator) -> dict[str, Any]:
-        outputs = await generator.gather(self._job)
+    def _echo(self, index: int) -> str:
+        return self._tokenizer.decode(self._prompt(index).tolist()) if self._body.echo else ""
+
+    async def whole(self) -> dict[str, Any]:
+        outputs = await self._generator.gather(self._job)
         choices = [
-            self._choice(i, self._echo(i) + output.text, output.logprobs, output.end)
+            self._choice(i, self._echo(i) + output.text, self._scored(i, output), output.end)
             for i, output in enumerate(outputs)
         ]
-        return {**self._head, "choices": choices, "usage": usage([o.end for o in outputs], self._job.params.n)}
+        return {**self._head, "choices": choices, "usage": usage([o.end for o in outputs], self._job)}
 
-    async def stream(self, generator: Generator) -> AsyncGenerator[dict[str, Any]]:
+    async def stream(self) -> AsyncGenerator[dict[str, Any]]:
         ends: dict[int, Ended] = {}
         echoed: set[int] = set()
-        async with aclosing(generator.deltas(self._job)) as deltas:
+        async with aclosing(self._generator.deltas(self._job)) as deltas:
             async for delta in deltas:
                 if delta.ended:
                     ends[delta.index] = delta.ended
-                text = delta.text if delta.index in echoed else self._echo(delta.index) + delta.text
+                is_first = delta.index not in echoed
                 echoed.add(delta.index)
-                if text or delta.ended or delta.logprobs:
-                    choice = self._choice(delta.index, text, delta.logprobs, delta.ended)
+                text = self._echo(delta.index) + delta.text if is_first else delta.text
+                scored = self._scored(delta.index, delta) if is_first else delta.logprobs
+                if text or delta.ended or scored:
+                    choice = self._choice(delta.index, text, scored, delta.ended)
                     yield {**self._head, "choices": [choice]}
         if self._body.wants_usage:
-            counted = usage([ends[i] for i in sorted(ends)], self._job.params.n)
+            counted = usage([ends[i] for i in sorted(ends)], self._job)
             yield {**self._head, "choices": [], "usage": counted}
+
+    def _scored(self, index: int, output: Output | Delta) -> list[TokenLogprobs]:
+        """With the prompt's if it is echoed. Its first token comes after nothing, so nothing is said of it."""
+        if self._job.params.prompt_logprobs_start is None:
+            return output.logprobs
+        first = TokenLogprobs(int(self._prompt(index)[0]), math.nan, [])
+        return [first, *output.prompt_logprobs, *output.logprobs]
 
     def _choice(self, index: int, text: str, logprobs: list[TokenLogprobs], end: Ended | None) -> dict[str, Any]:
         return {
@@ -137,10 +138,13 @@ class _Answer:
             return self._tokenizer.piece(token, False).decode(errors="replace")
 
         pieces = [text(entry.token) for entry in found]
-        ends = [len("".join(pieces[:i])) for i in range(len(pieces))]
+        lengths = [len(piece) for piece in pieces]
         return {
             "tokens": pieces,
-            "token_logprobs": [entry.logprob for entry in found],
-            "top_logprobs": [{text(token): value for token, value in entry.top} for entry in found],
-            "text_offset": ends,
+            "token_logprobs": [None if math.isnan(entry.logprob) else entry.logprob for entry in found],
+            "top_logprobs": [
+                None if math.isnan(entry.logprob) else {text(token): value for token, value in entry.top}
+                for entry in found
+            ],
+            "text_offset": [end - length for end, length in zip(itertools.accumulate(lengths), lengths, strict=True)],
         }

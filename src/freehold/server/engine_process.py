@@ -10,6 +10,7 @@ import sys
 import time
 import traceback
 
+import msgspec
 import numpy as np
 import zmq
 
@@ -76,7 +77,7 @@ class EngineLoop:
                 self._scheduler.audit()
             except AuditError as error:
                 print(f"freehold: memory audit failed: {error}", file=sys.stderr, flush=True)
-            self._send(msg.Progress([], [], {}, [], {}, self._stats()))
+            self._send(msg.Progress([], [], {}, [], stats=self._stats()))
         self._socket.poll(self._patience_ms())
 
     def _patience_ms(self) -> int:
@@ -101,10 +102,7 @@ class EngineLoop:
             prompt=np.frombuffer(command.prompt, np.int32),
             params=command.params,
             seed=command.seed,
-            priority=command.priority,
-            namespace=command.namespace,
-            timeout=command.timeout,
-            session=command.session,
+            **msgspec.structs.asdict(command.options),
         )
         try:
             self._scheduler.add(request)
@@ -129,7 +127,8 @@ class EngineLoop:
             ids = [request.id for request in output.requests]
             ended = [_ended(request) for request in output.ended]
             cached = {request.id: request.cached_tokens or 0 for request in output.started}
-            self._send(msg.Progress(ids, output.tokens, output.logprobs, ended, cached, stats))
+            scores = {request.id: request.prompt_logprobs for request in output.started if request.prompt_logprobs}
+            self._send(msg.Progress(ids, output.tokens, output.logprobs, ended, cached, scores, stats))
 
     def _stats(self) -> msg.Stats:
         scheduler = self._scheduler
@@ -164,6 +163,7 @@ def _ended(request: Request) -> msg.Ended:
         queued=started - request.arrival,
         drafted_tokens=request.drafted,
         accepted_tokens=request.accepted,
+        retained_tokens=request.retained_tokens,
         matched=request.finish.matched,
         message=request.finish.message,
     )

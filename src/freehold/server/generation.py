@@ -1,48 +1,51 @@
-"""What completions and chat share: outputs gathered, streamed, counted; clients that go away."""
+"""What all routes that generate share: jobs, and outputs gathered, streamed and counted."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
-
-import orjson
-from fastapi import Request
-from fastapi.responses import StreamingResponse
+from typing import Any
 
 from freehold.arrays import Int32
 from freehold.sampling_params import InvalidParameter, SamplingParams
 from freehold.server.async_engine import AsyncEngine, Delta
-from freehold.server.errors import ApiError, as_api_error, error_body
-from freehold.server.messages import Ended
+from freehold.server.branches import BranchTurn
+from freehold.server.errors import ApiError
+from freehold.server.messages import Ended, Options
 from freehold.server.metrics import Metrics
-from freehold.server.schema import SamplingBody
 from freehold.server.sessions import Turn
 from freehold.step import TokenLogprobs
 from freehold.text.tokenizer import Tokenizer
 
 LONG_TEXT = 20_000  # characters; longer ones are tokenized off the event loop
 
-Result = TypeVar("Result")
-
 
 @dataclass
 class Output:
-    """One finished output."""
+    """One output, as far as it has come."""
 
     text: str = ""
     tokens: list[int] = field(default_factory=list[int])
     logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
+    cached_tokens: int = 0
     ended: Ended | None = None
 
     @property
     def end(self) -> Ended:
         assert self.ended is not None
         return self.ended
+
+    def add(self, delta: Delta) -> None:
+        self.text += delta.text
+        self.tokens += delta.tokens
+        self.logprobs += delta.logprobs
+        self.prompt_logprobs = delta.prompt_logprobs or self.prompt_logprobs
+        self.cached_tokens = delta.cached_tokens
+        self.ended = delta.ended or self.ended
 
 
 @dataclass(frozen=True)
@@ -52,32 +55,10 @@ class Job:
     id: str
     prompts: list[Int32]
     params: SamplingParams
-    priority: int
-    namespace: str
-    skip_special_tokens: bool
+    options: Options
     prompt_field: str  # what the body calls the prompt
-    timeout: float | None = None  # seconds
-    turn: Turn | None = None  # of a session
-
-    @classmethod
-    def of(
-        cls,
-        name: str,
-        prompts: list[Int32],
-        params: SamplingParams,
-        body: SamplingBody,
-        prompt_field: str,
-        turn: Turn | None = None,
-    ) -> Job:
-        if any(len(prompt) == 0 for prompt in prompts):
-            raise InvalidParameter(prompt_field, "must not be empty")
-        skip = body.skip_special_tokens is not False
-        if body.timeout is not None and body.timeout <= 0:
-            raise InvalidParameter("timeout", f"must be positive, got {body.timeout:g}")
-        salt, priority = body.cache_salt or "", body.priority or 0
-        if turn is not None:
-            salt = turn.session.settings.namespace
-        return cls(name, prompts, params, priority, salt, skip, prompt_field, body.timeout, turn)
+    skip_special_tokens: bool = True
+    turn: Turn | BranchTurn | None = None  # of a session
 
 
 async def encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> Int32:
@@ -98,12 +79,9 @@ class Generator:
         did not."""
         arrival = time.monotonic()
         last: dict[int, float] = {}
-        session = None
         if job.turn is not None:
-            job.turn.request_id, session = job.id, job.turn.session.id
-        stream = self._engine.stream(
-            job.prompts, job.params, job.id, job.priority, job.namespace, job.skip_special_tokens, job.timeout, session
-        )
+            job.turn.request_id = job.id
+        stream = self._engine.stream(job.prompts, job.params, job.id, job.options, job.skip_special_tokens)
         async with aclosing(stream):
             async for delta in self._named(stream, job.prompt_field):
                 if job.turn is not None:
@@ -128,97 +106,28 @@ class Generator:
         outputs = [Output() for _ in range(len(job.prompts) * job.params.n)]
         async with aclosing(self.deltas(job)) as stream:
             async for delta in stream:
-                output = outputs[delta.index]
-                output.text += delta.text
-                output.tokens += delta.tokens
-                output.logprobs += delta.logprobs
-                output.ended = delta.ended or output.ended
+                outputs[delta.index].add(delta)
         return outputs
-
-
-async def unless_disconnected(request: Request, work: Any) -> Any:
-    """Await `work`, but cancel it when the client goes away."""
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnect(request))
-    try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ApiError(499, "the client has disconnected")
-        return task.result()
-    finally:
-        for pending in (task, gone):
-            pending.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
-
-
-async def _disconnect(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-@contextlib.contextmanager
-def closing_unless_streaming(turn: Turn | None) -> Iterator[Callable[[], None]]:
-    """Close the turn at the end of the block, unless what the block gives was called: then a stream does it."""
-    is_kept = False
-
-    def keep_open() -> None:
-        nonlocal is_kept
-        is_kept = True
-
-    try:
-        yield keep_open
-    finally:
-        if turn is not None and not is_kept:
-            turn.close()
-
-
-async def ending_turn(turn: Turn | None, chunks: AsyncGenerator[dict[str, Any]]) -> AsyncGenerator[dict[str, Any]]:
-    """The same chunks; the turn is closed after them."""
-    try:
-        async with aclosing(chunks) as rest:
-            async for chunk in rest:
-                yield chunk
-    finally:
-        if turn is not None:
-            turn.close()
 
 
 def session_field(job: Job) -> dict[str, str]:
     """What answers say of the session."""
-    return {} if job.turn is None else {"session_id": job.turn.session.id}
+    return {} if job.turn is None else {"session_id": job.turn.session_id}
 
 
-async def event_stream(chunks: AsyncGenerator[dict[str, Any]]) -> StreamingResponse:
-    """Server-sent events. What goes wrong before the first event is an ordinary error."""
-    first = await anext(chunks)
-
-    async def events() -> AsyncGenerator[bytes]:
-        async with aclosing(chunks) as rest:
-            yield _event(first)
-            try:
-                async for chunk in rest:
-                    yield _event(chunk)
-            except Exception as error:
-                failure = as_api_error(error)
-                yield _event(error_body(failure.status, failure.message, failure.param))
-            yield b"data: [DONE]\n\n"
-
-    return StreamingResponse(events(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
-
-
-def _event(body: dict[str, Any]) -> bytes:
-    return b"data: " + orjson.dumps(body) + b"\n\n"
-
-
-def usage(ends: Sequence[Ended], n: int) -> dict[str, Any]:
-    """`ends` of all outputs, `n` for each prompt: a prompt counts once, with what its first output found
-    in the cache."""
-    prompts = ends[::n]
+def usage(ends: Sequence[Ended], job: Job) -> dict[str, Any]:
+    """`ends` of all outputs. A prompt counts once, with what its first output found in the cache."""
+    prompts = ends[:: job.params.n]
     prompt = sum(end.prompt_tokens for end in prompts)
     completion = sum(end.output_tokens for end in ends)
+    cached = sum(end.cached_tokens for end in prompts)
+    details: dict[str, Any] = {"cached_tokens": cached, "cached_tokens_by_tier": {"device": cached}}
+    if job.options.retention is not None:
+        details["retained_tokens"] = sum(end.retained_tokens for end in prompts)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": sum(end.cached_tokens for end in prompts)},
+        "prompt_tokens_details": details,
+        "reasoning_tokens": 0,
     }

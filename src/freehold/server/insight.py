@@ -6,11 +6,11 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
-from freehold.llm import check_token_ids
 from freehold.server.async_engine import AsyncEngine
+from freehold.server.cache_routes import explain_miss
 from freehold.server.errors import ApiError
 from freehold.server.metrics import Metrics
-from freehold.server.schema import MissBody
+from freehold.server.schema import LookupBody
 
 
 def insight_routes(engine: AsyncEngine, metrics: Metrics) -> APIRouter:
@@ -39,11 +39,8 @@ def insight_routes(engine: AsyncEngine, metrics: Metrics) -> APIRouter:
             raise ApiError(404, str(error)) from error
 
     @router.post("/debug/miss")
-    async def miss(body: MissBody) -> dict[str, Any]:
+    async def miss(body: LookupBody) -> dict[str, Any]:
         """How much of a prompt is cached now, and why no more."""
-        prompt = body.prompt
-        tokens = engine.tokenizer.encode(prompt).tolist() if isinstance(prompt, str) else prompt
-        check_token_ids(tokens, engine.info.vocab_size)
-        return await engine.ask("miss", {"tokens": tokens, "namespace": body.cache_salt or ""})
+        return await explain_miss(engine, body)
 
     return router

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 from dataclasses import dataclass
 
 from fastapi import Request
 
+from freehold.server.clients import Client
 from freehold.server.errors import ApiError
 
 OPEN_PATHS = ("/health", "/version")
@@ -18,23 +20,33 @@ NOT_ADMIN_PATHS = ("/v1/cache/lookup",)
 
 @dataclass(frozen=True)
 class Keys:
-    """None means that no key is asked for. The admin key opens everything; without one, the other does."""
+    """Empty means that no key is asked for. The admin key opens everything; without one, the others do, but
+    for each other's sessions."""
 
-    api_key: str | None = None
+    api_keys: tuple[str, ...] = ()
     admin_api_key: str | None = None
 
     async def check(self, request: Request) -> None:
-        """A dependency of every route. Raises ApiError 401 or 403."""
+        """A dependency of every route: notes who asks. Raises ApiError 401 or 403."""
         path = request.url.path
+        request.state.client = Client()
         if path in OPEN_PATHS:
             return
-        is_admin = path.startswith(ADMIN_PATHS) and not path.startswith(NOT_ADMIN_PATHS)
         given = _given(request)
-        if self.admin_api_key is not None and (is_admin or _equal(given, self.admin_api_key)):
-            if not _equal(given, self.admin_api_key):
-                raise ApiError(403, "this route needs the admin API key")
-        elif self.api_key is not None and not _equal(given, self.api_key):
+        if self.admin_api_key is not None and _equal(given, self.admin_api_key):
+            request.state.client = Client(_name(given), is_admin=True)
+            return
+        is_admin_path = path.startswith(ADMIN_PATHS) and not path.startswith(NOT_ADMIN_PATHS)
+        if self.admin_api_key is not None and is_admin_path:
+            raise ApiError(403, "this route needs the admin API key")
+        if self.api_keys and not any(_equal(given, key) for key in self.api_keys):
             raise ApiError(401, "wrong or missing API key: send it as 'Authorization: Bearer KEY'")
+        if self.api_keys:
+            request.state.client = Client(_name(given))
+
+
+def _name(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()[:16]
 
 
 def _given(request: Request) -> str:

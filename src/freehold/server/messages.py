@@ -6,10 +6,21 @@ from typing import Any
 
 import msgspec
 
+from freehold.memory import Retention
 from freehold.sampling_params import SamplingParams
 from freehold.step import TokenLogprobs
 
 # -- from HTTP to the engine ---------------------------------------------------------------------------
+
+
+class Options(msgspec.Struct, frozen=True):
+    """What a request asks for besides tokens; the names are those of `scheduler.Request`."""
+
+    priority: int = 0
+    namespace: str = ""
+    timeout: float | None = None
+    session: str | None = None
+    retention: Retention | None = None
 
 
 class Submit(msgspec.Struct, tag=True):
@@ -19,10 +30,7 @@ class Submit(msgspec.Struct, tag=True):
     prompt: bytes
     params: SamplingParams
     seed: int
-    priority: int = 0
-    namespace: str = ""
-    timeout: float | None = None
-    session: str | None = None
+    options: Options
 
 
 class Abort(msgspec.Struct, tag=True):
@@ -93,8 +101,14 @@ class Ended(msgspec.Struct):
     queued: float
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    retained_tokens: int = 0
     matched: int | str | None = None
     message: str = ""
+
+    @property
+    def is_complete(self) -> bool:
+        """The output is all that was asked for."""
+        return self.kind in ("stop", "length")
 
 
 class Stats(msgspec.Struct):
@@ -113,13 +127,15 @@ class Stats(msgspec.Struct):
 
 
 class Progress(msgspec.Struct, tag=True):
-    """One iteration: `tokens[i]` for `ids[i]`; `cached` tokens of prompts, with their first output."""
+    """One iteration: `tokens[i]` for `ids[i]`; `cached` tokens of prompts and their log-probabilities, where
+    asked for, with their first output."""
 
     ids: list[str]
     tokens: list[int]
     logprobs: dict[int, TokenLogprobs]
     ended: list[Ended]
     cached: dict[str, int] = {}
+    prompt_logprobs: dict[str, list[TokenLogprobs]] = {}
     stats: Stats | None = None
 
 

@@ -7,15 +7,15 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from freehold.sampling_params import InvalidParameter, SamplingParams
+from freehold.server.retention_schema import CacheControl
 
 
 class TextBlock(BaseModel):
-    """Other fields, such as cache_control, are hints that nothing here depends on."""
-
     model_config = ConfigDict(extra="ignore")
 
     type: str
     text: str | None = None
+    cache_control: CacheControl | None = None
 
 
 class AnthropicMessage(BaseModel):
@@ -44,6 +44,29 @@ class CountBody(BaseModel):
         if not turns:
             raise InvalidParameter("messages", "must have a message that is not the system's")
         return [{"role": "system", "content": "\n\n".join(systems)}, *turns] if systems else turns
+
+    def up_to_breakpoint(self) -> tuple[CountBody, CacheControl] | None:
+        """The body up to its last block with `cache_control`, if there is one."""
+        for i in range(len(self.messages) - 1, -1, -1):
+            message = self.messages[i]
+            if (found := _last_marked(message.content)) is not None:
+                blocks, control = found
+                last = message.model_copy(update={"content": blocks})
+                return CountBody(model=self.model, system=self.system, messages=[*self.messages[:i], last]), control
+        if (found := _last_marked(self.system)) is not None:
+            # A chat needs a message: one that no prompt begins with, so that the common part is the system's.
+            nobody = AnthropicMessage(role="user", content="\x00")
+            return CountBody(model=self.model, system=found[0], messages=[nobody]), found[1]
+        return None
+
+
+def _last_marked(content: str | list[TextBlock] | None) -> tuple[list[TextBlock], CacheControl] | None:
+    """The blocks up to the last that is marked, and the mark."""
+    for j in range(len(content) - 1, -1, -1) if isinstance(content, list) else ():
+        control = content[j].cache_control  # pyright: ignore
+        if control is not None:
+            return content[: j + 1], control  # pyright: ignore
+    return None
 
 
 class MessagesBody(CountBody):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 import uuid
 from collections.abc import AsyncGenerator
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,136 +16,119 @@ from fastapi import APIRouter, Request, Response
 
 from freehold.llm import check_token_ids
 from freehold.sampling_params import InvalidParameter
-from freehold.server.async_engine import AsyncEngine, Delta
-from freehold.server.branches import BranchTree
-from freehold.server.errors import ApiError
-from freehold.server.generation import Generator, Job, encode, event_stream, unless_disconnected
-from freehold.server.messages import Ended
-from freehold.server.native_schema import GenerateBody, NativeSampling
-from freehold.server.sessions import NoSuchSession, Session, SessionBusy, SessionTable, Turn
+from freehold.server.async_engine import AsyncEngine
+from freehold.server.branches import BranchTurn
+from freehold.server.clients import Client, client_of
+from freehold.server.generation import Generator, Job, Output, encode
+from freehold.server.messages import Ended, Options
+from freehold.server.native_schema import GenerateBody, NativeSampling, Probe
+from freehold.server.native_sessions import NativeSessions, room
+from freehold.server.responding import respond
+from freehold.server.sessions import Session, SessionTable, Turn
 from freehold.step import TokenLogprobs
 from freehold.text.tokenizer import Tokenizer
 
 
-@dataclass
-class _Output:
-    """One output, as far as it has come."""
-
-    rid: str
-    job: Job
-    sampling: NativeSampling
-    branches: BranchTree | None
-    started: float = field(default_factory=time.monotonic)
-    text: str = ""
-    tokens: list[int] = field(default_factory=list[int])
-    logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
-    ended: Ended | None = None
-    cached_tokens: int = 0
-
-    def add(self, delta: Delta) -> None:
-        self.text += delta.text
-        self.tokens += delta.tokens
-        self.logprobs += delta.logprobs
-        self.cached_tokens = delta.cached_tokens
-        self.ended = delta.ended or self.ended
-        if self.branches is not None and self.ended is not None:
-            if self.ended.kind in ("stop", "length"):
-                self.branches.finish(self.rid, list(self.tokens))
-            else:
-                self.branches.abandon(self.rid)
-
-
-@dataclass(frozen=True)
-class _Server:
-    """What all calls share: `active` are the request ids in flight, `trees` those of branching sessions."""
-
-    engine: AsyncEngine
-    sessions: SessionTable
-    active: set[str] = field(default_factory=set[str])
-    trees: dict[str, BranchTree] = field(default_factory=dict[str, BranchTree])
-
-
 def native_routes(engine: AsyncEngine, generator: Generator, sessions: SessionTable) -> APIRouter:
     router = APIRouter()
-    server = _Server(engine, sessions)
+    natives = NativeSessions(engine, sessions)
 
     @router.put("/generate", response_model=None, include_in_schema=False)
     @router.post("/generate", response_model=None)
     async def generate(body: GenerateBody, request: Request) -> Response | Any:
-        batch = await _Batch.of(body, server)
-        if body.stream:
-            return await event_stream(batch.stream(generator))
-        return await unless_disconnected(request, batch.whole(generator))
+        samples, is_list = await _samples(body, client_of(request), engine, natives)
+        answer = _Answer(generator, engine.tokenizer, body, samples, is_list)
+        return await respond(request, answer, body.stream, samples[0].job.turn)
 
     return router
 
 
 @dataclass
-class _Batch:
-    """All outputs of one call: prompt-major, samples of one prompt adjacent."""
+class _Sample:
+    """One output of a prompt, as far as it has come."""
 
-    jobs: list[Job]
-    outputs: list[_Output]
-    is_list: bool
-    body: GenerateBody
-    server: _Server
+    job: Job
+    sampling: NativeSampling
+    probe: Probe | None
+    output: Output = field(default_factory=Output)
+    started: float = field(default_factory=time.monotonic)
 
-    @property
-    def tokenizer(self) -> Tokenizer:
-        return self.server.engine.tokenizer
 
-    @classmethod
-    async def of(cls, body: GenerateBody, server: _Server) -> _Batch:
-        """Validate everything before anything changes. Raises InvalidParameter, ApiError and what sessions
-        raise."""
-        prompts, is_list = body.prompts()
-        samplings, logprobs = body.sampling(len(prompts)), body.logprob_counts(len(prompts))
-        rids = _rids(body, len(prompts), server.active)
-        session = _session_of(body, server.sessions, len(prompts))
-        ids = [await _token_ids(prompt, server.engine) for prompt in prompts]
-        limit = server.engine.info.max_model_len
-        for tokens, sampling, count in zip(ids, samplings, logprobs, strict=True):
-            sampling.sampling(count, _room(tokens, session, limit))
-        turn, tree = None, None
-        if session is not None:
-            ids[0], turn, tree = _begin(body, server, session, rids[0], ids[0])
-        salt = session.settings.namespace if session is not None else body.cache_salt or ""
-        jobs: list[Job] = []
-        outputs: list[_Output] = []
-        try:
-            for rid, tokens, sampling, count in zip(rids, ids, samplings, logprobs, strict=True):
-                params = sampling.sampling(count, max(limit - len(tokens) - 1, 1))
-                skip = sampling.skip_special_tokens is not False
-                prompt = np.array(tokens, np.int32)
-                job = Job(rid, [prompt], params, body.priority or 0, salt, skip, "input_ids", body.timeout, turn)
-                jobs.append(job)
-                outputs += [_Output(rid, job, sampling, tree) for _ in range(params.n)]
-        except InvalidParameter:
-            if turn is not None:
-                turn.close()
-            if tree is not None:
-                tree.abandon(rids[0])
-            raise
-        server.active.update(rids)
-        return cls(jobs, outputs, is_list or len(outputs) > 1, body, server)
+async def _samples(
+    body: GenerateBody, client: Client, engine: AsyncEngine, natives: NativeSessions
+) -> tuple[list[_Sample], bool]:
+    """Everything is validated before anything changes -> outputs, prompt-major, and whether to answer with a
+    list. Raises InvalidParameter, ApiError and what sessions raise."""
+    prompts, is_list = body.prompts()
+    count = len(prompts)
+    samplings, probes = body.sampling(count), body.probes(count, engine.info.vocab_size)
+    params = [sampling.params(probe) for sampling, probe in zip(samplings, probes, strict=True)]
+    rids = _rids(body, count, engine)
+    session = natives.find(body, client, count * params[0].n)
+    ids = [await _token_ids(prompt, engine) for prompt in prompts]
+    for tokens, probe in zip(ids, probes, strict=True):
+        _check_prompt(tokens, probe, session, engine)
+    turn: Turn | BranchTurn | None = None
+    if session is not None and body.session_params is not None:
+        turn = natives.begin(session, body.session_params, rids[0], ids[0])
+        ids = [turn.tokens]
+    options = _options(body, session)
+    samples: list[_Sample] = []
+    for rid, tokens, sampling, one, probe in zip(rids, ids, samplings, params, probes, strict=True):
+        fitted = sampling.fitted(one, room(len(tokens), engine))
+        skip = sampling.skip_special_tokens is not False
+        job = Job(rid, [np.array(tokens, np.int32)], fitted, options, "input_ids", skip, turn)
+        samples += [_Sample(job, sampling, probe) for _ in range(fitted.n)]
+    return samples, is_list or len(samples) > 1
 
-    async def deltas(self, generator: Generator) -> AsyncGenerator[int]:
+
+def _options(body: GenerateBody, session: Session | None) -> Options:
+    retention = None if body.retention is None else body.retention.retention()
+    salt, name = body.cache_salt or "", None
+    if session is not None:
+        salt = session.settings.namespace
+        name = None if session.settings.branching else session.id
+    return Options(body.priority or 0, salt, body.timeout, name, retention)
+
+
+def _check_prompt(tokens: list[int], probe: Probe | None, session: Session | None, engine: AsyncEngine) -> None:
+    if session is None:
+        if not tokens:
+            raise InvalidParameter("input_ids", "must not be empty")
+        room(len(tokens), engine)
+    if probe is not None and probe.start > len(tokens):
+        raise InvalidParameter("logprob_start_len", f"is {probe.start}, the prompt has {len(tokens)} tokens")
+
+
+class _Answer:
+    """All outputs of one call."""
+
+    def __init__(
+        self, generator: Generator, tokenizer: Tokenizer, body: GenerateBody, samples: list[_Sample], is_list: bool
+    ):
+        self._generator = generator
+        self._tokenizer = tokenizer
+        self._body = body
+        self._samples = samples
+        self._is_list = is_list
+
+    async def _news(self) -> AsyncGenerator[int]:
         """Run all jobs at once; the index of an output each time that one has news."""
         news: asyncio.Queue[int | Exception | None] = asyncio.Queue()
-        samples = self.jobs[0].params.n
+        samples = self._samples[0].job.params.n
+        jobs = [sample.job for sample in self._samples[::samples]]
 
-        async def run(number: int, job: Job) -> None:
+        async def run(first: int, job: Job) -> None:
             try:
-                async with aclosing(generator.deltas(job)) as stream:
+                async with aclosing(self._generator.deltas(job)) as stream:
                     async for delta in stream:
-                        at = number * samples + delta.index
-                        self.outputs[at].add(delta)
-                        news.put_nowait(at)
+                        self._samples[first + delta.index].output.add(delta)
+                        news.put_nowait(first + delta.index)
                 news.put_nowait(None)
             except Exception as error:
                 news.put_nowait(error)
 
-        tasks = [asyncio.create_task(run(number, job)) for number, job in enumerate(self.jobs)]
+        tasks = [asyncio.create_task(run(number * samples, job)) for number, job in enumerate(jobs)]
         try:
             left = len(tasks)
             while left:
@@ -159,72 +143,69 @@ class _Batch:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            self._close()
 
-    def _close(self) -> None:
-        for job, output in zip(self.jobs, self.outputs[:: self.jobs[0].params.n], strict=True):
-            self.server.active.discard(job.id)
-            if job.turn is not None:
-                job.turn.close()
-            if output.branches is not None:
-                output.branches.abandon(output.rid)
-
-    async def whole(self, generator: Generator) -> Any:
-        async with aclosing(self.deltas(generator)) as news:
+    async def whole(self) -> Any:
+        async with aclosing(self._news()) as news:
             async for _ in news:
                 pass
-        answers = [self._answer(output) for output in self.outputs]
-        return answers if self.is_list else answers[0]
+        answers = [self._one(sample) for sample in self._samples]
+        return answers if self._is_list else answers[0]
 
-    async def stream(self, generator: Generator) -> AsyncGenerator[dict[str, Any]]:
-        async with aclosing(self.deltas(generator)) as news:
+    async def stream(self) -> AsyncGenerator[dict[str, Any]]:
+        async with aclosing(self._news()) as news:
             async for at in news:
-                output = self.outputs[at]
-                yield {**self._answer(output), **({"index": at} if self.is_list else {})}
+                yield {**self._one(self._samples[at]), **({"index": at} if self._is_list else {})}
 
-    def _answer(self, output: _Output) -> dict[str, Any]:
-        nothing = output.sampling.max_new_tokens == 0
-        tokens = [] if nothing else output.tokens
-        text = "" if nothing else self._text(output)
-        ended, prompt = output.ended, len(output.job.prompts[0])
+    def _one(self, sample: _Sample) -> dict[str, Any]:
+        output, prompt = sample.output, sample.job.prompts[0]
+        nothing = sample.sampling.max_new_tokens == 0
+        tokens = [] if nothing else list(output.tokens)
+        ended = output.ended
         meta: dict[str, Any] = {
-            "id": output.rid,
+            "id": sample.job.id,
             "finish_reason": None if ended is None else _finish_reason(ended, len(tokens), nothing),
-            "prompt_tokens": prompt,
+            "prompt_tokens": len(prompt),
             "completion_tokens": len(tokens),
             "cached_tokens": output.cached_tokens if ended is None else ended.cached_tokens,
             "reasoning_tokens": 0,
             "weight_version": "default",
             "num_retractions": 0 if ended is None else ended.retractions,
-            "e2e_latency": time.monotonic() - output.started,
+            "e2e_latency": time.monotonic() - sample.started,
         }
-        if output.job.params.logprobs is not None:
-            meta.update(self._logprobs(output))
-        return {"text": text, "output_ids": list(tokens), "meta_info": meta}
+        if sample.probe is not None:
+            meta.update(self._logprobs(sample, sample.probe))
+        return {"text": "" if nothing else self._text(sample), "output_ids": tokens, "meta_info": meta}
 
-    def _text(self, output: _Output) -> str:
-        if output.sampling.no_stop_trim and output.ended is not None:
-            return self.tokenizer.decode(output.tokens, skip_special_tokens=False)
-        return output.text
+    def _text(self, sample: _Sample) -> str:
+        if sample.sampling.no_stop_trim and sample.output.ended is not None:
+            return self._tokenizer.decode(sample.output.tokens, skip_special_tokens=False)
+        return sample.output.text
 
-    def _logprobs(self, output: _Output) -> dict[str, Any]:
-        def entry(token: int, logprob: float) -> list[Any]:
-            shown = self.body.return_text_in_logprobs
-            return [logprob, token, self.tokenizer.decode([token], False) if shown else None]
-
-        found: dict[str, Any] = {
-            "input_token_logprobs": [],
-            "output_token_logprobs": [entry(one.token, one.logprob) for one in output.logprobs],
-            "output_token_logprobs_length": len(output.logprobs),
-        }
-        if any(self.body.each("top_logprobs_num", 1, 0) if not isinstance(self.body.top_logprobs_num, list) else [1]):
-            found["input_top_logprobs"] = []
-            found["output_top_logprobs"] = [[entry(*top) for top in one.top] for one in output.logprobs]
+    def _logprobs(self, sample: _Sample, probe: Probe) -> dict[str, Any]:
+        output, prompt = sample.output, sample.job.prompts[0]
+        scored = list(output.prompt_logprobs)
+        if 0 <= probe.start < len(prompt):
+            # Of the first nothing is said: it comes after nothing, or what comes before was not asked about.
+            scored.insert(0, TokenLogprobs(int(prompt[probe.start]), math.nan, []))
+        found: dict[str, Any] = {"output_token_logprobs_length": len(output.logprobs)}
+        for side, entries in (("input", scored), ("output", output.logprobs)):
+            found[f"{side}_token_logprobs"] = [self._entry(one.token, one.logprob) for one in entries]
+            if probe.top:
+                found[f"{side}_top_logprobs"] = [self._row(one, one.top) for one in entries]
+            if probe.token_ids:
+                found[f"{side}_token_ids_logprobs"] = [self._row(one, one.asked) for one in entries]
         return found
+
+    def _row(self, one: TokenLogprobs, entries: list[tuple[int, float]]) -> list[Any] | None:
+        return None if math.isnan(one.logprob) else [self._entry(*entry) for entry in entries]
+
+    def _entry(self, token: int, logprob: float) -> list[Any]:
+        text = self._tokenizer.decode([token], False) if self._body.return_text_in_logprobs else None
+        return [None if math.isnan(logprob) else logprob, token, text]
 
 
 def _finish_reason(ended: Ended, tokens: int, nothing: bool) -> dict[str, Any]:
-    if nothing and ended.kind in ("stop", "length"):
+    if nothing and ended.is_complete:
         return {"type": "length", "length": 0}
     if ended.kind == "length":
         return {"type": "length", "length": tokens}
@@ -233,7 +214,7 @@ def _finish_reason(ended: Ended, tokens: int, nothing: bool) -> dict[str, Any]:
     return {"type": "abort", "message": ended.message, "status_code": None, "err_type": None}
 
 
-def _rids(body: GenerateBody, count: int, active: set[str]) -> list[str]:
+def _rids(body: GenerateBody, count: int, engine: AsyncEngine) -> list[str]:
     """A string for a batch becomes rid_0, rid_1, ... Raises InvalidParameter for one that is in flight."""
     if isinstance(body.rid, list):
         rids = body.each("rid", count, None)
@@ -242,62 +223,9 @@ def _rids(body: GenerateBody, count: int, active: set[str]) -> list[str]:
     else:
         rids = [uuid.uuid4().hex for _ in range(count)]
     for i, rid in enumerate(rids):
-        if rid in active or rid in rids[:i]:
+        if rid in rids[:i] or engine.is_running(rid):
             raise InvalidParameter("rid", f"request id {rid} is already in flight")
     return rids
-
-
-def _session_of(body: GenerateBody, sessions: SessionTable, count: int) -> Session | None:
-    """Raises ApiError (400, as the contract says) for a session that can't take this turn."""
-    params = body.session_params
-    if params is None or params.id is None:
-        return None
-    if count != 1:
-        raise InvalidParameter("session_params", "takes one prompt, not a batch")
-    with suppress(NoSuchSession):
-        session = sessions.get(params.id)
-        if not session.settings.branching:
-            for name in ("offset", "replace", "drop_previous_output"):
-                if getattr(params, name):
-                    raise InvalidParameter(f"session_params.{name}", "is not for streaming sessions")
-            if session.turn is not None:
-                raise ApiError(400, str(SessionBusy(f"session {session.id} already has an active request")))
-        if session.closing:
-            raise ApiError(400, f"close was requested for session {session.id}")
-        return session
-    raise ApiError(400, f"session id {params.id} does not exist", "session_params")
-
-
-def _room(tokens: list[int], session: Session | None, limit: int) -> int:
-    """What the context leaves for output. Raises InvalidParameter."""
-    if not tokens and session is None:
-        raise InvalidParameter("input_ids", "must not be empty")
-    length = len(tokens)
-    if session is not None and not session.settings.branching:
-        length += len(session.conversation.tokens)
-    if length >= limit:
-        raise InvalidParameter(
-            "input_ids",
-            f"the input has {length} tokens, the maximum allowed length (context length) is {limit} tokens "
-            "including output",
-        )
-    return max(limit - length - 1, 1)
-
-
-def _begin(
-    body: GenerateBody, server: _Server, session: Session, rid: str, tokens: list[int]
-) -> tuple[list[int], Turn | None, BranchTree | None]:
-    """Start the turn of a session -> its whole input, and what keeps account of it."""
-    assert body.session_params is not None
-    new = _without_bos(tokens, session, server.engine.tokenizer)
-    if not session.settings.branching:
-        turn = server.sessions.begin(session, new)
-        return turn.tokens, turn, None
-    tree = server.trees.setdefault(session.id, BranchTree())
-    whole, gone = tree.begin(rid, body.session_params, new)
-    for name in gone:
-        server.engine.abort(name)
-    return whole, None, tree
 
 
 async def _token_ids(prompt: str | list[int], engine: AsyncEngine) -> list[int]:
@@ -307,9 +235,3 @@ async def _token_ids(prompt: str | list[int], engine: AsyncEngine) -> list[int]:
         return check_token_ids(prompt, engine.info.vocab_size).tolist()
     except InvalidParameter as error:
         raise InvalidParameter("input_ids", str(error)) from None
-
-
-def _without_bos(tokens: list[int], session: Session, tokenizer: Tokenizer) -> list[int]:
-    """A turn after the first does not begin with BOS again."""
-    has_history = bool(session.conversation.tokens)
-    return tokens[1:] if has_history and tokens[:1] == [tokenizer.bos_token] and tokenizer.adds_bos else tokens

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 import uuid
 
 import numpy as np
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse
 
 from freehold.sampling_params import SamplingParams
 from freehold.server.async_engine import AsyncEngine
+from freehold.server.clients import client_of
 from freehold.server.errors import ApiError
 from freehold.server.native_schema import AbortBody, CloseSessionBody, OpenSessionBody
-from freehold.server.sessions import SessionBusy, SessionSettings, SessionTable
+from freehold.server.sessions import NoSuchSession, SessionBusy, SessionSettings, SessionTable
 
 FLUSH_POLL_S = 0.05
 
@@ -24,19 +26,19 @@ def native_control_routes(engine: AsyncEngine, sessions: SessionTable) -> APIRou
     flushing = asyncio.Lock()
 
     @router.post("/open_session")
-    async def open_session(body: OpenSessionBody) -> str:
-        settings = SessionSettings(body.timeout, None, "", branching=not body.streaming)
+    async def open_session(request: Request, body: OpenSessionBody) -> str:
+        owner = client_of(request).name
+        settings = SessionSettings(body.timeout, branching=not body.streaming, owner=owner)
         try:
             return sessions.open(body.session_id, settings).id
         except SessionBusy as error:
             raise ApiError(400, str(error), "session_id") from error
 
     @router.post("/close_session")
-    async def close_session(body: CloseSessionBody) -> Response:
+    async def close_session(request: Request, body: CloseSessionBody) -> Response:
         """At the end of the turn that runs. Unknown names are fine: they are closed."""
-        for session in list(sessions):
-            if session.id == body.session_id:
-                sessions.close(session)
+        with contextlib.suppress(NoSuchSession):
+            sessions.close(sessions.get(body.session_id, client_of(request)))
         return Response(status_code=200)
 
     @router.post("/abort_request")

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from freehold.sampling_params import LOGPROBS_MAX, InvalidParameter, SamplingParams
+from freehold.server.retention_schema import RetentionBody
 from freehold.server.schema import TokenIds
 
-CONSTRAINTS = ("json_schema", "regex", "ebnf", "structural_tag", "stop_regex")
+PASSED_ON = (
+    "temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty", "n",
+    "ignore_eos",
+)  # fmt: skip
+CONSTRAINTS = ("json_schema", "regex", "ebnf", "structural_tag")
 
 
 class NativeSampling(BaseModel):
@@ -42,38 +48,48 @@ class NativeSampling(BaseModel):
     sampling_seed: int | None = None
     custom_params: dict[str, Any] | None = None
 
-    def sampling(self, logprobs: int | None, room: int) -> SamplingParams:
-        """`room` is what the context leaves for output. Raises InvalidParameter."""
+    def params(self, probe: Probe | None) -> SamplingParams:
+        """As far as they don't depend on the prompt. Raises InvalidParameter."""
         for name in CONSTRAINTS:
             if getattr(self, name):
                 raise InvalidParameter(name, "constrained output is not supported yet")
-        names = [
-            "temperature",
-            "top_p",
-            "top_k",
-            "min_p",
-            "frequency_penalty",
-            "presence_penalty",
-            "repetition_penalty",
-            "n",
-            "ignore_eos",
-        ]
-        given = {name: value for name in names if (value := getattr(self, name)) is not None}
-        wanted = room if self.max_new_tokens is None else min(self.max_new_tokens, room)
+        given = {name: value for name in PASSED_ON if (value := getattr(self, name)) is not None}
         try:
             biases = {int(token): bias for token, bias in (self.logit_bias or {}).items()}
         except ValueError:
             raise InvalidParameter("logit_bias", "keys must be token ids") from None
         return SamplingParams(
             **given,
-            max_tokens=max(wanted, 1),  # for none, one is computed and not shown
-            min_tokens=min(self.min_new_tokens or 0, max(wanted, 1)),
+            max_tokens=None,
             seed=self.sampling_seed,
-            stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
+            stop=_strings(self.stop),
+            stop_regex=_strings(self.stop_regex),
             stop_token_ids=tuple(self.stop_token_ids or ()),
             logit_bias=biases,
-            logprobs=logprobs,
+            logprobs=None if probe is None else max(probe.top, 1),
+            logprob_token_ids=() if probe is None else probe.token_ids,
+            prompt_logprobs_start=None if probe is None or probe.start < 0 else probe.start,
         )
+
+    def fitted(self, params: SamplingParams, room: int) -> SamplingParams:
+        """With as much output as `room`, what the context leaves for it, allows. For none, one token is
+        computed and not shown."""
+        wanted = max(room if self.max_new_tokens is None else min(self.max_new_tokens, room), 1)
+        return replace(params, max_tokens=wanted, min_tokens=min(self.min_new_tokens or 0, wanted))
+
+
+def _strings(given: str | list[str] | None) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given or ())
+
+
+@dataclass(frozen=True)
+class Probe:
+    """The log-probabilities to report of one prompt: from `start` on (-1: of output alone), with the `top` best
+    and those of `token_ids`."""
+
+    start: int
+    top: int
+    token_ids: tuple[int, ...]
 
 
 class SessionParams(BaseModel):
@@ -104,6 +120,7 @@ class GenerateBody(BaseModel):
     session_params: SessionParams | None = None
     priority: int | None = None
     cache_salt: str | None = None
+    retention: RetentionBody | None = None
     timeout: float | None = Field(default=None, gt=0)
 
     def prompts(self) -> tuple[list[str] | list[list[int]], bool]:
@@ -137,18 +154,22 @@ class GenerateBody(BaseModel):
             raise InvalidParameter("n", "must be equal for all prompts of a batch")
         return parsed
 
-    def logprob_counts(self, count: int) -> list[int | None]:
-        """For each prompt how many best tokens to report, None for no log-probabilities."""
-        wanted = self.each("return_logprob", count, False)
-        starts, tops = self.each("logprob_start_len", count, -1), self.each("top_logprobs_num", count, 0)
-        if any(want and start >= 0 for want, start in zip(wanted, starts, strict=True)) and not self.session_params:
-            raise InvalidParameter("logprob_start_len", "log-probabilities of prompts are not supported yet: use -1")
-        if any(wanted) and self.token_ids_logprob:
-            raise InvalidParameter("token_ids_logprob", "is not supported yet")
-        for top in tops:
+    def probes(self, count: int, vocab_size: int) -> list[Probe | None]:
+        """For each prompt, None for no log-probabilities. Raises InvalidParameter."""
+        names = ("return_logprob", "logprob_start_len", "top_logprobs_num", "token_ids_logprob")
+        each = zip(*(self.each(*one) for one in zip(names, [count] * 4, (False, -1, 0, []), strict=True)), strict=True)
+        probes: list[Probe | None] = []
+        for wanted, start, top, ids in each:
             if not 0 <= top <= LOGPROBS_MAX:
                 raise InvalidParameter("top_logprobs_num", f"must be between 0 and {LOGPROBS_MAX}, got {top}")
-        return [max(top, 1) if want else None for want, top in zip(wanted, tops, strict=True)]
+            if start < -1:
+                raise InvalidParameter("logprob_start_len", f"must be -1 or a position, got {start}")
+            outside = [token for token in ids if not 0 <= token < vocab_size]
+            if outside:
+                raise InvalidParameter("token_ids_logprob", f"token id {outside[0]} is outside the vocabulary")
+            start = -1 if self.session_params is not None and self.session_params.id is not None else start
+            probes.append(Probe(start, top, tuple(ids)) if wanted else None)
+        return probes
 
 
 class AbortBody(BaseModel):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
-from freehold.memory import AuditError
+from freehold.memory import AuditError, PinnedPrefix
 from freehold.models.loading.bundled import ModelUnavailable
 from freehold.scheduler.request import Request
 from freehold.scheduler.scheduler import EngineStuck, PauseMode, Scheduler
@@ -31,6 +32,9 @@ class Questions:
             "cache": lambda _: self._cache(),
             "miss": self._miss,
             "lookup": self._lookup,
+            "pins": lambda _: self._pins(),
+            "pin": self._pin,
+            "unpin": scheduler.memory.pins.unpin,
             "flush": lambda _: scheduler.flush_cache(),
             "idle": lambda _: scheduler.is_idle,
             "paused": lambda _: scheduler.paused is not None,
@@ -84,6 +88,8 @@ class Questions:
             "page_ages_in_steps": memory.tree.ages.as_dict(),
             "evicted_pages": memory.tree.evicted_page_count,
             "parked_sessions": len(memory.tails),
+            "retained_pages": memory.tree.retained_page_count,
+            "pinned_pages": {"budget": memory.pins.limit, "pinned": memory.pins.page_count},
             "top_prefixes": [
                 {
                     "namespace": node.namespace.salt,
@@ -92,6 +98,7 @@ class Questions:
                     "hits": node.hits,
                     "idle_steps": memory.epochs.submitted - node.used_at,
                     "in_use": node.holds > 0,
+                    "retention_priority": node.level,
                 }
                 for node in best
             ],
@@ -114,9 +121,26 @@ class Questions:
         tail_tokens = 0 if tail is None else tail.end - tail.start
         return {"tree_tokens": match.length, "tail_tokens": tail_tokens, "tokens": match.length + tail_tokens}
 
-    def _miss(self, argument: dict[str, Any]) -> dict[str, Any]:
+    def _pins(self) -> dict[str, Any]:
+        memory = self._scheduler.memory
+        return {
+            "object": "list",
+            "data": [_pin_card(pin, self._scheduler.lifecycle.clock()) for pin in memory.pins],
+            "pages": {"budget": memory.pins.limit, "pinned": memory.pins.page_count},
+            "given_up": memory.pins.given_up_count,
+        }
+
+    def _pin(self, argument: dict[str, Any]) -> dict[str, Any]:
+        memory, now = self._scheduler.memory, self._scheduler.lifecycle.clock()
         tokens = np.array(argument["tokens"], np.int32)
-        miss = self._scheduler.memory.explain_miss(argument["namespace"], tokens)
+        expires = None if argument["ttl"] is None else now + argument["ttl"]
+        pin = memory.pin(argument["id"], argument["namespace"], tokens, expires)
+        kept = {"id": argument["id"], "object": "cache.pin", "kept_tokens": 0} if pin is None else _pin_card(pin, now)
+        return {**kept, "asked_tokens": len(tokens), "pages": self._pins()["pages"]}
+
+    def _miss(self, argument: dict[str, Any]) -> dict[str, Any]:
+        memory, tokens = self._scheduler.memory, np.array(argument["tokens"], np.int32)
+        miss = memory.explain_miss(memory.match(argument["namespace"], tokens), tokens)
         return {
             "tokens": miss.wanted,
             "cached_tokens": miss.cached,
@@ -126,6 +150,17 @@ class Questions:
             "theirs": miss.theirs,
             "explanation": str(miss),
         }
+
+
+def _pin_card(pin: PinnedPrefix, now: float) -> dict[str, Any]:
+    seconds = None if pin.expires is None else pin.expires - now
+    return {
+        "id": pin.name,
+        "object": "cache.pin",
+        "namespace": pin.salt,
+        "kept_tokens": pin.tokens,
+        "expires_in": seconds,
+    }
 
 
 def _story(request: Request) -> dict[str, Any]:
@@ -138,6 +173,8 @@ def _story(request: Request) -> dict[str, Any]:
         "prompt_tokens": len(request.prompt),
         "cached_tokens": {"device": request.cached_tokens or 0},
         "miss": request.miss,
+        "retention": None if request.retention is None else asdict(request.retention),
+        "retained_tokens": request.retained_tokens,
         "retractions": request.retractions,
         "drafted_tokens": request.drafted,
         "accepted_tokens": request.accepted,

@@ -6,7 +6,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from freehold.memory import Retention
 from freehold.sampling_params import LOGPROBS_MAX, InvalidParameter, SamplingParams
+from freehold.server.messages import Options
+from freehold.server.retention_schema import CacheHints
 
 TokenIds = list[Annotated[int, Field(ge=0, strict=True)]]
 
@@ -16,7 +19,7 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: bool | None = False
 
 
-class SamplingBody(BaseModel):
+class SamplingBody(CacheHints):
     """What completions and chat have in common. A null means that the field was not given."""
 
     model_config = ConfigDict(extra="ignore")
@@ -34,6 +37,7 @@ class SamplingBody(BaseModel):
     logit_bias: dict[str, float] | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
+    stop_regex: str | list[str] | None = None
     ignore_eos: bool | None = None
     min_tokens: int | None = None
     skip_special_tokens: bool | None = True
@@ -41,14 +45,17 @@ class SamplingBody(BaseModel):
     stream_options: StreamOptions | None = None
     priority: int | None = None
     cache_salt: str | None = None
-    timeout: float | None = None
+    timeout: float | None = Field(default=None, gt=0)
     session_id: str | None = None
     session_wait: bool | None = False
     response_format: dict[str, Any] | None = None
     user: str | None = None
 
-    def sampling(self, defaults: dict[str, Any], max_tokens: int | None, logprobs: int | None) -> SamplingParams:
-        """With the model's own defaults where the body says nothing. Raises InvalidParameter."""
+    def sampling(
+        self, defaults: dict[str, Any], max_tokens: int | None, logprobs: int | None, echo: bool = False
+    ) -> SamplingParams:
+        """With the model's own defaults where the body says nothing; `echo` wants log-probabilities of the
+        prompt too. Raises InvalidParameter."""
         if self.response_format and self.response_format.get("type", "text") != "text":
             raise InvalidParameter("response_format", "only type 'text' is supported")
         names = (
@@ -63,7 +70,14 @@ class SamplingBody(BaseModel):
             logit_bias=_token_biases(self.logit_bias or {}),
             stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
             stop_token_ids=tuple(self.stop_token_ids or ()),
+            stop_regex=(self.stop_regex,) if isinstance(self.stop_regex, str) else tuple(self.stop_regex or ()),
+            prompt_logprobs_start=0 if echo and logprobs is not None else None,
         )
+
+    def options(self, retention: Retention | None, session: tuple[str, str] | None = None) -> Options:
+        """`session` is (its id, its namespace) if this is a turn of one."""
+        name, namespace = session or (None, self.cache_salt or "")
+        return Options(self.priority or 0, namespace, self.timeout, name, retention)
 
     @property
     def wants_usage(self) -> bool:
@@ -89,6 +103,7 @@ class CompletionBody(SamplingBody):
 class ContentPart(BaseModel):
     type: str
     text: str | None = None
+    prompt_cache_breakpoint: dict[str, Any] | None = None
 
 
 class Message(BaseModel):
@@ -109,6 +124,17 @@ class Message(BaseModel):
             fields["content"] = "".join(part.text or "" for part in self.content)
         fields.setdefault("content", "")
         return fields
+
+
+def up_to_breakpoint(messages: list[Message]) -> list[dict[str, Any]] | None:
+    """The messages up to the last part with an explicit cache breakpoint; None if there is none."""
+    for i in range(len(messages) - 1, -1, -1):
+        content = messages[i].content
+        for j in range(len(content) - 1, -1, -1) if isinstance(content, list) else ():
+            if content[j].prompt_cache_breakpoint is not None:  # pyright: ignore
+                last = messages[i].model_copy(update={"content": content[: j + 1]})  # pyright: ignore
+                return [message.for_template() for message in (*messages[:i], last)]
+    return None
 
 
 class ChatBody(SamplingBody):
@@ -140,20 +166,20 @@ class WeightsBody(BaseModel):
     model_path: str
 
 
-class MissBody(BaseModel):
-    """`prompt` as text or token ids."""
-
-    prompt: str | TokenIds
-    cache_salt: str | None = None
-
-
 class LookupBody(BaseModel):
     """Exactly one of the first three."""
 
-    prompt: str | None = None
+    prompt: str | TokenIds | None = None
     messages: list[Message] | None = Field(default=None, min_length=1)
     token_ids: TokenIds | None = None
     cache_salt: str | None = None
+
+
+class PinBody(LookupBody):
+    """`ttl` in seconds; without one the pin stays."""
+
+    id: str | None = Field(default=None, min_length=1, max_length=256)
+    ttl: float | None = Field(default=None, gt=0, le=365 * 86400)
 
 
 class SessionBody(BaseModel):

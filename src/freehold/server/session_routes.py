@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 
 from freehold.server.async_engine import AsyncEngine
+from freehold.server.clients import client_of
 from freehold.server.schema import ForkBody, RewindBody, SessionBody
 from freehold.server.sessions import Session, SessionSettings, SessionTable
 
@@ -15,39 +16,40 @@ def session_routes(engine: AsyncEngine, table: SessionTable) -> APIRouter:
     router = APIRouter()
 
     @router.post("/v1/sessions")
-    async def open_session(body: SessionBody | None = None) -> dict[str, Any]:
+    async def open_session(request: Request, body: SessionBody | None = None) -> dict[str, Any]:
         body = body or SessionBody()
-        settings = SessionSettings(body.timeout, body.capacity, body.cache_salt or "")
+        owner = client_of(request).name
+        settings = SessionSettings(body.timeout, body.capacity, body.cache_salt or "", owner=owner)
         return _card(table.open(body.session_id, settings))
 
     @router.get("/v1/sessions")
-    async def sessions() -> dict[str, Any]:
-        return {"object": "list", "data": [_card(session) for session in table]}
+    async def sessions(request: Request) -> dict[str, Any]:
+        return {"object": "list", "data": [_card(session) for session in table.of(client_of(request))]}
 
     @router.get("/v1/sessions/{name}")
-    async def session(name: str, token_ids: bool = False) -> dict[str, Any]:
+    async def session(request: Request, name: str, token_ids: bool = False) -> dict[str, Any]:
         """With what is cached of it: whole pages in the prefix tree, and the tail behind them; and with its
         tokens, if asked for."""
-        found = table.get(name)
+        found = table.get(name, client_of(request))
         tokens = [*found.conversation.tokens, 0]  # the last token of a prompt is always computed
         argument = {"tokens": tokens, "namespace": found.settings.namespace, "session": name}
         card = {**_card(found), "cached": await engine.ask("lookup", argument)}
         return {**card, "token_ids": list(found.conversation.tokens)} if token_ids else card
 
     @router.post("/v1/sessions/{name}/fork")
-    async def fork(name: str, body: ForkBody | None = None) -> dict[str, Any]:
-        return _card(table.fork(table.get(name), (body or ForkBody()).session_id))
+    async def fork(request: Request, name: str, body: ForkBody | None = None) -> dict[str, Any]:
+        return _card(table.fork(table.get(name, client_of(request)), (body or ForkBody()).session_id))
 
     @router.post("/v1/sessions/{name}/rewind")
-    async def rewind(name: str, body: RewindBody) -> dict[str, Any]:
-        found = table.get(name)
+    async def rewind(request: Request, name: str, body: RewindBody) -> dict[str, Any]:
+        found = table.get(name, client_of(request))
         table.rewind(found, body.to)
         return _card(found)
 
     @router.delete("/v1/sessions/{name}")
-    async def close(name: str, abort: bool = False) -> dict[str, Any]:
+    async def close(request: Request, name: str, abort: bool = False) -> dict[str, Any]:
         """At the end of the turn that runs, or with `abort` at once."""
-        found = table.get(name)
+        found = table.get(name, client_of(request))
         table.close(found, abort)
         return {"id": name, "object": "session.deleted", "deleted": found.turn is None}
 

@@ -15,6 +15,8 @@ from typing import Any
 
 from freehold.conversation import Conversation, TurnRefused
 from freehold.server.async_engine import AsyncEngine
+from freehold.server.branches import BranchTree
+from freehold.server.clients import Client
 from freehold.server.messages import Ended
 from freehold.server.session_store import SessionStore, StoredSession
 
@@ -32,12 +34,13 @@ class SessionBusy(Exception):
 @dataclass(frozen=True)
 class SessionSettings:
     """`timeout` is the idle time, in seconds, after which a session is closed; None is never. `branching`
-    sessions keep the history of each request (see `history.py`)."""
+    sessions keep the history of each request (see `branches.py`). Only `owner` and admins may use it."""
 
     timeout: float | None = None
     capacity: int | None = None
     namespace: str = ""
     branching: bool = False
+    owner: str = ""
 
 
 @dataclass(eq=False)
@@ -47,6 +50,7 @@ class Session:
     conversation: Conversation
     messages: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     last_used: float = field(default_factory=time.time)
+    branches: BranchTree = field(default_factory=BranchTree)
     closing: bool = False
     turn: Turn | None = None
     idle: asyncio.Event = field(default_factory=asyncio.Event)
@@ -61,6 +65,7 @@ class Turn:
     def __init__(self, table: SessionTable, session: Session, tokens: list[int]):
         self._table = table
         self.session = session
+        self.session_id = session.id
         self.tokens = tokens
         self.request_id = ""
         self.messages: list[dict[str, Any]] | None = None  # of a chat, up to the answer
@@ -73,7 +78,7 @@ class Turn:
         self._text += text
         if ended is None:
             return
-        if ended.kind in ("stop", "length"):
+        if ended.is_complete:
             self.session.conversation.commit(self.tokens, self._output)
             if self.messages is not None:
                 self.session.messages = [*self.messages, {"role": "assistant", "content": self._text}]
@@ -122,10 +127,16 @@ class SessionTable:
         self.save(session)
         return session
 
-    def get(self, name: str) -> Session:
-        if name not in self._sessions:
+    def get(self, name: str, client: Client) -> Session:
+        """Raises NoSuchSession, also for a session of somebody else."""
+        session = self._sessions.get(name)
+        if session is None or not client.may_use(session.settings.owner):
             raise NoSuchSession(f"session id {name} does not exist")
-        return self._sessions[name]
+        return session
+
+    def of(self, client: Client) -> list[Session]:
+        """All that the client may use."""
+        return [session for session in self if client.may_use(session.settings.owner)]
 
     def begin(self, session: Session, new: Sequence[int], keep: int | None = None) -> Turn:
         """Start a turn with new input after the history, or after its first `keep` tokens. Raises SessionBusy

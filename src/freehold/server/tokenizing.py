@@ -8,8 +8,8 @@ from fastapi import APIRouter
 
 from freehold.sampling_params import InvalidParameter
 from freehold.server.async_engine import AsyncEngine
-from freehold.server.chat import chat_prompt
 from freehold.server.generation import encode
+from freehold.server.rendering import Rendering
 from freehold.server.schema import DetokenizeBody, TokenizeBody
 
 
@@ -22,7 +22,8 @@ def tokenizing_routes(engine: AsyncEngine) -> APIRouter:
         if (body.prompt is None) == (body.messages is None):
             raise InvalidParameter("prompt", "give either prompt or messages")
         if body.messages is not None:
-            tokens = await chat_prompt(tokenizer, body.messages, body.add_generation_prompt is not False, {})
+            rendering = Rendering(body.add_generation_prompt is not False)
+            tokens = await rendering.tokens(tokenizer, [message.for_template() for message in body.messages])
         else:
             tokens = await encode(tokenizer, body.prompt or "", body.add_special_tokens is not False)
         answer: dict[str, Any] = {"tokens": tokens.tolist(), "count": len(tokens)}

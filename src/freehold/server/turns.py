@@ -2,46 +2,46 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
 from freehold.sampling_params import InvalidParameter, SamplingParams
+from freehold.server.clients import Client
+from freehold.server.generation import encode
+from freehold.server.rendering import Rendering
 from freehold.server.schema import Message, SamplingBody
-from freehold.server.sessions import Session, SessionTable, Turn
+from freehold.server.sessions import Session, SessionBusy, SessionTable, Turn
 from freehold.text.tokenizer import Tokenizer
 
 
-async def session_of(table: SessionTable, body: SamplingBody, params: SamplingParams) -> Session | None:
+async def session_of(table: SessionTable, client: Client, body: SamplingBody, params: SamplingParams) -> Session | None:
     """The session that the body names, idle if it may wait for that. Raises NoSuchSession or
     InvalidParameter."""
     if body.session_id is None:
         return None
     if params.n > 1:
         raise InvalidParameter("n", "must be 1 for a turn of a session")
-    session = table.get(body.session_id)
+    session = table.get(body.session_id, client)
     while body.session_wait and session.turn is not None and not session.closing:
         await table.wait_until_idle(session)
     return session
 
 
-def begin_chat_turn(
-    table: SessionTable,
-    session: Session,
-    tokenizer: Tokenizer,
-    messages: list[Message],
-    add_generation_prompt: bool,
-    variables: dict[str, Any],
+async def begin_chat_turn(
+    table: SessionTable, session: Session, tokenizer: Tokenizer, messages: list[Message], rendering: Rendering
 ) -> Turn:
     """A turn of a chat: `messages` are only the new ones."""
-    if tokenizer.chat_template is None:
-        raise InvalidParameter("messages", "the model has no chat template: use /v1/completions")
-    render = tokenizer.chat_template.render
     new = [message.for_template() for message in messages]
-    whole = render([*session.messages, *new], add_generation_prompt, **variables)
+    whole = rendering.text(tokenizer, [*session.messages, *new])
     keep, text = None, whole
     if session.messages:
-        keep, text = _continuation(session, tokenizer, render(session.messages, False, **variables), whole)
-    turn = table.begin(session, tokenizer.encode(text, False).tolist(), keep)
-    turn.messages = [*session.messages, *new]
+        before = replace(rendering, add_generation_prompt=False).text(tokenizer, session.messages)
+        keep, text = _continuation(session, tokenizer, before, whole)
+    history = session.messages
+    tokens = await encode(tokenizer, text, False)
+    if session.messages is not history:
+        raise SessionBusy(f"session {session.id} has changed meanwhile")
+    turn = table.begin(session, tokens.tolist(), keep)
+    turn.messages = [*history, *new]
     return turn
 
 

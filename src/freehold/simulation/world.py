@@ -291,7 +291,7 @@ class World:
         self.memory.audit()
         for pool in self.memory.pools:
             assert pool.free_count == pool.capacity, "pages are not back after a flush"
-        assert not self.memory.tree.namespaces(), "an empty namespace was kept"
+        assert not list(self.memory.tree.namespaces()), "an empty namespace was kept"
         assert len(self.requests) == sum(h.verb is Verb.SUBMIT for h in self.scenario.happenings)
         assert all(request.state is RequestState.ENDED for request in self.requests.values())
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 
+from freehold.sampling_params import SamplingParams
+from freehold.stop_regex import StopRegexes, StopRegexTooSlow
 from freehold.text.tokenizer import Tokenizer
 
 
@@ -11,11 +14,16 @@ class Detokenizer:
     """The text of one output, growing. Incomplete UTF-8 and text that may become a stop string are held
     back until it is clear what they are."""
 
-    def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...] = (), skip_special_tokens: bool = True):
+    def __init__(self, tokenizer: Tokenizer, params: SamplingParams | None = None, skip_special_tokens: bool = True):
+        params = params or SamplingParams()
         self.text = ""  # all of it, held-back text included
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
-        self._stop = stop
+        self._stop = params.stop
+        self._regexes = StopRegexes(params.stop_regex) if params.stop_regex else None
+        self._regex_at: int | None = None  # where one of them matched
+        self._min_tokens = params.min_tokens
+        self._token_count = 0
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._sent = 0
         self._before_last = 0  # length of the text before the last token
@@ -23,8 +31,18 @@ class Detokenizer:
     def add(self, token: int) -> str:
         """-> the text that is now safe to show."""
         self._before_last = len(self.text)
-        self.text += self._decoder.decode(self._tokenizer.piece(token, self._skip_special_tokens))
+        self._token_count += 1
+        piece = self._tokenizer.piece(token, self._skip_special_tokens)
+        self.text += self._decoder.decode(piece)
+        if self._regexes is not None:
+            self._watch(self._regexes, piece)
         return self._release(len(self.text) - self._held_back())
+
+    def _watch(self, regexes: StopRegexes, piece: bytes) -> None:
+        with contextlib.suppress(StopRegexTooSlow):  # the scheduler ends the output
+            found = regexes.add(piece, self._token_count >= self._min_tokens)
+            if found is not None and self._regex_at is None:
+                self._regex_at = found[0]
 
     def finish(self, matched: int | str | None) -> str:
         """The output is complete; cut it at the stop that `matched` -> the rest of the text."""
@@ -32,7 +50,9 @@ class Detokenizer:
             self.text = self.text[: self._before_last]
         else:
             self.text += self._decoder.decode(b"", final=True)
-        if isinstance(matched, str):
+        if isinstance(matched, str) and self._regex_at is not None and matched not in self._stop:
+            self.text = self.text[: self._regex_at]
+        elif isinstance(matched, str):
             # The last token completed it; an earlier occurrence was before min_tokens.
             at = self.text.find(matched, max(0, self._before_last - len(matched)))
             if at >= 0:
@@ -47,7 +67,9 @@ class Detokenizer:
     def _held_back(self) -> int:
         """Length of the longest end of the text with which some stop string begins, or that the last token
         brought behind the beginning of one."""
-        longest = 0
+        longest = 0 if self._regexes is None else self._regexes.held
+        if self._regex_at is not None:
+            longest = len(self.text) - self._regex_at
         for stop in self._stop:
             at = self.text.find(stop, max(0, self._before_last - len(stop) + 1))
             if at >= 0:

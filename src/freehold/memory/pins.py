@@ -1,0 +1,93 @@
+"""Prefixes that an operator wants kept: pinned within a budget, and given up before a request would starve."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from freehold.arrays import Int32
+from freehold.memory.node import Match, Node, PinKind
+from freehold.memory.tree import PrefixTree
+
+
+@dataclass(frozen=True)
+class PinnedPrefix:
+    """The first `tokens` tokens of what was asked for are kept, at `node`, until `expires` (seconds of the
+    scheduler's clock; None is never)."""
+
+    name: str
+    salt: str
+    tokens: int
+    node: Node
+    expires: float | None
+
+
+class PinTable:
+    """The operator's pins by name, oldest first. Together they hold at most `limit` pages of each group."""
+
+    def __init__(self, tree: PrefixTree, limit: int):
+        self._tree = tree
+        self._pins: OrderedDict[str, PinnedPrefix] = OrderedDict()
+        self.limit = limit
+        self.given_up_count = 0
+
+    def __len__(self) -> int:
+        return len(self._pins)
+
+    def __iter__(self):
+        return iter(self._pins.values())
+
+    @property
+    def page_count(self) -> int:
+        """Pages of each group that pins hold; where two share a prefix it counts once."""
+        return sum(node.page_count for node in self._nodes().values())
+
+    def _nodes(self) -> dict[int, Node]:
+        return {node.serial: node for pin in self for node in self._tree.path(pin.node)}
+
+    def pin(self, name: str, match: Match, tokens: Int32, expires: float | None) -> PinnedPrefix | None:
+        """Keep a matched prefix of `tokens` [n], as much of it as the budget allows; None if that is nothing.
+        Raises ValueError for a name that is in use."""
+        if name in self._pins:
+            raise ValueError(f"there is a pin '{name}' already")
+        match = self._within_budget(match, tokens)
+        if match.length == 0:
+            return None
+        node = self._tree.pin(match, PinKind.OPERATOR)
+        pin = self._pins[name] = PinnedPrefix(name, match.namespace.salt, match.length, node, expires)
+        return pin
+
+    def _within_budget(self, match: Match, tokens: Int32) -> Match:
+        """The longest part of the match that can be had."""
+        mine = self._nodes()
+        left = self.limit - sum(node.page_count for node in mine.values())
+        if match.node is None:
+            return match
+        end = 0
+        for node in self._tree.path(match.node):
+            stop = min(node.end, match.length)
+            if node.serial not in mine:
+                pages = min((stop - node.start) // self._tree.page_size, left)
+                left -= pages
+                stop = node.start + pages * self._tree.page_size
+            end = stop
+            if stop < node.end:
+                break
+        return self._tree.match(match.namespace, tokens, end)
+
+    def unpin(self, name: str) -> bool:
+        """-> whether there was such a pin."""
+        pin = self._pins.pop(name, None)
+        if pin is not None:
+            self._tree.unpin(pin.node, PinKind.OPERATOR, fence=0)
+        return pin is not None
+
+    def expire(self, now: float) -> None:
+        for pin in [pin for pin in self if pin.expires is not None and pin.expires <= now]:
+            self.unpin(pin.name)
+
+    def give_up(self) -> None:
+        """Unpin everything: a request could not go on otherwise."""
+        for name in list(self._pins):
+            self.given_up_count += 1
+            self.unpin(name)

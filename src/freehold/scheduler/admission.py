@@ -1,0 +1,188 @@
+"""Which waiting requests get a row and pages."""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+
+import numpy as np
+
+from freehold.arrays import Int64
+from freehold.memory import Lease, Match, Memory
+from freehold.memory.lease import pages_to_cover
+from freehold.memory.node import Namespace
+from freehold.memory.tails import Tail
+from freehold.scheduler.batch import Batch
+from freehold.scheduler.lifecycle import Lifecycle
+from freehold.scheduler.queue import WaitingQueue
+from freehold.scheduler.request import Request
+from freehold.scheduler.running import RETRACTIONS_TRUSTED, RunningTable
+from freehold.scheduler.speculation import DraftBudget
+
+PASSED_OVER_MAX = 64  # waiting requests looked at and left waiting in one pass
+
+
+class _Verdict(Enum):
+    ADMITTED = auto()
+    WAITS = auto()  # a step in flight, or the next ones, will bring what it can share
+    NO_ROOM = auto()
+
+
+class GrowthEstimate:
+    """What share of their remaining output the running requests will come to need.
+
+    Rises when memory ran out, falls slowly while it does not: so a workload whose requests stop early
+    is packed tightly and one that uses its max_tokens is not made to thrash.
+    """
+
+    def __init__(self, share: float = 0.3):
+        self.share = share
+
+    def ran_out(self) -> None:
+        self.share = min(1.0, self.share + 0.25)
+
+    def went_well(self) -> None:
+        self.share = max(0.05, self.share * 0.998)
+
+
+class Admission:
+    """Decides with an estimate of what the running requests will come to need."""
+
+    def __init__(
+        self,
+        memory: Memory,
+        queue: WaitingQueue,
+        running: RunningTable,
+        lifecycle: Lifecycle,
+        drafts: DraftBudget | None,
+        chunk: int,
+    ):
+        self._memory = memory
+        self._queue = queue
+        self._running = running
+        self._lifecycle = lifecycle
+        self._drafts = drafts
+        self._chunk = chunk
+        self.growth = GrowthEstimate()
+
+    def admit(self, batch: Batch) -> Batch:
+        """Give what is left of the budget to waiting requests -> the rows they got."""
+        admitted = Batch.empty()
+        budget = self._chunk - int(batch.counts[batch.counts > 1].sum())
+        if budget <= 0:
+            return admitted
+        self._queue.rank_by_match(lambda request: self.match(request).length)
+        sharing = self._pages_being_computed()
+        reserved = self.reserved_page_count()
+        passed_over: list[Request] = []
+        while budget > 0 and self._memory.leases.free_row_count and len(passed_over) < PASSED_OVER_MAX:
+            request = self._queue.pop()
+            if request is None:
+                break
+            verdict, count = self._try_admit(request, budget, reserved, sharing)
+            if verdict is not _Verdict.ADMITTED:
+                passed_over.append(request)
+                if verdict is _Verdict.NO_ROOM:
+                    break
+                continue
+            assert request.lease is not None
+            rows = np.array([request.lease.row])
+            admitted = admitted + Batch.of(rows, np.array([count]))
+            budget -= count
+            reserved += self.growth_page_count(rows)
+        for request in passed_over:
+            self._queue.push(request)
+        return admitted
+
+    def _try_admit(
+        self, request: Request, budget: int, reserved: int, sharing: set[tuple[Namespace, int, bytes]]
+    ) -> tuple[_Verdict, int]:
+        memory = self._memory
+        tokens, match = request.tokens, self.match(request)
+        key = memory.tree.next_page_key(match, tokens)
+        if key is not None and key in sharing and match.length + memory.page_size <= request.scored_from:
+            return _Verdict.WAITS, 0
+        if not self._fits_beside(request, match, reserved):
+            return _Verdict.NO_ROOM, 0
+        tail = None if request.session is None else memory.find_tail(request.session, match, tokens)
+        if tail is not None and not memory.epochs.passed(tail.fence):
+            return _Verdict.WAITS, 0
+        miss = memory.explain_miss(match, tokens, request.scored_from) if request.cached_tokens is None else None
+        lease = self._lease(request, match, tail, budget)
+        if lease is None:
+            return _Verdict.NO_ROOM, 0
+        count = lease.reserved - lease.committed
+        self._lifecycle.start(request, lease)
+        if miss is not None:
+            request.miss = str(miss)
+        if self._drafts is not None:
+            self._drafts.start(lease.row)
+        if key is not None:
+            sharing.add(key)
+        return _Verdict.ADMITTED, count
+
+    def _lease(self, request: Request, match: Match, tail: Tail | None, budget: int) -> Lease | None:
+        """A lease with pages for the first chunk, or None and nothing has changed. It pins the match, so
+        that making room cannot evict it."""
+        memory, tokens = self._memory, request.tokens
+        lease = memory.leases.open(match, request.priority)
+        if tail is not None and request.session is not None:
+            lease.adopt(request.session)
+        rows = np.array([lease.row])
+        targets = np.array([min(len(tokens), lease.committed + budget)])
+        if memory.make_room(rows, targets, may_unpin=len(self._running) == 0):
+            memory.leases.extend(rows, targets)
+            return lease
+        if request.session is not None:
+            lease.park(request.session, tokens)
+        lease.release()
+        return None
+
+    def match(self, request: Request) -> Match:
+        """What of a waiting request need not be computed."""
+        return self._memory.match(request.namespace, request.tokens, request.scored_from)
+
+    def _fits_beside(self, request: Request, match: Match, reserved: int) -> bool:
+        """Whether the request's known tokens, and its estimated share of output, can be had without
+        taking what the running requests are expected to need. The first request always fits."""
+        if len(self._running) == 0:
+            return True
+        taken = self._memory.tree.unheld_page_count(match)
+        return self.page_count_of(request, match) + reserved + taken <= self._memory.reachable_page_count
+
+    def page_count_of(self, request: Request, match: Match) -> int:
+        """Pages that a waiting request is expected to need beyond its match."""
+        length, size = len(request.prompt) + len(request.output), self._memory.page_size
+        share = 1.0 if request.retractions >= RETRACTIONS_TRUSTED else self.growth.share
+        ahead = int(share * (self._lifecycle.max_length(request) - length)) + 1
+        return -(-(length + ahead) // size) - match.length // size
+
+    def reserved_page_count(self) -> int:
+        return self.growth_page_count(self._running.order)
+
+    def growth_page_count(self, rows: Int64) -> int:
+        """Pages that `rows` are expected to need beyond those they have."""
+        running, memory = self._running, self._memory
+        length = running.length[rows]
+        share = np.where(running.trusted[rows], self.growth.share, 1.0)
+        ahead = (share * (running.max_length[rows] - length)).astype(np.int64)
+        have = memory.leases.allocated[rows] // memory.page_size
+        wanted = pages_to_cover(length + ahead, memory.page_size) - have
+        return int(np.maximum(wanted, 0).sum())
+
+    def _pages_being_computed(self) -> set[tuple[Namespace, int, bytes]]:
+        """The next unpublished page of each prompt that is being computed: a request that would compute
+        the same page waits for it instead."""
+        running, leases, size = self._running, self._memory.leases, self._memory.page_size
+        rows = running.order[leases.committed[running.order] < running.prefill_end[running.order]]
+        keys: set[tuple[Namespace, int, bytes]] = set()
+        if not self._memory.shape.prefix_cache:
+            return keys
+        for row in map(int, rows):
+            lease = leases.leases[row]
+            start = int(leases.shared[row])
+            assert lease is not None
+            if start + size <= running.prefill_end[row]:
+                serial = lease.node.serial if start else 0
+                page = running.tokens[row, start : start + size].tobytes()
+                keys.add((lease.node.namespace, serial, page))
+        return keys

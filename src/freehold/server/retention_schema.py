@@ -1,0 +1,102 @@
+"""How clients say what to keep in the cache: each API in its own words, all of them one retention record."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from freehold.arrays import Int32
+from freehold.memory import Retention
+from freehold.sampling_params import InvalidParameter
+from freehold.text.tokenizer import Tokenizer
+
+SECONDS_OF = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+RESUME_PRIORITY = 80
+BREAKPOINT_PRIORITY = 50
+KEY_PRIORITY = 10  # of prompts that only name a key: requests like this will come again
+DEFAULT_TTL = "5m"
+
+
+class RetentionBody(BaseModel):
+    """Our own: keep the first `tokens` (all, output included) at `priority`, until `ttl` seconds have passed.
+    `next` says what an agent does now: it will `resume` after a tool call, or is `done`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    priority: int | None = Field(default=None, ge=1, le=100)
+    ttl: float = Field(default=300.0, gt=0, le=7 * 86400)
+    tokens: int | None = Field(default=None, ge=0)
+    next: Literal["resume", "done"] | None = None
+
+    def retention(self) -> Retention:
+        if self.next == "done":
+            return Retention(priority=0)
+        default = RESUME_PRIORITY if self.next == "resume" else BREAKPOINT_PRIORITY
+        return Retention(self.priority or default, self.ttl, self.tokens)
+
+
+class PromptCacheOptions(BaseModel):
+    """OpenAI's. `explicit` keeps what comes before the breakpoints in the messages and no more."""
+
+    ttl: str | None = None
+    mode: Literal["implicit", "explicit"] | None = None
+
+
+class CacheControl(BaseModel):
+    """Anthropic's, on a block: keep what comes before its end."""
+
+    type: str = "ephemeral"
+    ttl: str | None = None
+
+    def retention(self, end: int) -> Retention:
+        return Retention(BREAKPOINT_PRIORITY, seconds(self.ttl or DEFAULT_TTL, "cache_control.ttl"), end)
+
+
+class CacheHints(BaseModel):
+    """What OpenAI's routes take. A key groups requests, it does not separate them: that is `cache_salt`."""
+
+    retention: RetentionBody | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_options: PromptCacheOptions | None = None
+    prompt_cache_retention: str | None = None
+
+    def retained(self, prompt_length: int | None, breakpoint: int | None = None) -> Retention | None:
+        """The record, given where the last explicit breakpoint is; without a `prompt_length` for all tokens,
+        output included. Raises InvalidParameter."""
+        if self.retention is not None:
+            return self.retention.retention()
+        options = self.prompt_cache_options or PromptCacheOptions()
+        explicit = options.mode == "explicit"
+        if explicit and breakpoint is None:
+            return None
+        end = breakpoint if explicit and breakpoint is not None else prompt_length
+        if self.prompt_cache_options is not None or breakpoint is not None:
+            ttl = seconds(options.ttl or "30m", "prompt_cache_options.ttl")
+            return Retention(BREAKPOINT_PRIORITY, ttl, end)
+        if self.prompt_cache_retention is not None:
+            name = "prompt_cache_retention"
+            given = self.prompt_cache_retention
+            ttl = seconds(DEFAULT_TTL if given.replace("-", "_") == "in_memory" else given, name)
+            return Retention(BREAKPOINT_PRIORITY, ttl, end)
+        return None if self.prompt_cache_key is None else Retention(KEY_PRIORITY, end=end)
+
+
+def seconds(duration: str, field: str) -> float:
+    """30m -> 1800. Raises InvalidParameter."""
+    found = re.fullmatch(r"(\d{1,6})([smhd])", duration)
+    value = int(found[1]) * SECONDS_OF[found[2]] if found else 0
+    if not 0 < value <= 7 * 86400:
+        raise InvalidParameter(field, f"must be a duration such as 30m or 1h, at most 7d, got '{duration}'")
+    return float(value)
+
+
+def tokens_before(tokenizer: Tokenizer, prompt: Int32, messages: list[dict[str, Any]]) -> int:
+    """How many tokens of `prompt` int32 [n], which is a chat, come before the end of its first `messages`."""
+    assert tokenizer.chat_template is not None
+    start = tokenizer.encode(tokenizer.chat_template.render(messages, False), False)
+    count = min(len(start), len(prompt))
+    differ = np.flatnonzero(start[:count] != prompt[:count])
+    return int(differ[0]) if len(differ) else count
