@@ -10,7 +10,7 @@ from freehold.engine.cpu.threads import choose_threading_layer, use_threads
 from freehold.engine.engine import StepThread
 from freehold.engine.runner import CpuRunner
 from freehold.engine.speculative.choice import open_draft
-from freehold.memory import Memory, MemoryShape, cache_groups
+from freehold.memory import Memory, MemoryShape
 from freehold.models.loading.resolve import open_checkpoint, resolve_model
 from freehold.models.spec import Checkpoint, DecoderSpec
 from freehold.scheduler.scheduler import Scheduler
@@ -38,18 +38,7 @@ def memory_shape(config: EngineConfig, spec: DecoderSpec, draft_floats: int = 0)
     pages = config.num_pages or config.kv_cache_memory_bytes // page_bytes
     if pages < 1:
         raise ValueError(f"kv_cache_memory_bytes: {config.kv_cache_memory_bytes} holds no page of {page_bytes} bytes")
-    return MemoryShape(
-        page_count=pages,
-        page_size=config.page_size,
-        row_count=config.max_running_requests,
-        token_limit=limit,
-        eviction_policy=config.eviction_policy,
-        prefix_cache=not config.disable_radix_cache,
-        tenant_quota=config.cache_tenant_quota,
-        retained_share=config.cache_retained_share,
-        pinned_share=config.cache_pinned_share,
-        groups=cache_groups(config.speculative_algorithm == "draft"),
-    )
+    return MemoryShape.of(config, pages, limit)
 
 
 def assemble(config: EngineConfig, checkpoint: Checkpoint | None = None) -> Assembly:

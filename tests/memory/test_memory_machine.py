@@ -5,7 +5,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from freehold.memory import Memory, MemoryShape, OutOfPages
+from freehold.memory import Memory, MemoryShape, OutOfPages, Retention
 from freehold.memory.owner import FREE, OwnerKind, kind_of
 
 ALPHABET = 3  # few distinct tokens, so that prefixes are shared and diverge inside nodes
@@ -29,10 +29,12 @@ class MemoryMachine(RuleBasedStateMachine):
         page_size=st.sampled_from([1, 4, 16]),
         pages=st.integers(6, 30),
         policy=st.sampled_from(["lru", "lfu", "fifo", "priority"]),
+        quota=st.sampled_from([None, 0.3]),
     )
-    def start(self, page_size, pages, policy):
+    def start(self, page_size, pages, policy, quota):
         self.size = page_size
-        self.memory = Memory(MemoryShape(pages, page_size, 4, pages * page_size, policy))
+        self.now = 0
+        self.memory = Memory(MemoryShape(pages, page_size, 4, pages * page_size, policy, tenant_quota=quota))
         self.sequences = []
         self.content = {}
         self.in_flight = {}
@@ -71,6 +73,9 @@ class MemoryMachine(RuleBasedStateMachine):
             for sequence in self.sequences:
                 own = (sequence.namespace, *sequence.tokens[: sequence.lease.shared])
                 assert own[: len(prefix)] != prefix, "a pinned prefix was evicted"
+        for pin in self.memory.pins:
+            path = np.concatenate([part.tokens for part in self.memory.tree.path(pin.node)]).tolist()
+            assert (pin.salt, *path) in found, "a prefix was evicted under an operator's pin"
         self.tree = found
 
     # -- operations -----------------------------------------------------------------------------------
@@ -191,6 +196,32 @@ class MemoryMachine(RuleBasedStateMachine):
             assert lease.allocated == max(-(-lease.reserved // self.size) * self.size, lease.shared)
             self.check_prefix(sequence)
 
+    @precondition(lambda self: self.sequences)
+    @rule(data=st.data(), priority=st.integers(0, 3), end=st.none() | st.integers(0, 80), ttl=st.sampled_from([1, 9]))
+    def retain(self, data, priority, end, ttl):
+        sequence = self.pick(data)
+        kept = self.memory.retain(sequence.lease, Retention(priority, ttl, end), self.now)
+        assert kept <= sequence.lease.shared
+        self.check_prefix(sequence)
+        self.note_tree()
+
+    @precondition(lambda self: self.tree)
+    @rule(data=st.data(), name=st.sampled_from("ab"))
+    def pin(self, data, name):
+        if name in {pin.name for pin in self.memory.pins}:
+            self.memory.pins.unpin(name)
+            return
+        salt, *tokens = data.draw(st.sampled_from(sorted(self.tree, key=str)))
+        pin = self.memory.pin(name, salt, np.array(tokens, np.int32), None)
+        assert self.memory.pins.page_count <= self.memory.pins.limit
+        assert pin is None or pin.tokens <= len(tokens)
+        self.note_tree()
+
+    @rule(seconds=st.integers(1, 5))
+    def pass_time(self, seconds):
+        self.now += seconds
+        self.memory.pass_time(self.now)
+
     @rule(pages=st.integers(1, 10))
     def evict(self, pages):
         could = self.memory.tree.evictable_page_count
@@ -216,6 +247,7 @@ class MemoryMachine(RuleBasedStateMachine):
             return
         for sequence in self.sequences:
             sequence.lease.release()
+        self.memory.pins.give_up()
         for step in sorted(self.in_flight):
             self.memory.complete(step)
         self.memory.tree.flush()

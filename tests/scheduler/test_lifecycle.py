@@ -50,6 +50,24 @@ def test_a_request_times_out_wherever_it_is():
     h.run()
 
 
+def test_waiting_and_running_have_limits_of_their_own():
+    h = harness(max_running_requests=1, waiting_timeout=2.0, running_timeout=5.0)
+    now = [0.0]
+    h.scheduler.lifecycle.clock = lambda: now[0]
+    running, waiting = h.submit(list(range(10)), greedy(60)), h.submit([1], greedy(1))
+    for now[0] in (0.0, 1.9):
+        h.step()
+    assert waiting.finish is None
+    now[0] = 2.1
+    h.step()
+    assert waiting.finish.message == "timed out in the waiting queue after 2 s"
+    assert running.finish is None, "it was scheduled in time"
+    now[0] = 5.1
+    h.step()
+    assert running.finish.message == "timed out running after 5 s"
+    h.run()
+
+
 def test_the_default_timeout_is_the_configured_one():
     h = harness(request_timeout=3.0)
     assert h.submit([1, 2], greedy(1)).timeout == 3.0

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from freehold.config import EngineConfig
 from freehold.sampling_params import SamplingParams
 from freehold.scheduler.request import FinishKind
+from freehold.simulation.assembly import SimulatedModel
 from freehold.simulation.harness import Harness
 
 PREFIXES = [list(range(start, start + 200)) for start in (0, 300, 600)]
@@ -68,7 +69,7 @@ configs = st.builds(
 @settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
 @given(configs, st.lists(requests, min_size=1, max_size=12))
 def test_any_workload_ends_with_cold_run_outputs_and_all_pages_back(config, workload):
-    harness = Harness(config, token_limit=512, eos_tokens=(3, 17, 401))
+    harness = Harness(config, token_limit=512, model=SimulatedModel(eos_tokens=(3, 17, 401)))
     pending = sorted(enumerate(workload), key=lambda item: item[1]["delay"])
     aborts = {}
     for step in range(60):

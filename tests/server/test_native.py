@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 import threading
 import time
 
@@ -281,3 +282,70 @@ def test_broken_bodies_are_400(url, path):
     assert answer.status_code == 400
     assert answer.json()["error"]["message"]
     assert answer.json()["object"] == "error"
+
+
+def test_logprobs_of_the_prompt(url):
+    text = "The capital of France is Paris, and the capital of Italy is Rome"
+    ask = {"text": text, "return_logprob": True, "top_logprobs_num": 2, "token_ids_logprob": [1, 2]}
+    ids = requests.post(f"{url}/tokenize", json={"prompt": text}).json()["tokens"]
+    for start in (0, 3, len(ids) - 1, len(ids)):
+        meta = generate(url, **ask, logprob_start_len=start)["meta_info"]
+        count = len(ids) - start
+        assert meta["cached_tokens"] <= start
+        for field in ("input_token_logprobs", "input_top_logprobs", "input_token_ids_logprobs"):
+            assert len(meta[field]) == count
+        assert [entry[1] for entry in meta["input_token_logprobs"]] == ids[start:]
+        if count:
+            assert meta["input_token_logprobs"][0][0] is None
+            assert meta["input_top_logprobs"][0] is None
+        for entry, top, probes in list(
+            zip(
+                meta["input_token_logprobs"],
+                meta["input_top_logprobs"],
+                meta["input_token_ids_logprobs"],
+                strict=True,
+            )
+        )[1:]:
+            assert top[0][0] >= top[1][0]
+            assert entry[0] <= top[0][0]
+            assert [probe[1] for probe in probes] == [1, 2]
+        assert len(meta["output_token_ids_logprobs"]) == meta["completion_tokens"]
+    none = generate(url, **ask)["meta_info"]
+    assert none["input_token_logprobs"] == []
+    chosen = none["output_token_logprobs"][0][0]
+    assert chosen == none["output_top_logprobs"][0][0][0], "the very same float"
+    batch = generate(url, **{**ask, "text": [text, "Short"]}, logprob_start_len=[0, -1])
+    assert [len(one["meta_info"]["input_token_logprobs"]) for one in batch] == [len(ids), 0]
+    nothing = {"temperature": 0, "max_new_tokens": 0}
+    scored = generate(url, **ask, logprob_start_len=0, sampling_params=nothing)
+    assert scored["output_ids"] == []
+    assert len(scored["meta_info"]["input_token_logprobs"]) == len(ids)
+    assert len(scored["meta_info"]["output_token_logprobs"]) == 1
+    refused = {**ask, "return_logprob": True}
+    assert "logprob_start_len" in message(url, **refused, logprob_start_len=len(ids) + 1)
+    assert "vocabulary" in message(url, **{**refused, "token_ids_logprob": [10**7]})
+
+
+def test_prompt_logprobs_in_a_stream_come_with_the_first_event(url):
+    body = {"text": "One two three", "return_logprob": True, "logprob_start_len": 0, "stream": True}
+    with requests.post(f"{url}/generate", json=body, stream=True, timeout=60) as answer:
+        lines = [line[6:] for line in answer.iter_lines() if line.startswith(b"data: {")]
+    for line in lines:
+        assert len(json.loads(line)["meta_info"]["input_token_logprobs"]) == 3
+
+
+def test_stop_regex(url):
+    text = "Once upon a time there was a"
+    params = {"temperature": 0, "max_new_tokens": 40, "ignore_eos": True}
+    whole = generate(url, text=text, sampling_params=params)["text"]
+    stopped = generate(url, text=text, sampling_params={**params, "stop_regex": r"[,.]\s"})
+    assert stopped["meta_info"]["finish_reason"] == {"type": "stop", "matched": r"[,.]\s"}
+    assert stopped["text"] == whole[: re.search(r"[,.]\s", whole).start()]
+    kept = generate(url, text=text, sampling_params={**params, "stop_regex": [r"[,.]\s"], "no_stop_trim": True})
+    assert kept["text"].startswith(stopped["text"])
+    assert len(kept["text"]) > len(stopped["text"])
+    assert "stop_regex" in message(url, text=text, sampling_params={"stop_regex": "("})
+    body = {"text": text, "sampling_params": {**params, "stop_regex": r"[,.]\s"}, "stream": True}
+    with requests.post(f"{url}/generate", json=body, stream=True, timeout=60) as answer:
+        lines = [line[6:] for line in answer.iter_lines() if line.startswith(b"data: {")]
+    assert all(stopped["text"].startswith(json.loads(line)["text"]) for line in lines)

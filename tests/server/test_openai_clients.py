@@ -200,3 +200,20 @@ def test_langchain(server):
     assert "".join(part.content for part in chat.stream("What is the capital of France? Answer in one sentence.")) == (
         "The capital of France is Paris."
     )
+
+
+def test_echo_with_logprobs_scores_the_prompt(client):
+    prompt = "The capital of France is"
+    answer = client.completions.create(model="m", prompt=prompt, max_tokens=3, temperature=0, logprobs=2, echo=True)
+    found = answer.choices[0].logprobs
+    assert answer.choices[0].text.startswith(prompt)
+    assert "".join(found.tokens) == answer.choices[0].text
+    assert found.token_logprobs[0] is None
+    assert found.top_logprobs[0] is None
+    assert all(value <= 0 for value in found.token_logprobs[1:])
+    assert found.text_offset == [len("".join(found.tokens[:i])) for i in range(len(found.tokens))]
+    stream = client.completions.create(
+        model="m", prompt=prompt, max_tokens=3, temperature=0, logprobs=2, echo=True, stream=True
+    )
+    values = [value for chunk in stream if chunk.choices for value in chunk.choices[0].logprobs.token_logprobs]
+    assert values == found.token_logprobs

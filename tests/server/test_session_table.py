@@ -3,6 +3,7 @@
 import pytest
 
 from freehold.conversation import TurnRefused
+from freehold.server.clients import Client
 from freehold.server.messages import Ended
 from freehold.server.session_store import SessionStore
 from freehold.server.sessions import NoSuchSession, SessionBusy, SessionSettings, SessionTable
@@ -73,7 +74,7 @@ def test_closing_waits_for_the_turn_or_aborts_it():
     turn.observe([], "", ended("abort"))
     assert engine.forgotten == ["s"]
     with pytest.raises(NoSuchSession):
-        sessions.get("s")
+        sessions.get("s", Client())
 
 
 def test_what_is_committed_is_on_disk_and_what_is_not_is_not(tmp_path):
@@ -83,10 +84,10 @@ def test_what_is_committed_is_on_disk_and_what_is_not_is_not(tmp_path):
     sessions.begin(session, [1, 2]).observe([3], "x", ended("stop"))
     sessions.begin(session, [4]).observe([5], "y", None)
     sessions.open("closed", SessionSettings())
-    sessions.close(sessions.get("closed"))
+    sessions.close(sessions.get("closed", Client()))
     again, _ = table(path)
     assert [found.id for found in again] == ["s"]
-    found = again.get("s")
+    found = again.get("s", Client())
     assert found.conversation.tokens == [1, 2, 3]
     assert found.settings == SessionSettings(9.0, 100, "salt")
     assert again.begin(found, [4]).tokens == [1, 2, 3, 4]

@@ -6,14 +6,8 @@ from freehold.sampling_params import SamplingParams
 from freehold.scheduler.vocabulary import find_stop
 from freehold.text.chat_template import ChatTemplate, ChatTemplateError
 from freehold.text.detokenizer import Detokenizer
-from freehold.text.tokenizer import load_tokenizer
 
 TEXTS = ["Hello, world", "12345 + 1 = 12346", "naïve café, 你好, 🎉 done", "  indented\n\n\tand tabbed\r\n", ""]
-
-
-@pytest.fixture(scope="module")
-def tokenizer(checkpoint):
-    return load_tokenizer(checkpoint)
 
 
 @pytest.mark.parametrize("text", TEXTS)

@@ -1,13 +1,16 @@
 """All KV memory of one engine: pools, prefix tree, leases and the epochs that fence them."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from freehold.arrays import Int32, Int64
+from freehold.config import EngineConfig
 from freehold.memory.audit import PageCounts, audit, count_pages
 from freehold.memory.epochs import Epochs
 from freehold.memory.explain import Miss, explain, explain_miss
-from freehold.memory.group import CacheGroup
+from freehold.memory.group import CacheGroup, cache_groups
 from freehold.memory.lease import Lease, LeaseTable
 from freehold.memory.node import Match, Namespace
 from freehold.memory.pins import PinnedPrefix, PinTable
@@ -45,6 +48,22 @@ class MemoryShape:
             share = getattr(self, name)
             if share is not None and not 0 <= share <= 1:
                 raise ValueError(f"{name} must be a share between 0 and 1, not {share}")
+
+    @classmethod
+    def of(cls, config: EngineConfig, page_count: int, token_limit: int, spare_rows: int = 0) -> MemoryShape:
+        """What the options ask for."""
+        return cls(
+            page_count=page_count,
+            page_size=config.page_size,
+            row_count=config.max_running_requests + spare_rows,
+            token_limit=token_limit,
+            eviction_policy=config.eviction_policy,
+            prefix_cache=not config.disable_radix_cache,
+            tenant_quota=config.cache_tenant_quota,
+            retained_share=config.cache_retained_share,
+            pinned_share=config.cache_pinned_share,
+            groups=cache_groups(config.speculative_algorithm == "draft"),
+        )
 
     def pages(self, share: float) -> int:
         return int(share * self.page_count)

@@ -35,7 +35,7 @@ def check_end(request: Request, vocab_size: int, eos_tokens: tuple[int, ...], li
     tokens, finish = expected_end(request, vocab_size, eos_tokens, limit)
     output, got = request.output.tolist(), request.finish
     assert got is not None
-    if got.kind in (FinishKind.STOP, FinishKind.LENGTH):
+    if got.is_complete:
         assert output == tokens, f"{request.id}: output {output} instead of {tokens}"
         assert (got.kind, got.matched) == (finish.kind, finish.matched), f"{request.id}: {got} instead of {finish}"
     else:

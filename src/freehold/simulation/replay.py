@@ -8,13 +8,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from freehold.config import EngineConfig
-from freehold.memory import Memory, MemoryShape
 from freehold.sampling_params import SamplingParams
 from freehold.scheduler.lifecycle import Refused
 from freehold.scheduler.request import Request
 from freehold.scheduler.scheduler import Scheduler
-from freehold.scheduler.vocabulary import Vocabulary
-from freehold.simulation.engine import EngineShape, SimulatedEngine, vocabulary_fields
+from freehold.simulation.assembly import assemble
 from freehold.simulation.trace import Arrival
 from freehold.simulation.world import Clock
 
@@ -59,16 +57,9 @@ def replay(
 ) -> Replay:
     """Run a trace to its end. Every read is checked."""
     limit = max(len(arrival.prompt) + arrival.output_length for arrival in arrivals) + 1
-    shape = MemoryShape(
-        page_count=config.num_pages or 4096,
-        page_size=config.page_size,
-        row_count=config.max_running_requests,
-        token_limit=limit,
-        eviction_policy=config.eviction_policy,
-    )
-    memory, clock = Memory(shape), Clock()
-    engine = SimulatedEngine(EngineShape(shape.page_count, shape.page_size, shape.row_count, limit))
-    scheduler = Scheduler(config, memory, engine, Vocabulary(**vocabulary_fields(1000)), clock)
+    clock = Clock()
+    server = assemble(config, limit, clock=clock)
+    memory, engine, scheduler = server.memory, server.engine, server.scheduler
     result, pending, number = Replay(), arrivals[::-1], 0
     sample_every = max(arrivals[-1].at / SAMPLES, 1e-9)
     while pending or scheduler.has_work:

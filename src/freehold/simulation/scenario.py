@@ -22,6 +22,9 @@ VOCAB_SIZE = 1000
 EOS_TOKENS = (3, 17, 401)
 
 
+HINTS = [None, None, None, [0], [50, 0.02], [90, 0.2, 64], [10, 1.0]]  # of retention
+
+
 @dataclass(frozen=True)
 class Cell:
     """One configuration of the matrix."""
@@ -44,7 +47,7 @@ class Cell:
                 return cell
         raise ValueError(f"cell: '{text}' is not one of the matrix, such as {next(matrix())}")
 
-    def config(self, forward_retract_interval: int, chunk: int, eviction: str) -> EngineConfig:
+    def config(self, forward_retract_interval: int, chunk: int, eviction: str, quota: float | None) -> EngineConfig:
         tokens = LONGEST + 2 * self.page_size if self.pool == "tight" else ROWS * LONGEST
         return EngineConfig(
             page_size=self.page_size,
@@ -53,6 +56,7 @@ class Cell:
             chunked_prefill_size=chunk,
             schedule_policy=self.policy,
             eviction_policy=eviction,
+            cache_tenant_quota=quota,
             disable_overlap_schedule=not self.overlap,
             forward_retract_interval=forward_retract_interval,
             priority_scheduling_preemption_threshold=1 if self.policy == "priority" else None,
@@ -89,6 +93,8 @@ class Verb(StrEnum):
     FORK = "fork"  # a session
     REWIND = "rewind"  # a session, to a share of its tokens
     CLOSE = "close"  # a session
+    PIN = "pin"  # a prefix, as an operator
+    UNPIN = "unpin"
 
 
 @dataclass(frozen=True)
@@ -108,11 +114,12 @@ class Scenario:
     forward_retract_interval: int = 0
     chunk: int = 64
     eviction: str = "lru"
+    quota: float | None = None
     draft_rate: float = 0.6
 
     @property
     def config(self) -> EngineConfig:
-        return self.cell.config(self.forward_retract_interval, self.chunk, self.eviction)
+        return self.cell.config(self.forward_retract_interval, self.chunk, self.eviction, self.quota)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -140,6 +147,7 @@ class Scenario:
             forward_retract_interval=interval,
             chunk=rng.choice([7, 64, 256]),
             eviction=rng.choice(["lru", "lfu", "fifo", "priority"]),
+            quota=rng.choice([None, None, 0.2]),
             draft_rate=rng.choice([0.0, 0.3, 0.7, 1.0]),
         )
 
@@ -168,8 +176,13 @@ def _requests(rng: random.Random) -> Iterator[Happening]:
                 "priority": rng.randrange(3),
                 "timeout": rng.choice([None] * 8 + [0.05, 1.0]),
                 "session": None,
+                "retention": rng.choice(HINTS),
             },
         )
+        if rng.random() < 0.08:
+            name_of_pin, ttl = f"p{rng.randrange(3)}", rng.choice([None, 0.1])
+            yield Happening(now + 9, Verb.PIN, {"name": name_of_pin, "tokens": prefix + tail, "ttl": ttl})
+            yield Happening(now + rng.choice([10, 60]), Verb.UNPIN, {"name": f"p{rng.randrange(3)}"})
         if rng.random() < 0.25:
             state = rng.choice(["waiting", "prefilling", "running", "retracted", "any"])
             yield Happening(now + rng.choice([0, 1, 4, 15]), Verb.ABORT, {"id": name, "state": state})
@@ -198,6 +211,7 @@ def _turns(rng: random.Random) -> Iterator[Happening]:
                 "priority": rng.randrange(3),
                 "timeout": rng.choice([None] * 8 + [0.05]),
                 "session": session,
+                "retention": rng.choice(HINTS),
             },
         )
         if rng.random() < 0.25:

@@ -9,17 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from freehold.memory import Lease, Memory, MemoryShape, OwnershipError, cache_groups
+from freehold.memory import Lease, OwnershipError, Retention
 from freehold.sampling_params import SamplingParams
 from freehold.scheduler.request import FinishKind, Request
 from freehold.scheduler.results import StepOutput
-from freehold.scheduler.scheduler import EngineStuck, PauseMode, Scheduler
+from freehold.scheduler.scheduler import EngineStuck, PauseMode
 from freehold.scheduler.states import TRANSITIONS, Event, RequestState
-from freehold.scheduler.vocabulary import Vocabulary
-from freehold.simulation.engine import EngineShape, SimulatedEngine, WrongKV, vocabulary_fields
+from freehold.simulation.assembly import SimulatedModel, assemble
+from freehold.simulation.engine import WrongKV
 from freehold.simulation.oracle import check_end
 from freehold.simulation.scenario import EOS_TOKENS, LONGEST, VOCAB_SIZE, Happening, Scenario, Verb
-from freehold.step import DraftCost
 
 AUDIT_INTERVAL = 8  # iterations
 ITERATIONS_MAX = 20_000
@@ -71,30 +70,11 @@ class World:
     def __init__(self, scenario: Scenario):
         self.scenario = scenario
         config = self.config = scenario.config
-        shape = MemoryShape(
-            page_count=config.num_pages or 1,
-            page_size=config.page_size,
-            row_count=config.max_running_requests + 1,  # one for the ballast
-            token_limit=max(LONGEST, (config.num_pages or 1) * config.page_size),
-            eviction_policy=config.eviction_policy,
-            groups=cache_groups(config.speculative_algorithm == "draft"),
-        )
-        self.memory = Memory(shape)
-        self.engine = SimulatedEngine(
-            EngineShape(
-                shape.page_count, shape.page_size, shape.row_count, shape.token_limit, VOCAB_SIZE,
-                len(shape.groups), scenario.draft_rate,
-            )
-        )  # fmt: skip
+        limit = max(LONGEST, (config.num_pages or 1) * config.page_size)
+        model = SimulatedModel(VOCAB_SIZE, EOS_TOKENS, scenario.draft_rate)
         self.clock = Clock()
-        self.scheduler = Scheduler(
-            config,
-            self.memory,
-            self.engine,
-            Vocabulary(**vocabulary_fields(VOCAB_SIZE, EOS_TOKENS)),
-            self.clock,
-            DraftCost(config.speculative_num_draft_tokens) if config.speculative_algorithm else None,
-        )
+        server = assemble(config, limit, model, self.clock, spare_rows=1)  # for the ballast
+        self.memory, self.engine, self.scheduler = server.memory, server.engine, server.scheduler
         self.iteration = 0
         self.requests: dict[str, Request] = {}
         self._delivered: dict[str, list[int]] = defaultdict(list)
@@ -157,6 +137,8 @@ class World:
             self._exhaust(arguments["leaving"])
         elif verb is Verb.RESTORE:
             self._restore()
+        elif verb in (Verb.PIN, Verb.UNPIN):
+            self._pin(verb, arguments)
         elif verb in (Verb.FORK, Verb.REWIND, Verb.CLOSE):
             self._edit_session(verb, arguments)
         else:
@@ -174,6 +156,15 @@ class World:
             self.scheduler.update_weights("other")
         else:
             self.scheduler.flush_cache()
+
+    def _pin(self, verb: Verb, arguments: dict[str, Any]) -> None:
+        name = arguments["name"]
+        if verb is Verb.UNPIN:
+            self.memory.pins.unpin(name)
+        elif name not in {pin.name for pin in self.memory.pins}:
+            expires = None if arguments["ttl"] is None else self.clock.now + arguments["ttl"]
+            self.memory.pin(name, "", np.array(arguments["tokens"], np.int32), expires)
+            assert self.memory.pins.page_count <= self.memory.pins.limit, "pinned more than the budget"
 
     def _edit_session(self, verb: Verb, arguments: dict[str, Any]) -> None:
         """Between turns; during one it is not allowed, and left out."""
@@ -217,6 +208,7 @@ class World:
             priority=fields["priority"],
             timeout=fields["timeout"],
             session=fields["session"],
+            retention=None if fields["retention"] is None else Retention(*fields["retention"]),
         )
         self.requests[request.id] = request
         self.scheduler.add(request)
@@ -265,7 +257,7 @@ class World:
         assert finish is not None
         if request.session is not None:
             del self._busy[request.session]
-            if finish.kind in (FinishKind.STOP, FinishKind.LENGTH):
+            if finish.is_complete:
                 self._histories[request.session] = request.tokens.tolist()
         if finish.kind is FinishKind.ERROR:
             verbs = {happening.verb for happening in self.scenario.happenings}
@@ -284,6 +276,7 @@ class World:
 
     def _check_empty(self) -> None:
         self._restore()
+        self.memory.pins.give_up()
         self.memory.audit()
         counts = self.memory.counts()
         assert counts.lease == counts.pinned == counts.limbo == 0, f"leaked: {counts}"

@@ -1,0 +1,211 @@
+"""Hints, pins and quotas: who goes first, who stays, and what it may cost the others."""
+
+import numpy as np
+import pytest
+
+from freehold.memory import Memory, MemoryShape, Retention
+
+SIZE = 4
+
+
+def make(pages=40, **options) -> Memory:
+    return Memory(MemoryShape(pages, SIZE, 8, pages * SIZE, **options))
+
+
+def tokens(first: int, pages: int = 2) -> np.ndarray:
+    return np.arange(first, first + pages * SIZE + 1, dtype=np.int32)
+
+
+def compute(memory: Memory, prompt: np.ndarray, hint: Retention | None = None, salt: str = "", now: float = 0.0) -> int:
+    """As a request would -> tokens retained."""
+    lease = memory.leases.open(memory.match(salt, prompt))
+    lease.extend(len(prompt) - lease.committed)
+    step = memory.epochs.submit()
+    memory.leases.submit(np.array([lease.row]), step)
+    memory.complete(step)
+    lease.commit(len(prompt) - lease.committed)
+    lease.publish(prompt)
+    kept = 0 if hint is None else memory.retain(lease, hint, now)
+    lease.release()
+    memory.audit()
+    return kept
+
+
+def cached(memory: Memory, prompt: np.ndarray, salt: str = "") -> int:
+    return memory.match(salt, prompt).length
+
+
+def evict(memory: Memory, pages: int) -> None:
+    memory.tree.evict(pages, "a test")
+    memory.audit()
+
+
+def test_what_is_retained_goes_last_whatever_its_age():
+    memory = make()
+    assert compute(memory, tokens(0), Retention(50)) == 8
+    compute(memory, tokens(100))
+    compute(memory, tokens(200), Retention(20))
+    for gone, left in ((100, [0, 200]), (200, [0]), (0, [])):
+        evict(memory, 2)
+        assert [first for first in (0, 100, 200) if cached(memory, tokens(first))] == left, gone
+
+
+def test_a_range_is_retained_and_no_more():
+    memory = make()
+    assert compute(memory, tokens(0, 4), Retention(50, end=11)) == 8, "whole pages"
+    compute(memory, tokens(100))
+    evict(memory, 4)
+    assert cached(memory, tokens(0, 4)) == 8
+    assert not cached(memory, tokens(100))
+
+
+def test_a_hint_fades_by_halves():
+    memory = make()
+    compute(memory, tokens(0), Retention(4, ttl=10), now=0)
+    compute(memory, tokens(100), Retention(3, ttl=1000), now=0)
+    memory.pass_time(9.9)
+    evict(memory, 2)
+    assert cached(memory, tokens(0)), "3 is less than 4"
+    compute(memory, tokens(100), Retention(3, ttl=1000), now=9.9)
+    memory.pass_time(10)
+    memory.audit()
+    evict(memory, 2)
+    assert cached(memory, tokens(100)), "4 has become 2"
+    assert not cached(memory, tokens(0))
+    compute(memory, tokens(0), Retention(1, ttl=10), now=10)
+    assert memory.tree.retained_page_count == 4
+    memory.pass_time(20)
+    memory.audit()
+    assert memory.tree.retained_page_count == 2
+
+
+def test_a_renewed_hint_is_not_faded_by_the_old_one():
+    memory = make()
+    compute(memory, tokens(0), Retention(10, ttl=10), now=0)
+    compute(memory, tokens(0), Retention(10, ttl=10), now=8)
+    memory.pass_time(10)
+    compute(memory, tokens(100), Retention(9, ttl=100), now=10)
+    evict(memory, 2)
+    assert cached(memory, tokens(0))
+
+
+def test_done_goes_first_but_not_what_others_share():
+    memory = make()
+    system = tokens(0, 2)[:-1]
+    mine, theirs = np.append(system, tokens(300)), np.append(system, tokens(400))
+    compute(memory, tokens(100))
+    compute(memory, theirs)
+    compute(memory, mine, Retention(0))
+    evict(memory, 2)
+    assert cached(memory, mine) == len(system), "newest, yet first to go"
+    assert cached(memory, theirs) > len(system)
+    assert cached(memory, tokens(100))
+
+
+def test_done_is_forgotten_when_somebody_comes_back():
+    memory = make()
+    compute(memory, tokens(100))
+    compute(memory, tokens(0), Retention(0))
+    compute(memory, tokens(0))
+    evict(memory, 2)
+    assert cached(memory, tokens(0)), "used last"
+
+
+def test_a_hint_beyond_the_budget_is_refused():
+    memory = make(retained_share=0.1)
+    assert compute(memory, tokens(0, 3), Retention(50)) == 12
+    assert compute(memory, tokens(100, 3), Retention(50)) == 0
+    assert memory.tree.retained_page_count == 3
+    evict(memory, 3)
+    assert not cached(memory, tokens(100, 3))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("priority", 101), ("priority", -1), ("ttl", 0), ("ttl", 1e9), ("end", -1)]
+)
+def test_hints_have_limits(field, value):
+    with pytest.raises(ValueError, match=field):
+        Retention(**{field: value})
+
+
+# -- pins ---------------------------------------------------------------------------------------------------
+
+
+def test_a_pin_keeps_what_it_can_within_its_budget():
+    memory = make(pinned_share=0.1)
+    compute(memory, tokens(0, 6))
+    pin = memory.pin("a", "", tokens(0, 6), None)
+    memory.audit()
+    assert pin is not None
+    assert pin.tokens == 16
+    assert memory.pins.page_count == 4
+    evict(memory, 40)
+    assert cached(memory, tokens(0, 6)) == 16
+    compute(memory, tokens(100))
+    assert memory.pin("b", "", tokens(100), None) is None, "the budget is used up"
+    assert memory.pin("c", "", tokens(0, 6), None), "what is pinned already costs nothing"
+    with pytest.raises(ValueError, match="already"):
+        memory.pin("a", "", tokens(0, 6), None)
+    assert memory.pins.unpin("a")
+    assert not memory.pins.unpin("a")
+    evict(memory, 40)
+    assert cached(memory, tokens(0, 6)) == 16, "the other pin"
+    memory.pins.unpin("c")
+    evict(memory, 40)
+    assert not cached(memory, tokens(0, 6))
+
+
+def test_a_pin_expires_and_goes_with_the_weights():
+    memory = make()
+    compute(memory, tokens(0))
+    memory.pin("a", "", tokens(0), 5.0)
+    memory.pass_time(4.9)
+    assert len(memory.pins) == 1
+    memory.pass_time(5.0)
+    memory.audit()
+    assert len(memory.pins) == memory.pins.page_count == 0
+    memory.pin("a", "", tokens(0), None)
+    memory.replace_weights()
+    memory.audit()
+    assert memory.counts().free == memory.shape.page_count
+
+
+def test_pins_are_given_up_before_a_request_starves():
+    memory = make(pages=8, pinned_share=0.5)
+    compute(memory, tokens(0, 4))
+    memory.pin("a", "", tokens(0, 4), None)
+    lease = memory.leases.open(memory.match("", tokens(100)))
+    rows, targets = np.array([lease.row]), np.array([8 * SIZE])
+    assert not memory.make_room(rows, targets)
+    assert len(memory.pins) == 1
+    assert memory.make_room(rows, targets, may_unpin=True)
+    assert memory.pins.given_up_count == 1
+    memory.leases.extend(rows, targets)
+    memory.audit()
+
+
+# -- tenants --------------------------------------------------------------------------------------------------
+
+
+def test_a_tenant_over_its_quota_gives_first():
+    memory = make(tenant_quota=0.2)
+    compute(memory, tokens(0, 3), salt="small")
+    for first in (100, 200, 300, 400):
+        compute(memory, tokens(first, 3), salt="big")
+    evict(memory, 3)
+    assert cached(memory, tokens(0, 3), "small"), "oldest of all"
+    assert not cached(memory, tokens(100, 3), "big")
+    evict(memory, 3)
+    assert cached(memory, tokens(0, 3), "small")
+    assert memory.tree.page_count == 9
+    evict(memory, 3)
+    assert not cached(memory, tokens(0, 3), "small"), "now nobody is over, and it is the oldest"
+
+
+def test_without_quotas_the_oldest_goes():
+    memory = make()
+    compute(memory, tokens(0, 3), salt="small")
+    for first in (100, 200, 300):
+        compute(memory, tokens(first, 3), salt="big")
+    evict(memory, 3)
+    assert not cached(memory, tokens(0, 3), "small")
