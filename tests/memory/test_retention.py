@@ -89,6 +89,15 @@ def test_a_renewed_hint_is_not_faded_by_the_old_one():
     assert cached(memory, tokens(0))
 
 
+def test_the_same_hint_twice_at_once_fades_once():
+    memory = make()
+    for _ in range(2):
+        compute(memory, tokens(0), Retention(4, ttl=10), now=0)
+    memory.pass_time(10)
+    (node,) = (node for node in memory.tree.nodes() if node.parent is not None)
+    assert node.level == 2
+
+
 def test_done_goes_first_but_not_what_others_share():
     memory = make()
     system = tokens(0, 2)[:-1]

@@ -25,7 +25,8 @@ BEGIN, END = "<!-- mutants -->", "<!-- end of mutants -->"
 TIMEOUT_S = 240
 # Examples first: they are quick, and say what is wrong. Then what is random.
 SUITE = [
-    "tests/memory/test_pool.py", "tests/memory/test_lease_and_tree.py", "tests/scheduler/test_scheduler.py",
+    "tests/memory/test_pool.py", "tests/memory/test_lease_and_tree.py", "tests/memory/test_retention.py",
+    "tests/scheduler/test_scheduler.py",
     "tests/simulation/test_simulation.py", "tests/memory/test_memory_machine.py",
     "tests/scheduler/test_random_workloads.py",
 ]  # fmt: skip

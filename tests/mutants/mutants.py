@@ -19,6 +19,7 @@ DOUBLE_FREE = "double free"
 LEASE = "a transition of the lease"
 LIFE = "a transition of the request"
 SPECULATION = "speculation"
+RETENTION = "hints and quotas"
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class Mutant:
 
 LEASE_PY, TREE_PY, POOL_PY = "memory/lease.py", "memory/tree.py", "memory/pool.py"
 MEMORY_PY, EPOCHS_PY = "memory/memory.py", "memory/epochs.py"
+ADMISSION_PY, RETENTION_PY, PINS_PY = "scheduler/admission.py", "memory/retention.py", "memory/pins.py"
 PLANNER_PY, LIFECYCLE_PY, RESULTS_PY = "scheduler/planner.py", "scheduler/lifecycle.py", "scheduler/results.py"
 SCHEDULER_PY, RUNNING_PY = "scheduler/scheduler.py", "scheduler/running.py"
 
@@ -49,10 +51,10 @@ MUTANTS = [
         "end = usable - usable % table.page_size", "end = -(-usable // table.page_size) * table.page_size",
     ),
     Mutant(
-        "a match that is rejected has taken something", "the mission, 3", PLANNER_PY,
-        "        if not self._fits_beside(request, match, reserved):\n            return _Admission.NO_ROOM, 0\n",
+        "a match that is rejected has taken something", "the mission, 3", ADMISSION_PY,
+        "        if not self._fits_beside(request, match, reserved):\n            return _Verdict.NO_ROOM, 0\n",
         "        if not self._fits_beside(request, match, reserved):\n"
-        "            memory.leases.open(match)\n            return _Admission.NO_ROOM, 0\n",
+        "            memory.leases.open(match)\n            return _Verdict.NO_ROOM, 0\n",
     ),
     Mutant(
         "acknowledgements are processed only after a prefill", "the mission, 4", SCHEDULER_PY,
@@ -104,15 +106,15 @@ MUTANTS = [
            "        if not fits:\n            batch = self._retract_until_it_fits()", "        if False:\n            batch = self._retract_until_it_fits()"),
     Mutant("the most important request can be retracted, too", STARVATION, PLANNER_PY,
            "if len(self._running) == 1:", "if len(self._running) == 0:"),
-    Mutant("a request passed over is never looked at again", STARVATION, PLANNER_PY,
+    Mutant("a request passed over is never looked at again", STARVATION, ADMISSION_PY,
            "        for request in passed_over:\n            self._queue.push(request)\n", ""),
     Mutant("the most important running request is retracted first", STARVATION, PLANNER_PY,
            "key=lambda request: (request.priority, -request.order))", "key=lambda request: (-request.priority, request.order))"),
     Mutant("excess of rejected drafts is never taken back", STARVATION, MEMORY_PY,
            "            self.leases.give_back_excess()\n", "            pass\n"),
     Mutant("an aborted request keeps its lease", LEAK_ON_ABORT, LIFECYCLE_PY,
-           "        if request.lease is not None:\n            self._leave_row(request, is_over",
-           "        if request.lease is not None and finish.kind is not FinishKind.ABORT:\n            self._leave_row(request, is_over"),
+           "        if request.lease is not None:\n            self._leave_row(request, finish",
+           "        if request.lease is not None and finish.kind is not FinishKind.ABORT:\n            self._leave_row(request, finish"),
     Mutant("an aborted waiting request stays in the queue", LEAK_ON_ABORT, LIFECYCLE_PY,
            "            self.queue.discard(request)", "            pass"),
     Mutant("the pages of one group are not released", GROUPS_DISAGREE, LEASE_PY,
@@ -138,8 +140,8 @@ MUTANTS = [
     Mutant("a pin is not moved with what is published", PINS, LEASE_PY,
            "        table.tree.repin(self.node, node, PinKind.LEASE, fence)\n", ""),
     Mutant("pinning a prefix protects its last node only", PINS, TREE_PY,
-           "            if step.holds > 1:\n                return\n            self.held_page_count += self._pages_in(step)\n            step = step.parent",
-           "            self.held_page_count += self._pages_in(step)\n            return"),
+           "            if step.holds > 1:\n                return\n            self.held_page_count += step.page_count\n            step = step.parent",
+           "            self.held_page_count += step.page_count\n            return"),
     Mutant("the upper part of a split node is unprotected", PINS, TREE_PY,
            "        upper.holds = 1 if node.holds else 0", "        upper.holds = 0"),
     Mutant("a lease can be released twice", DOUBLE_FREE, LEASE_PY,
@@ -170,8 +172,8 @@ MUTANTS = [
     Mutant("a tail that is taken up is still parked", DOUBLE_FREE, "memory/tails.py",
            "        tail = self._tails.pop(name)\n        for pool, part in zip(self._pools, tail.pages, strict=True):\n            pool.move",
            "        tail = self._tails[name]\n        for pool, part in zip(self._pools, tail.pages, strict=True):\n            pool.move"),
-    Mutant("a tail is taken up while a step still writes it", FREED_IN_USE, PLANNER_PY,
-           "        if tail is not None and not memory.epochs.passed(tail.fence):\n            return _Admission.WAITS, 0\n", ""),
+    Mutant("a tail is taken up while a step still writes it", FREED_IN_USE, ADMISSION_PY,
+           "        if tail is not None and not memory.epochs.passed(tail.fence):\n            return _Verdict.WAITS, 0\n", ""),
     Mutant("parked sessions are never given up", STARVATION, MEMORY_PY,
            "            self.tails.give_up(needed - self._coming)\n", ""),
     # -- requests and speculation
@@ -190,4 +192,25 @@ MUTANTS = [
            "            if request.state is RequestState.ENDED:\n                continue\n", ""),
     Mutant("an end inside a verification does not cut the sequence", SPECULATION, RESULTS_PY,
            "                    running.length[rows[i]] = length[i]\n", ""),
+    # -- hints, pins and tenants
+    Mutant("a hint has no effect on who goes first", RETENTION, "memory/eviction.py",
+           "    return node.level, node.last_used, 0", "    return 0, node.last_used, 0"),
+    Mutant("a hint never fades", RETENTION, TREE_PY, "        for node in self._fading.due(now):", "        for node in ():"),
+    Mutant("a hint counts beyond its budget", RETENTION, TREE_PY,
+           "if self.retained_page_count + part.page_count > self._retained_limit:", "if False:"),
+    Mutant("a hint reaches past the end of its range", RETENTION, TREE_PY,
+           "            part = self._split(part, end) if part.end > end else part\n", ""),
+    Mutant("an entry of an older hint fades the newer one", RETENTION, RETENTION_PY,
+           "node.parent is not None and node.fades_at == when", "node.parent is not None"),
+    Mutant("what is over goes although others share it", RETENTION, TREE_PY,
+           "while step.parent is not None and max(step.holds, len(step.children)) <= 1:", "while step.parent is not None:"),
+    Mutant("pins exceed their budget", PINS, PINS_PY,
+           "pages = min((stop - node.start) // self._tree.page_size, left)", "pages = (stop - node.start) // self._tree.page_size"),
+    Mutant("a pin that is removed is not dropped", PINS, PINS_PY,
+           "            self._tree.unpin(pin.node, PinKind.OPERATOR, fence=0)\n", "            pass\n"),
+    Mutant("pins are never given up", STARVATION, MEMORY_PY, "                self.pins.give_up()\n", ""),
+    Mutant("the quota of a tenant is not looked at", RETENTION, "memory/eviction.py",
+           "            self._over.add(salt)", "            pass"),
+    Mutant("a tenant's queue is lost with its first eviction", RETENTION, "memory/eviction.py",
+           "        following = self._queues[salt].peek()", "        following = None"),
 ]  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -50,11 +51,10 @@ class Fading:
     def add(self, node: Node) -> None:
         heapq.heappush(self._heap, (node.fades_at, node.serial, node))
 
-    def due(self, now: float) -> list[Node]:
-        """The nodes whose time has come, taken out."""
-        found: list[Node] = []
+    def due(self, now: float) -> Iterator[Node]:
+        """The nodes whose time has come, taken out one by one: dealing with one may make another entry of
+        it stale."""
         while self._heap and self._heap[0][0] <= now:
             when, _, node = heapq.heappop(self._heap)
             if node.level > 0 and node.parent is not None and node.fades_at == when:
-                found.append(node)
-        return found
+                yield node

@@ -254,8 +254,7 @@ class PrefixTree:
         """Cut `node` at `at` tokens from the root -> the new upper part. The node itself stays the
         deeper part: pins name the end of a prefix, and that end does not move."""
         assert node.parent is not None
-        assert node.start < at < node.end
-        assert at % self.page_size == 0
+        assert node.start < at < node.end and at % self.page_size == 0
         self.version += 1
         cut = at - node.start
         page_cut = cut // self.page_size
@@ -360,8 +359,9 @@ class PrefixTree:
         """Halve the levels whose time has come. Called in every iteration; seconds of the scheduler's
         clock."""
         for node in self._fading.due(now):
-            node.level //= 2
-            node.fades_at = now + node.ttl
+            halvings = 1 + int((now - node.fades_at) / node.ttl)
+            node.level >>= min(halvings, 8)
+            node.fades_at += halvings * node.ttl
             if node.level > 0:
                 self._fading.add(node)
             else:

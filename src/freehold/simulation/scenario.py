@@ -12,9 +12,9 @@ from typing import Any
 
 from freehold.config import EngineConfig
 
-REQUESTS = 36
+REQUESTS = 32
 SESSIONS = 10
-TURNS = 30
+TURNS = 24
 ROWS = 32
 PREFIX_TOKENS = 160
 LONGEST = 420  # tokens of prompt and output
