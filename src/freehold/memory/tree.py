@@ -254,7 +254,8 @@ class PrefixTree:
         """Cut `node` at `at` tokens from the root -> the new upper part. The node itself stays the
         deeper part: pins name the end of a prefix, and that end does not move."""
         assert node.parent is not None
-        assert node.start < at < node.end and at % self.page_size == 0
+        assert node.start < at < node.end
+        assert at % self.page_size == 0
         self.version += 1
         cut = at - node.start
         page_cut = cut // self.page_size
@@ -323,8 +324,7 @@ class PrefixTree:
     # -- retention ----------------------------------------------------------------------------------
 
     def retain(self, node: Node, hint: Retention, now: float) -> int:
-        """Apply a hint to the prefix that ends at `node` -> how many of its tokens it holds for now; less
-        than asked for where the budget is used up, or where no page ends."""
+        """Apply a hint to the prefix that ends at `node` -> its tokens that are kept: whole pages, in budget."""
         if hint.priority == 0:
             self._discount(node)
             return 0

@@ -46,7 +46,10 @@ class Harness:
         output = self.scheduler.step()
         self.memory.audit()
         for request in output.ended:
-            check_end(request, self.model.vocab_size, self.model.eos_tokens, self.token_limit)
+            # Without max_tokens a request may have what the pool holds, and one token more.
+            asked = request.params.max_tokens is not None
+            limit = self.token_limit if asked else min(self.token_limit, self.memory.capacity_tokens + 1)
+            check_end(request, self.model.vocab_size, self.model.eos_tokens, limit)
         self.ended.extend(output.ended)
         return output
 
