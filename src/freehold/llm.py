@@ -97,9 +97,11 @@ class LLM:
         self.scheduler.add(request)
         try:
             while request.finish is None:
-                for token in self.scheduler.step().tokens:
-                    yield detokenizer.add(token)
-            yield detokenizer.finish(request.finish.matched)
+                tokens = self.scheduler.step().tokens
+                if request.finish is None:
+                    yield from map(detokenizer.add, tokens)
+                else:
+                    yield detokenizer.finish(request.finish.matched, tokens)
             yield self._completion(request)
         finally:
             self._abandon()
@@ -145,9 +147,7 @@ class LLM:
     def _completion(self, request: Request) -> Completion:
         assert request.finish is not None
         detokenizer = Detokenizer(self.tokenizer, request.params)
-        for token in request.output.tolist():
-            detokenizer.add(token)
-        detokenizer.finish(request.finish.matched)
+        detokenizer.finish(request.finish.matched, request.output.tolist())
         return Completion(
             text=detokenizer.text,
             token_ids=request.output.tolist(),

@@ -26,7 +26,8 @@ class SamplingParams:
     `temperature` 0 is greedy. `top_k` -1 or 0 keeps all tokens. `seed` makes the output a function of
     the prompt alone, whatever else is in the batch. `max_tokens` None means as many as fit. `logprobs`
     k reports the sampled token's log-probability and the k best; `logprob_token_ids` are reported too, and
-    with `prompt_logprobs_start` the prompt's tokens behind that position. Filters apply in the order
+    with `prompt_logprobs_start` the prompt's tokens behind that position. `include_stop` leaves what stopped
+    the output in its text. Filters apply in the order
     penalties, logit_bias, temperature, top_k, top_p, min_p.
 
     Raises InvalidParameter, naming the field and the limit.
@@ -51,6 +52,7 @@ class SamplingParams:
     logprob_token_ids: tuple[int, ...] = ()
     prompt_logprobs_start: int | None = None
     ignore_eos: bool = False
+    include_stop: bool = False
 
     def __post_init__(self) -> None:
         def check(name: str, ok: bool, limit: str) -> None:

@@ -349,3 +349,45 @@ def test_stop_regex(url):
     with requests.post(f"{url}/generate", json=body, stream=True, timeout=60) as answer:
         lines = [line[6:] for line in answer.iter_lines() if line.startswith(b"data: {")]
     assert all(stopped["text"].startswith(json.loads(line)["text"]) for line in lines)
+
+
+def test_what_stopped_it_is_in_the_text_only_if_asked_for(url):
+    text = "Once upon a time there was a"
+    params = {"temperature": 0, "max_new_tokens": 12}
+    whole = generate(url, text=text, sampling_params={**params, "ignore_eos": True})
+    token = whole["output_ids"][3]
+    piece = requests.post(f"{url}/detokenize", json={"tokens": [token]}).json()["prompt"]
+    before = requests.post(f"{url}/detokenize", json={"tokens": whole["output_ids"][:3]}).json()["prompt"]
+    for skip in (True, False):
+        stops = {**params, "stop_token_ids": [token], "skip_special_tokens": skip}
+        assert generate(url, text=text, sampling_params=stops)["text"] == before
+        kept = generate(url, text=text, sampling_params={**stops, "no_stop_trim": True})
+        assert kept["text"] == before + piece
+        body = {"text": text, "sampling_params": stops, "stream": True}
+        with requests.post(f"{url}/generate", json=body, stream=True, timeout=60) as answer:
+            lines = [line[6:] for line in answer.iter_lines() if line.startswith(b"data: {")]
+        assert json.loads(lines[-1])["text"] == before, "nor has a stream shown it"
+
+
+def test_a_timeout_in_a_stream_is_a_reason_to_finish(url):
+    params = {"temperature": 0, "max_new_tokens": 2000, "ignore_eos": True}
+    body = {"text": "Once", "sampling_params": params, "stream": True, "timeout": 4}
+    with requests.post(f"{url}/generate", json=body, stream=True, timeout=60) as answer:
+        lines = [line[6:] for line in answer.iter_lines() if line.startswith(b"data: ")]
+    assert lines[-1] == b"[DONE]"
+    last = json.loads(lines[-2])
+    reason = last["meta_info"]["finish_reason"]
+    assert (reason["type"], reason["status_code"]) == ("abort", 503)
+    assert len(last["output_ids"]) > 1
+    refused = requests.post(f"{url}/generate", json={**body, "stream": False, "timeout": 0.5}, timeout=60)
+    assert refused.status_code == 503
+    assert refused.json()["object"] == "error"
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize("field", ["json_schema", "regex", "ebnf", "structural_tag"])
+def test_constrained_output_is_refused(url, path, field):
+    prompt = {"prompt": "A"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "A"}]}
+    answer = post(url, path, **prompt, **{field: "x"})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == field

@@ -296,11 +296,12 @@ class AsyncEngine:
             if stream is None:
                 continue
             tokens = [progress.tokens[i] for i in where]
-            text = "".join(stream.detokenizer.add(token) for token in tokens)
             logprobs = [progress.logprobs[i] for i in where if i in progress.logprobs]
             end = ended.get(name)
-            if end is not None:
-                text += stream.detokenizer.finish(end.matched)
+            if end is None:
+                text = "".join(stream.detokenizer.add(token) for token in tokens)
+            else:
+                text = stream.detokenizer.finish(end.matched, tokens)
                 del self._streams[name]
             stream.cached_tokens = progress.cached.get(name, stream.cached_tokens)
             scores = progress.prompt_logprobs.get(name, [])

@@ -19,8 +19,9 @@ from freehold.sampling_params import InvalidParameter
 from freehold.server.async_engine import AsyncEngine
 from freehold.server.branches import BranchTurn
 from freehold.server.clients import Client, client_of
+from freehold.server.errors import ApiError
 from freehold.server.generation import Generator, Job, Output, encode
-from freehold.server.messages import Ended, Options
+from freehold.server.messages import Options
 from freehold.server.native_schema import GenerateBody, NativeSampling, Probe
 from freehold.server.native_sessions import NativeSessions, room
 from freehold.server.responding import respond
@@ -51,6 +52,7 @@ class _Sample:
     sampling: NativeSampling
     probe: Probe | None
     output: Output = field(default_factory=Output)
+    failure: ApiError | None = None  # why there is no more, in a stream
     started: float = field(default_factory=time.monotonic)
 
 
@@ -152,9 +154,23 @@ class _Answer:
         return answers if self._is_list else answers[0]
 
     async def stream(self) -> AsyncGenerator[dict[str, Any]]:
-        async with aclosing(self._news()) as news:
-            async for at in news:
-                yield {**self._one(self._samples[at]), **({"index": at} if self._is_list else {})}
+        """What goes wrong before anything was sent is an error; later it is a reason to finish."""
+        has_begun = False
+        try:
+            async with aclosing(self._news()) as news:
+                async for at in news:
+                    has_begun = True
+                    yield self._event(at)
+        except ApiError as error:
+            if not has_begun:
+                raise
+            for at, sample in enumerate(self._samples):
+                if sample.output.ended is None or not sample.output.ended.is_complete:
+                    sample.failure = error
+                    yield self._event(at)
+
+    def _event(self, at: int) -> dict[str, Any]:
+        return {**self._one(self._samples[at]), **({"index": at} if self._is_list else {})}
 
     def _one(self, sample: _Sample) -> dict[str, Any]:
         output, prompt = sample.output, sample.job.prompts[0]
@@ -163,7 +179,7 @@ class _Answer:
         ended = output.ended
         meta: dict[str, Any] = {
             "id": sample.job.id,
-            "finish_reason": None if ended is None else _finish_reason(ended, len(tokens), nothing),
+            "finish_reason": _finish_reason(sample, len(tokens), nothing),
             "prompt_tokens": len(prompt),
             "completion_tokens": len(tokens),
             "cached_tokens": output.cached_tokens if ended is None else ended.cached_tokens,
@@ -174,12 +190,7 @@ class _Answer:
         }
         if sample.probe is not None:
             meta.update(self._logprobs(sample, sample.probe))
-        return {"text": "" if nothing else self._text(sample), "output_ids": tokens, "meta_info": meta}
-
-    def _text(self, sample: _Sample) -> str:
-        if sample.sampling.no_stop_trim and sample.output.ended is not None:
-            return self._tokenizer.decode(sample.output.tokens, skip_special_tokens=False)
-        return sample.output.text
+        return {"text": "" if nothing else output.text, "output_ids": tokens, "meta_info": meta}
 
     def _logprobs(self, sample: _Sample, probe: Probe) -> dict[str, Any]:
         output, prompt = sample.output, sample.job.prompts[0]
@@ -204,10 +215,13 @@ class _Answer:
         return [None if math.isnan(logprob) else logprob, token, text]
 
 
-def _finish_reason(ended: Ended, tokens: int, nothing: bool) -> dict[str, Any]:
-    if nothing and ended.is_complete:
-        return {"type": "length", "length": 0}
-    if ended.kind == "length":
+def _finish_reason(sample: _Sample, tokens: int, nothing: bool) -> dict[str, Any] | None:
+    ended, failure = sample.output.ended, sample.failure
+    if failure is not None:
+        return {"type": "abort", "message": failure.message, "status_code": failure.status, "err_type": None}
+    if ended is None:
+        return None
+    if ended.is_complete and (nothing or ended.kind == "length"):
         return {"type": "length", "length": tokens}
     if ended.kind == "stop":
         return {"type": "stop", "matched": ended.matched}

@@ -9,13 +9,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from freehold.sampling_params import LOGPROBS_MAX, InvalidParameter, SamplingParams
 from freehold.server.retention_schema import RetentionBody
-from freehold.server.schema import TokenIds
+from freehold.server.schema import CONSTRAINTS, TokenIds
 
 PASSED_ON = (
     "temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty", "n",
     "ignore_eos",
 )  # fmt: skip
-CONSTRAINTS = ("json_schema", "regex", "ebnf", "structural_tag")
 
 
 class NativeSampling(BaseModel):
@@ -66,6 +65,7 @@ class NativeSampling(BaseModel):
             stop_regex=_strings(self.stop_regex),
             stop_token_ids=tuple(self.stop_token_ids or ()),
             logit_bias=biases,
+            include_stop=bool(self.no_stop_trim),
             logprobs=None if probe is None else max(probe.top, 1),
             logprob_token_ids=() if probe is None else probe.token_ids,
             prompt_logprobs_start=None if probe is None or probe.start < 0 else probe.start,

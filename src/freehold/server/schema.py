@@ -14,6 +14,9 @@ from freehold.server.retention_schema import CacheHints
 TokenIds = list[Annotated[int, Field(ge=0, strict=True)]]
 
 
+CONSTRAINTS = ("json_schema", "regex", "ebnf", "structural_tag")
+
+
 class StreamOptions(BaseModel):
     include_usage: bool | None = False
     continuous_usage_stats: bool | None = False
@@ -38,6 +41,12 @@ class SamplingBody(CacheHints):
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     stop_regex: str | list[str] | None = None
+    no_stop_trim: bool | None = False
+    include_stop_str_in_output: bool | None = False
+    json_schema: str | dict[str, Any] | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    structural_tag: str | None = None
     ignore_eos: bool | None = None
     min_tokens: int | None = None
     skip_special_tokens: bool | None = True
@@ -58,6 +67,9 @@ class SamplingBody(CacheHints):
         prompt too. Raises InvalidParameter."""
         if self.response_format and self.response_format.get("type", "text") != "text":
             raise InvalidParameter("response_format", "only type 'text' is supported")
+        for name in CONSTRAINTS:
+            if getattr(self, name):
+                raise InvalidParameter(name, "constrained output is not supported yet")
         names = (
             "n temperature top_p top_k min_p seed presence_penalty frequency_penalty repetition_penalty "
             "ignore_eos min_tokens"
@@ -71,6 +83,7 @@ class SamplingBody(CacheHints):
             stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
             stop_token_ids=tuple(self.stop_token_ids or ()),
             stop_regex=(self.stop_regex,) if isinstance(self.stop_regex, str) else tuple(self.stop_regex or ()),
+            include_stop=bool(self.no_stop_trim or self.include_stop_str_in_output),
             prompt_logprobs_start=0 if echo and logprobs is not None else None,
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+from collections.abc import Sequence
 
 from freehold.sampling_params import SamplingParams
 from freehold.stop_regex import StopRegexes, StopRegexTooSlow
@@ -24,19 +25,23 @@ class Detokenizer:
         self._regex_at: int | None = None  # where one of them matched
         self._min_tokens = params.min_tokens
         self._token_count = 0
+        self._includes_stop = params.include_stop
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._sent = 0
         self._before_last = 0  # length of the text before the last token
 
     def add(self, token: int) -> str:
         """-> the text that is now safe to show."""
+        self._take(token)
+        return self._release(len(self.text) - self._held_back())
+
+    def _take(self, token: int) -> None:
         self._before_last = len(self.text)
         self._token_count += 1
         piece = self._tokenizer.piece(token, self._skip_special_tokens)
         self.text += self._decoder.decode(piece)
         if self._regexes is not None:
             self._watch(self._regexes, piece)
-        return self._release(len(self.text) - self._held_back())
 
     def _watch(self, regexes: StopRegexes, piece: bytes) -> None:
         with contextlib.suppress(StopRegexTooSlow):  # the scheduler ends the output
@@ -44,20 +49,30 @@ class Detokenizer:
             if found is not None and self._regex_at is None:
                 self._regex_at = found[0]
 
-    def finish(self, matched: int | str | None) -> str:
-        """The output is complete; cut it at the stop that `matched` -> the rest of the text."""
-        if isinstance(matched, int) and not self._skip_special_tokens:
-            self.text = self.text[: self._before_last]
-        else:
+    def finish(self, matched: int | str | None, tokens: Sequence[int] = ()) -> str:
+        """The output is complete with `tokens`; cut it at the stop that `matched`, unless that is to be
+        included -> the rest of the text."""
+        for token in tokens:
+            self._take(token)
+        if not self._includes_stop:
+            self._cut(matched)
+        elif isinstance(matched, int):
+            whole = self._tokenizer.piece(matched, False)  # special or not
+            self.text = self.text[: self._before_last] + whole.decode(errors="replace")
+        if not isinstance(matched, int):
             self.text += self._decoder.decode(b"", final=True)
-        if isinstance(matched, str) and self._regex_at is not None and matched not in self._stop:
+        return self._release(len(self.text))
+
+    def _cut(self, matched: int | str | None) -> None:
+        if isinstance(matched, int):
+            self.text = self.text[: self._before_last]
+        elif matched is not None and self._regex_at is not None and matched not in self._stop:
             self.text = self.text[: self._regex_at]
-        elif isinstance(matched, str):
+        elif matched is not None:
             # The last token completed it; an earlier occurrence was before min_tokens.
             at = self.text.find(matched, max(0, self._before_last - len(matched)))
             if at >= 0:
                 self.text = self.text[:at]
-        return self._release(len(self.text))
 
     def _release(self, end: int) -> str:
         fresh = self.text[self._sent : end]
