@@ -5,13 +5,13 @@ import pytest
 from freehold.server.launch import running_server
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def server():
     """A real server with the bundled model, auditing after every step -> its URL."""
     with running_server("--audit-interval", "1", "--max-running-requests", "16", "--num-pages", "400") as url:
         yield url
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def url(server):
     return server
