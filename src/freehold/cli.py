@@ -67,6 +67,9 @@ def serve(
     ] = None,
     cache_retained_share: Annotated[float, typer.Option(help="Share of the pool that hints may retain.")] = 0.5,
     cache_pinned_share: Annotated[float, typer.Option(help="Share of the pool that operators may pin.")] = 0.25,
+    linear_compute: Annotated[
+        str, typer.Option(help="float32, or int8: faster, with inputs of quantized weights rounded to bytes.")
+    ] = "float32",
     num_threads: Annotated[int | None, typer.Option(help="Threads of the kernels. Default: one a core.")] = None,
     priority_scheduling_preemption_threshold: Annotated[
         int | None, typer.Option(help="With policy priority: preempt requests whose priority is lower by this.")
@@ -294,6 +297,14 @@ def bench_speculation() -> None:
     from freehold.bench.speculation import run_speculation
 
     raise typer.Exit(run_speculation())
+
+
+@bench_app.command("accuracy")
+def bench_accuracy(model: Model = None) -> None:
+    """What faster ways to compute change in the output, against float32."""
+    from freehold.bench.accuracy import run_accuracy
+
+    raise typer.Exit(run_accuracy(model))
 
 
 @bench_app.command("sessions")

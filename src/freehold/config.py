@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 SCHEDULE_POLICIES = ("fcfs", "lpm", "priority")
 SPECULATIVE_ALGORITHMS = ("ngram", "draft")
+LINEAR_COMPUTE = ("float32", "int8")
 EVICTION_POLICIES = ("lru", "lfu", "fifo", "priority")
 KV_BYTES_DEFAULT = 1 << 30
 
@@ -22,6 +23,7 @@ class EngineConfig:
     those that wait so long to be scheduled, `running_timeout` those that run so long; `watchdog_timeout` gives
     up on a step. Hints may retain `cache_retained_share` of the pool, operators pin `cache_pinned_share`;
     tenants (salts) whose prefixes fill more than `cache_tenant_quota` of it are evicted first.
+    `linear_compute` int8 multiplies weights of four and eight bits in integers.
     `speculative_algorithm` is ngram (prompt lookup) or draft (a second model: `speculative_draft_model_path`,
     the model itself by default, cut to its first `speculative_draft_layers`).
     Raises ValueError naming the option.
@@ -44,6 +46,7 @@ class EngineConfig:
     cache_tenant_quota: float | None = None
     cache_retained_share: float = 0.5
     cache_pinned_share: float = 0.25
+    linear_compute: str = "float32"
     num_threads: int | None = None
     priority_scheduling_preemption_threshold: int | None = None
     request_timeout: float | None = None
@@ -67,6 +70,8 @@ class EngineConfig:
             raise ValueError(f"schedule_policy must be one of {SCHEDULE_POLICIES}, not '{self.schedule_policy}'")
         if self.eviction_policy not in EVICTION_POLICIES:
             raise ValueError(f"eviction_policy must be one of {EVICTION_POLICIES}, not '{self.eviction_policy}'")
+        if self.linear_compute not in LINEAR_COMPUTE:
+            raise ValueError(f"linear_compute must be one of {LINEAR_COMPUTE}, not '{self.linear_compute}'")
         if self.speculative_algorithm not in (None, *SPECULATIVE_ALGORITHMS):
             raise ValueError(
                 f"speculative_algorithm must be one of {SPECULATIVE_ALGORITHMS}, not '{self.speculative_algorithm}'"

@@ -6,11 +6,13 @@ import pytest
 import torch
 
 from freehold.engine.cpu.backend import CpuBackend, CpuBatch, CpuKV
-from freehold.engine.cpu.linear import gather_rows, multiply_add, pack
+from freehold.engine.cpu.integer_linear import IntegerMatrix
+from freehold.engine.cpu.linear import pack
 from freehold.engine.reference_attention import reference_attention
 from freehold.models.spec import DecoderSpec, StoredTensor, TensorFormat
 
 FORMATS = list(TensorFormat)
+INTEGER_FORMATS = [TensorFormat.Q4_0, TensorFormat.Q4_1, TensorFormat.Q8_0]
 
 
 def stored(values: np.ndarray, kind: TensorFormat) -> StoredTensor:
@@ -26,7 +28,7 @@ def stored(values: np.ndarray, kind: TensorFormat) -> StoredTensor:
 
 def product(weight, x) -> np.ndarray:
     out = np.zeros((len(x), weight.rows), np.float32)
-    multiply_add(weight, x, out)
+    weight.multiply_add(x, out)
     return out
 
 
@@ -39,7 +41,7 @@ def test_linear_equals_the_dequantized_product(kind, rows):
     x = rng.standard_normal((19, 192)).astype(np.float32)
     expected = x.astype(np.float64) @ tensor.to_float32().astype(np.float64).T
     np.testing.assert_allclose(product(weight, x), expected, rtol=1e-4, atol=1e-4)
-    np.testing.assert_array_equal(gather_rows(weight, np.array([0, 17, rows - 1], np.int32)),
+    np.testing.assert_array_equal(weight.gather(np.array([0, 17, rows - 1], np.int32)),
                                   tensor.to_float32()[[0, 17, rows - 1]])  # fmt: skip
 
 
@@ -51,6 +53,50 @@ def test_a_row_of_a_product_is_the_same_bits_in_any_batch(kind):
     whole = product(weight, x)
     for size in (1, 2, 3, 4, 5, 6, 7, 16, 97):
         np.testing.assert_array_equal(product(weight, x[:size]), whole[:size])
+
+
+def rounded(x: np.ndarray, limit: int) -> np.ndarray:
+    """Inputs as integer products see them."""
+    blocks = x.reshape(len(x), -1, 32).astype(np.float64)
+    scale = np.abs(blocks).max(axis=2, keepdims=True) / limit
+    return (np.rint(blocks / np.where(scale > 0, scale, 1)) * scale).reshape(x.shape)
+
+
+@pytest.mark.parametrize("kind", INTEGER_FORMATS)
+@pytest.mark.parametrize("rows", [8, 32, 40, 96])
+def test_integer_products_are_exact_but_for_the_rounding_of_inputs(kind, rows):
+    rng = np.random.default_rng(rows)
+    tensor = stored(rng.standard_normal((rows, 192)).astype(np.float32), kind)
+    weight = IntegerMatrix.pack(kind, tensor.data, rows, 192)
+    np.testing.assert_array_equal(weight.gather(np.arange(rows, dtype=np.int32)), tensor.to_float32())
+    for count in (1, 3, 4, 9):
+        x = rng.standard_normal((count, 192)).astype(np.float32)
+        x[-1, 32:64] = 0
+        right = rounded(x, 32767 if kind is TensorFormat.Q8_0 else 127) @ tensor.to_float32().astype(np.float64).T
+        np.testing.assert_allclose(product(weight, x), right, rtol=1e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("kind", INTEGER_FORMATS)
+def test_a_row_of_an_integer_product_is_the_same_bits_in_any_batch(kind):
+    rng = np.random.default_rng(1)
+    tensor = stored(rng.standard_normal((72, 192)).astype(np.float32), kind)
+    weight = IntegerMatrix.pack(kind, tensor.data, 72, 192)
+    x = rng.standard_normal((50, 192)).astype(np.float32)
+    whole = product(weight, x)
+    for size in (1, 2, 3, 4, 5, 7, 16, 33):
+        np.testing.assert_array_equal(product(weight, x[:size]), whole[:size])
+        np.testing.assert_array_equal(product(weight, np.ascontiguousarray(x[-size:])), whole[-size:])
+
+
+def test_words_never_overflow():
+    """The largest codes everywhere."""
+    values = np.tile(np.linspace(-8, 7, 16, dtype=np.float32), (32, 4))
+    values[:, 32:] = 7
+    tensor = stored(values, TensorFormat.Q4_0)
+    weight = IntegerMatrix.pack(tensor.format, tensor.data, 32, 64)
+    for sign in (1, -1):
+        x = np.full((4, 64), sign, np.float32)
+        np.testing.assert_allclose(product(weight, x), x @ tensor.to_float32().T, rtol=1e-5)
 
 
 def test_tensors_of_different_formats_make_one_matrix():

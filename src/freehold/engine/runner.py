@@ -50,7 +50,8 @@ class CpuRunner:
         spec = checkpoint.spec
         self._config = config
         self._page_size = shape.page_size
-        self._backend = CpuBackend(spec, CpuKV(spec, shape.page_count, shape.page_size), shape.token_limit)
+        kv = CpuKV(spec, shape.page_count, shape.page_size)
+        self._backend = CpuBackend(spec, kv, shape.token_limit, config.linear_compute)
         self._model = LlamaDecoder(checkpoint, self._backend)
         self._sampler = Sampler(shape.row_count, spec.vocab_size)
         self._tables: Int32 = np.zeros((shape.row_count, -(-shape.token_limit // shape.page_size)), np.int32)

@@ -10,10 +10,12 @@ import numpy as np
 from freehold.arrays import Float32, Int32, Int64
 from freehold.engine.cpu import pointwise
 from freehold.engine.cpu.attention import QUERIES, paged_attention
-from freehold.engine.cpu.linear import PackedMatrix, gather_rows, multiply_add, pack
+from freehold.engine.cpu.integer_linear import IntegerMatrix, can_pack
+from freehold.engine.cpu.linear import PackedMatrix, pack
 from freehold.models.spec import DecoderSpec, StoredTensor
 
 LANES = 16
+Matrix = PackedMatrix | IntegerMatrix
 _NONE = np.zeros(0, np.float32)
 
 
@@ -62,30 +64,35 @@ class CpuBatch:
 
 
 class CpuBackend:
-    """Implements `freehold.models.backend.Backend` for float32 arrays."""
+    """Implements `freehold.models.backend.Backend` for float32 arrays. `compute` says what products are made
+    of: float32, or int8 for weights that are stored in a few bits."""
 
-    def __init__(self, spec: DecoderSpec, kv: CpuKV, position_count: int):
+    def __init__(self, spec: DecoderSpec, kv: CpuKV, position_count: int, compute: str = "float32"):
         self.kv = kv
+        self._compute = compute
         self._cos, self._sin = rotary_tables(spec, position_count)
 
-    def pack(self, tensors: Sequence[StoredTensor]) -> PackedMatrix:
+    def pack(self, tensors: Sequence[StoredTensor]) -> Matrix:
+        if self._compute == "int8" and can_pack(tensors):
+            data = np.concatenate([tensor.data for tensor in tensors])
+            return IntegerMatrix.pack(tensors[0].format, data, len(data), tensors[0].columns)
         return pack(tensors)
 
     def vector(self, tensors: Sequence[StoredTensor]) -> Float32:
         return np.concatenate([tensor.to_float32().ravel() for tensor in tensors])
 
-    def embed(self, table: PackedMatrix, tokens: Int32) -> Float32:
-        return gather_rows(table, tokens)
+    def embed(self, table: Matrix, tokens: Int32) -> Float32:
+        return table.gather(tokens)
 
-    def linear(self, weight: PackedMatrix, x: Float32, bias: Float32 | None = None) -> Float32:
+    def linear(self, weight: Matrix, x: Float32, bias: Float32 | None = None) -> Float32:
         out = np.zeros((len(x), weight.rows), np.float32)
         if bias is not None:
             out += bias
-        multiply_add(weight, x, out)
+        weight.multiply_add(x, out)
         return out
 
-    def linear_add(self, weight: PackedMatrix, x: Float32, residual: Float32) -> None:
-        multiply_add(weight, x, residual)
+    def linear_add(self, weight: Matrix, x: Float32, residual: Float32) -> None:
+        weight.multiply_add(x, residual)
 
     def rms_norm(self, x: Float32, weight: Float32, epsilon: float) -> Float32:
         out = np.empty_like(x)

@@ -52,6 +52,25 @@ class PackedMatrix:
     def padded_rows(self) -> int:
         return -(-self.rows // GROUP) * GROUP
 
+    def multiply_add(self, x: Float32, out: Float32) -> None:
+        """out [n, rows] += x [n, columns] @ weight.T, both C-contiguous."""
+        target = out
+        if self.rows != self.padded_rows:
+            target = np.zeros((len(x), self.padded_rows), np.float32)
+            target[:, : self.rows] = out
+        _multiply(
+            self.layout, self.codes, self.scales, self.minimums, self.columns,
+            x.ravel(), len(x), target.ravel(), self.padded_rows,
+        )  # fmt: skip
+        if target is not out:
+            out[:] = target[:, : self.rows]
+
+    def gather(self, rows: Int32) -> Float32:
+        """-> float32 [n, columns]"""
+        out = np.empty((len(rows), self.columns), np.float32)
+        _gather(self.layout, self.codes, self.scales, self.minimums, self.columns, rows, out)
+        return out
+
 
 _NONE = np.zeros(0, np.float32)
 
@@ -173,27 +192,3 @@ def _gather(layout, codes, scales, minimums, columns, tokens, out):
         _unpack(layout, codes, scales, minimums, panel, columns, 0, columns, weights, 0, LANES)
         for k in range(columns):
             out[i, k] = weights[k * LANES + lane]
-
-
-def multiply_add(weight: PackedMatrix, x: Float32, out: Float32) -> None:
-    """out [n, rows] += x [n, columns] @ weight.T, both C-contiguous."""
-    if weight.rows == weight.padded_rows:
-        _multiply(
-            weight.layout, weight.codes, weight.scales, weight.minimums, weight.columns,
-            x.ravel(), len(x), out.ravel(), weight.rows,
-        )  # fmt: skip
-        return
-    padded = np.zeros((len(x), weight.padded_rows), np.float32)
-    padded[:, : weight.rows] = out
-    _multiply(
-        weight.layout, weight.codes, weight.scales, weight.minimums, weight.columns,
-        x.ravel(), len(x), padded.ravel(), weight.padded_rows,
-    )  # fmt: skip
-    out[:] = padded[:, : weight.rows]
-
-
-def gather_rows(weight: PackedMatrix, rows: Int32) -> Float32:
-    """-> float32 [n, columns]"""
-    out = np.empty((len(rows), weight.columns), np.float32)
-    _gather(weight.layout, weight.codes, weight.scales, weight.minimums, weight.columns, rows, out)
-    return out

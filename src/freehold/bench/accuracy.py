@@ -1,0 +1,75 @@
+"""What a way to compute changes, against float32 products of the same weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pydoc_data.topics import topics
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from freehold.arrays import Float32, Int32
+from freehold.config import LINEAR_COMPUTE
+from freehold.engine.cpu.backend import CpuBackend, CpuBatch, CpuKV
+from freehold.engine.cpu.threads import choose_threading_layer, use_threads
+from freehold.models.llama import LlamaDecoder
+from freehold.models.loading.resolve import open_checkpoint, resolve_model
+from freehold.models.spec import Checkpoint
+from freehold.text.tokenizer import load_tokenizer
+
+LENGTH, TEXTS = 512, 6
+KL_MAX = 0.01  # nats a token
+PAGE = 16
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Means over tokens: KL divergence of the distributions in nats, share of equal best tokens, perplexity."""
+
+    kl: float
+    agreement: float
+    perplexity: float
+
+
+def run_accuracy(model: str | None) -> int:
+    """Print a table -> exit code 0 if nothing differs by more than anybody would notice."""
+    choose_threading_layer()
+    use_threads(None)
+    console = Console()
+    checkpoint = open_checkpoint(resolve_model(model))
+    prose = " ".join(topics[name] for name in sorted(topics))
+    tokens = load_tokenizer(checkpoint).encode(prose[: LENGTH * TEXTS * 8])[: LENGTH * TEXTS].reshape(TEXTS, LENGTH)
+    with console.status("Computing logits ..."):
+        reference = [_log_probabilities(checkpoint, "float32", text) for text in tokens]
+        found = {compute: _compare(checkpoint, compute, tokens, reference) for compute in LINEAR_COMPUTE}
+    table = Table("products", "KL, nats", "same best token", "perplexity", title=f"{LENGTH * TEXTS} tokens of English")
+    for compute, one in found.items():
+        table.add_row(compute, f"{one.kl:.5f}", f"{one.agreement:.2%}", f"{one.perplexity:.3f}")
+    console.print(table)
+    return 0 if all(one.kl < KL_MAX for one in found.values()) else 1
+
+
+def _compare(checkpoint: Checkpoint, compute: str, texts: Int32, reference: list[Float32]) -> Accuracy:
+    kl: list[float] = []
+    same: list[float] = []
+    surprise: list[float] = []
+    for text, right in zip(texts, reference, strict=True):
+        ours = _log_probabilities(checkpoint, compute, text)
+        kl.append(float((np.exp(right) * (right - ours)).sum(axis=1).mean()))
+        same.append(float((right.argmax(axis=1) == ours.argmax(axis=1)).mean()))
+        surprise.append(-float(ours[np.arange(LENGTH - 1), text[1:]].mean()))
+    return Accuracy(float(np.mean(kl)), float(np.mean(same)), float(np.exp(np.mean(surprise))))
+
+
+def _log_probabilities(checkpoint: Checkpoint, compute: str, tokens: Int32) -> Float32:
+    """float32 [n, vocab] after each of `tokens` int32 [n], computed as one prompt."""
+    spec, pages = checkpoint.spec, -(-len(tokens) // PAGE)
+    backend = CpuBackend(spec, CpuKV(spec, pages, PAGE), len(tokens), compute)
+    model = LlamaDecoder(checkpoint, backend)
+    table = np.arange(1, pages + 1, dtype=np.int32)[None]
+    one = np.zeros(1, np.int64)
+    hidden = model.forward(tokens, CpuBatch.of(table, PAGE, one, one, one + len(tokens)))
+    logits = model.logits(hidden)
+    logits -= logits.max(axis=1, keepdims=True)
+    return logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))

@@ -1,0 +1,342 @@
+"""Products of quantized weights with quantized inputs, in integers.
+
+Inputs are quantized row by row, a block of 32 columns at a time, as llama.cpp does: to bytes where weights have
+four bits, to words where they have eight. Inside a block all sums are exact integers; blocks are added in one
+order, as floats. So a row's result depends on that row alone, as with float32 products, at a third of the
+instructions: 32 products of bytes are one instruction where 8 of floats are.
+
+A panel is 8 rows, a group 4 panels. Codes are stored in the order in which they are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numba import njit, prange
+
+from freehold.arrays import Float32, Int32
+from freehold.engine.cpu.bytes_simd import (
+    add_products,
+    add_words,
+    fma_floats,
+    high_nibbles,
+    load_bytes,
+    load_floats,
+    load_words,
+    low_nibbles,
+    multiply_floats,
+    multiply_pairs,
+    splat_float,
+    splat_pair,
+    splat_quad,
+    store_floats,
+    sum_pairs,
+    to_floats,
+    zero_ints,
+    zero_words,
+)
+from freehold.models.spec import StoredTensor, TensorFormat
+
+LANES = 8  # rows of a panel
+PANELS = 4
+GROUP = LANES * PANELS  # rows that one task multiplies
+BLOCK = 32  # columns that share a scale
+BYTE_MAX, WORD_MAX = 127, 32767
+FORMATS = (TensorFormat.Q4_0, TensorFormat.Q4_1, TensorFormat.Q8_0)
+
+
+@dataclass(frozen=True)
+class IntegerMatrix:
+    """codes uint8: four bits [groups, blocks, 4 panels, 4, 8 rows, 4], where byte (j, row, i) of a panel has
+    columns 4 j + i (low half) and 16 + 4 j + i of the block; or eight bits [groups, blocks, 4 panels, 16, 8 rows,
+    2]. scales, minimums float32 [groups, blocks, 32 rows]; no minimums with eight bits."""
+
+    is_nibbles: bool
+    rows: int
+    columns: int
+    codes: np.ndarray
+    scales: Float32
+    minimums: Float32
+
+    @classmethod
+    def pack(cls, kind: TensorFormat, data: np.ndarray, rows: int, columns: int) -> IntegerMatrix:
+        """`data` uint8 [rows, bytes of a row] in one of FORMATS."""
+        data = np.pad(data, ((0, -len(data) % GROUP), (0, 0)))
+        blocks = columns // BLOCK
+        head = {TensorFormat.Q4_0: 2, TensorFormat.Q4_1: 4, TensorFormat.Q8_0: 2}[kind]
+        raw = data.reshape(len(data), blocks, -1)
+
+        def halves(at: int) -> Float32:
+            values = np.ascontiguousarray(raw[:, :, at : at + 2]).view(np.float16)[:, :, 0].astype(np.float32)
+            return np.ascontiguousarray(values.reshape(-1, GROUP, blocks).transpose(0, 2, 1)).ravel()
+
+        is_nibbles = kind is not TensorFormat.Q8_0
+        inner = (4, 4) if is_nibbles else (16, 2)
+        codes = raw[:, :, head:].reshape(-1, PANELS, LANES, blocks, *inner).transpose(0, 3, 1, 4, 2, 5)
+        scales = halves(0)
+        minimums = np.zeros(0, np.float32)
+        if is_nibbles:
+            minimums = halves(2) if kind is TensorFormat.Q4_1 else scales * np.float32(-8)
+        return cls(is_nibbles, rows, columns, np.ascontiguousarray(codes).ravel(), scales, minimums)
+
+    def multiply_add(self, x: Float32, out: Float32) -> None:
+        """out [n, rows] += x [n, columns] @ weight.T, both C-contiguous."""
+        blocks, count = self.columns // BLOCK, len(x)
+        scales = np.empty(count * blocks, np.float32)
+        if self.is_nibbles:
+            codes, sums = np.empty(x.size, np.int8), np.empty(count * blocks, np.float32)
+            _to_bytes(x.ravel(), codes, scales, sums)
+            _multiply_nibbles(
+                self.codes, self.scales, self.minimums, blocks, codes, scales, sums, count, out.ravel(), self.rows
+            )
+        else:
+            words = np.empty(x.size, np.int16)
+            _to_words(x.ravel(), words, scales)
+            _multiply_bytes(self.codes, self.scales, blocks, words, scales, count, out.ravel(), self.rows)
+
+    def gather(self, rows: Int32) -> Float32:
+        """The weights of some rows as in the file, float32 [n, columns]"""
+        out = np.empty((len(rows), self.columns), np.float32)
+        _gather(self.is_nibbles, self.codes, self.scales, self.minimums, self.columns // BLOCK, rows, out)
+        return out
+
+
+@njit(inline="always")
+def _largest(x, at):
+    """Of the absolute values of a block."""
+    largest = np.float32(0)
+    for k in range(BLOCK):
+        largest = max(largest, abs(x[at + k]))
+    return largest
+
+
+@njit(parallel=True, nogil=True, cache=True, error_model="numpy")
+def _to_bytes(x, codes, scales, sums):
+    """x flat -> codes int8, a scale for each block, and scale times the sum of its codes."""
+    for block in prange(len(scales)):
+        at = block * BLOCK
+        largest = _largest(x, at)
+        factor = np.float32(BYTE_MAX) / largest if largest > 0 else np.float32(0)
+        total = np.int32(0)
+        for k in range(BLOCK):
+            code = np.int32(np.rint(x[at + k] * factor))
+            codes[at + k] = code
+            total += code
+        scales[block] = largest / np.float32(BYTE_MAX)
+        sums[block] = scales[block] * np.float32(total)
+
+
+@njit(parallel=True, nogil=True, cache=True, error_model="numpy")
+def _to_words(x, codes, scales):
+    """x flat -> codes int16 and a scale for each block."""
+    for block in prange(len(scales)):
+        at = block * BLOCK
+        largest = _largest(x, at)
+        factor = np.float32(WORD_MAX) / largest if largest > 0 else np.float32(0)
+        for k in range(BLOCK):
+            codes[at + k] = np.int32(np.rint(x[at + k] * factor))
+        scales[block] = largest / np.float32(WORD_MAX)
+
+
+@njit(inline="always")
+def _finish(total, weight_scale, scale, result):
+    """result + total * weight_scale * scale"""
+    return fma_floats(total, multiply_floats(weight_scale, splat_float(scale)), result)
+
+
+@njit(inline="always")
+def _add_to(out, at, left, result, spare):
+    """out[at : at + 8] += result, of which only `left` lanes may exist."""
+    store_floats(spare, 0, result)
+    for k in range(min(left, LANES)):
+        out[at + k] += spare[k]
+
+
+@njit(inline="always")
+def _nibbles4(
+    codes, at, stride, scales, minimums, scale_at, blocks, x, x_at, x_scales, x_sums, xs_at, out, to, width, left, spare
+):
+    """Four rows of x times one panel."""
+    columns = blocks * BLOCK
+    r0 = r1 = r2 = r3 = splat_float(np.float32(0))
+    for b in range(blocks):
+        s0 = s1 = s2 = s3 = zero_words()
+        for j in range(4):
+            raw = load_bytes(codes, at + b * stride + j * 32)
+            low, high = low_nibbles(raw), high_nibbles(raw)
+            k = x_at + b * BLOCK + 4 * j
+            s0 = add_words(s0, multiply_pairs(low, splat_quad(x, k)))
+            s1 = add_words(s1, multiply_pairs(low, splat_quad(x, k + columns)))
+            s2 = add_words(s2, multiply_pairs(low, splat_quad(x, k + 2 * columns)))
+            s3 = add_words(s3, multiply_pairs(low, splat_quad(x, k + 3 * columns)))
+            s0 = add_words(s0, multiply_pairs(high, splat_quad(x, k + 16)))
+            s1 = add_words(s1, multiply_pairs(high, splat_quad(x, k + columns + 16)))
+            s2 = add_words(s2, multiply_pairs(high, splat_quad(x, k + 2 * columns + 16)))
+            s3 = add_words(s3, multiply_pairs(high, splat_quad(x, k + 3 * columns + 16)))
+        scale, minimum = load_floats(scales, scale_at + b * GROUP), load_floats(minimums, scale_at + b * GROUP)
+        c = xs_at + b
+        r0 = _finish(sum_pairs(s0), scale, x_scales[c], fma_floats(minimum, splat_float(x_sums[c]), r0))
+        c += blocks
+        r1 = _finish(sum_pairs(s1), scale, x_scales[c], fma_floats(minimum, splat_float(x_sums[c]), r1))
+        c += blocks
+        r2 = _finish(sum_pairs(s2), scale, x_scales[c], fma_floats(minimum, splat_float(x_sums[c]), r2))
+        c += blocks
+        r3 = _finish(sum_pairs(s3), scale, x_scales[c], fma_floats(minimum, splat_float(x_sums[c]), r3))
+    _add_to(out, to, left, r0, spare)
+    _add_to(out, to + width, left, r1, spare)
+    _add_to(out, to + 2 * width, left, r2, spare)
+    _add_to(out, to + 3 * width, left, r3, spare)
+
+
+@njit(inline="always")
+def _nibbles1(codes, at, scales, minimums, scale_at, blocks, x, x_at, x_scales, x_sums, xs_at, out, to, left, spare):
+    """One row of x times the four panels of a group."""
+    r0 = r1 = r2 = r3 = splat_float(np.float32(0))
+    for b in range(blocks):
+        s0 = s1 = s2 = s3 = zero_words()
+        for j in range(4):
+            base = at + b * (GROUP * 16) + j * 32
+            k = x_at + b * BLOCK + 4 * j
+            low, high = splat_quad(x, k), splat_quad(x, k + 16)
+            w0, w1 = load_bytes(codes, base), load_bytes(codes, base + 128)
+            w2, w3 = load_bytes(codes, base + 256), load_bytes(codes, base + 384)
+            s0 = add_words(s0, multiply_pairs(low_nibbles(w0), low))
+            s1 = add_words(s1, multiply_pairs(low_nibbles(w1), low))
+            s2 = add_words(s2, multiply_pairs(low_nibbles(w2), low))
+            s3 = add_words(s3, multiply_pairs(low_nibbles(w3), low))
+            s0 = add_words(s0, multiply_pairs(high_nibbles(w0), high))
+            s1 = add_words(s1, multiply_pairs(high_nibbles(w1), high))
+            s2 = add_words(s2, multiply_pairs(high_nibbles(w2), high))
+            s3 = add_words(s3, multiply_pairs(high_nibbles(w3), high))
+        x_scale, x_sum = x_scales[xs_at + b], splat_float(x_sums[xs_at + b])
+        c = scale_at + b * GROUP
+        r0 = _finish(sum_pairs(s0), load_floats(scales, c), x_scale, fma_floats(load_floats(minimums, c), x_sum, r0))
+        c += LANES
+        r1 = _finish(sum_pairs(s1), load_floats(scales, c), x_scale, fma_floats(load_floats(minimums, c), x_sum, r1))
+        c += LANES
+        r2 = _finish(sum_pairs(s2), load_floats(scales, c), x_scale, fma_floats(load_floats(minimums, c), x_sum, r2))
+        c += LANES
+        r3 = _finish(sum_pairs(s3), load_floats(scales, c), x_scale, fma_floats(load_floats(minimums, c), x_sum, r3))
+    _add_to(out, to, left, r0, spare)
+    _add_to(out, to + LANES, left - LANES, r1, spare)
+    _add_to(out, to + 2 * LANES, left - 2 * LANES, r2, spare)
+    _add_to(out, to + 3 * LANES, left - 3 * LANES, r3, spare)
+
+
+@njit(parallel=True, nogil=True, cache=True, error_model="numpy")
+def _multiply_nibbles(codes, scales, minimums, blocks, x, x_scales, x_sums, count, out, width):
+    """out [count, width] += x @ weight.T"""
+    for group in prange((width + GROUP - 1) // GROUP):
+        spare = np.empty(LANES, np.float32)
+        at, scale_at, to = group * blocks * GROUP * 16, group * blocks * GROUP, group * GROUP
+        fours = count - count % 4
+        for panel in range(PANELS):
+            left = width - to - panel * LANES
+            for row in range(0, fours if left > 0 else 0, 4):
+                _nibbles4(
+                    codes, at + panel * 128, GROUP * 16, scales, minimums, scale_at + panel * LANES, blocks,
+                    x, row * blocks * BLOCK, x_scales, x_sums, row * blocks,
+                    out, row * width + to + panel * LANES, width, left, spare,
+                )  # fmt: skip
+        for row in range(fours, count):
+            _nibbles1(
+                codes, at, scales, minimums, scale_at, blocks, x, row * blocks * BLOCK, x_scales, x_sums, row * blocks,
+                out, row * width + to, width - to, spare,
+            )  # fmt: skip
+
+
+@njit(inline="always")
+def _bytes4(codes, at, stride, scales, scale_at, blocks, x, x_at, x_scales, xs_at, out, to, width, left, spare):
+    """Four rows of x times one panel."""
+    columns = blocks * BLOCK
+    r0 = r1 = r2 = r3 = splat_float(np.float32(0))
+    for b in range(blocks):
+        s0 = s1 = s2 = s3 = zero_ints()
+        for j in range(16):
+            w = load_words(codes, at + b * stride + j * 16)
+            k = x_at + b * BLOCK + 2 * j
+            s0 = add_products(s0, w, splat_pair(x, k))
+            s1 = add_products(s1, w, splat_pair(x, k + columns))
+            s2 = add_products(s2, w, splat_pair(x, k + 2 * columns))
+            s3 = add_products(s3, w, splat_pair(x, k + 3 * columns))
+        scale, c = load_floats(scales, scale_at + b * GROUP), xs_at + b
+        r0 = _finish(to_floats(s0), scale, x_scales[c], r0)
+        r1 = _finish(to_floats(s1), scale, x_scales[c + blocks], r1)
+        r2 = _finish(to_floats(s2), scale, x_scales[c + 2 * blocks], r2)
+        r3 = _finish(to_floats(s3), scale, x_scales[c + 3 * blocks], r3)
+    _add_to(out, to, left, r0, spare)
+    _add_to(out, to + width, left, r1, spare)
+    _add_to(out, to + 2 * width, left, r2, spare)
+    _add_to(out, to + 3 * width, left, r3, spare)
+
+
+@njit(inline="always")
+def _bytes1(codes, at, scales, scale_at, blocks, x, x_at, x_scales, xs_at, out, to, left, spare):
+    """One row of x times the four panels of a group."""
+    r0 = r1 = r2 = r3 = splat_float(np.float32(0))
+    for b in range(blocks):
+        s0 = s1 = s2 = s3 = zero_ints()
+        for j in range(16):
+            base, pair = at + b * (GROUP * 32) + j * 16, splat_pair(x, x_at + b * BLOCK + 2 * j)
+            s0 = add_products(s0, load_words(codes, base), pair)
+            s1 = add_products(s1, load_words(codes, base + 256), pair)
+            s2 = add_products(s2, load_words(codes, base + 512), pair)
+            s3 = add_products(s3, load_words(codes, base + 768), pair)
+        c, x_scale = scale_at + b * GROUP, x_scales[xs_at + b]
+        r0 = _finish(to_floats(s0), load_floats(scales, c), x_scale, r0)
+        r1 = _finish(to_floats(s1), load_floats(scales, c + LANES), x_scale, r1)
+        r2 = _finish(to_floats(s2), load_floats(scales, c + 2 * LANES), x_scale, r2)
+        r3 = _finish(to_floats(s3), load_floats(scales, c + 3 * LANES), x_scale, r3)
+    _add_to(out, to, left, r0, spare)
+    _add_to(out, to + LANES, left - LANES, r1, spare)
+    _add_to(out, to + 2 * LANES, left - 2 * LANES, r2, spare)
+    _add_to(out, to + 3 * LANES, left - 3 * LANES, r3, spare)
+
+
+@njit(parallel=True, nogil=True, cache=True, error_model="numpy")
+def _multiply_bytes(codes, scales, blocks, x, x_scales, count, out, width):
+    """out [count, width] += x @ weight.T"""
+    for group in prange((width + GROUP - 1) // GROUP):
+        spare = np.empty(LANES, np.float32)
+        at, scale_at, to = group * blocks * GROUP * 32, group * blocks * GROUP, group * GROUP
+        fours = count - count % 4
+        for panel in range(PANELS):
+            left = width - to - panel * LANES
+            for row in range(0, fours if left > 0 else 0, 4):
+                _bytes4(
+                    codes, at + panel * 256, GROUP * 32, scales, scale_at + panel * LANES, blocks,
+                    x, row * blocks * BLOCK, x_scales, row * blocks,
+                    out, row * width + to + panel * LANES, width, left, spare,
+                )  # fmt: skip
+        for row in range(fours, count):
+            _bytes1(
+                codes, at, scales, scale_at, blocks, x, row * blocks * BLOCK, x_scales, row * blocks,
+                out, row * width + to, width - to, spare,
+            )  # fmt: skip
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _gather(is_nibbles, codes, scales, minimums, blocks, rows, out):
+    for i in range(len(rows)):
+        group, lane = rows[i] // GROUP, rows[i] % GROUP
+        panel, row = lane // LANES, lane % LANES
+        for b in range(blocks):
+            block = group * blocks + b
+            scale = scales[block * GROUP + lane]
+            for k in range(BLOCK):
+                if is_nibbles:
+                    j, byte = (k % 16) // 4, k % 4
+                    code = codes[((block * PANELS + panel) * 4 + j) * 32 + row * 4 + byte]
+                    value = scale * np.float32(code & 15 if k < 16 else code >> 4) + minimums[block * GROUP + lane]
+                else:
+                    code = codes[((block * PANELS + panel) * 16 + k // 2) * 16 + row * 2 + k % 2]
+                    value = scale * np.float32(np.int8(code))
+                out[i, b * BLOCK + k] = value
+
+
+def can_pack(tensors: Sequence[StoredTensor]) -> bool:
+    """Whether integer products are to be had for one matrix of these."""
+    kinds = {tensor.format for tensor in tensors}
+    return len(kinds) == 1 and kinds <= set(FORMATS) and tensors[0].columns % BLOCK == 0
