@@ -1,5 +1,7 @@
 """What clients may say about the cache: OpenAI's words, Anthropic's and ours; and what operators pin."""
 
+from urllib.parse import quote
+
 import anthropic
 import httpx
 import openai
@@ -103,6 +105,8 @@ def test_usage_names_the_tier(url, client):
 
 
 def test_pins(url):
+    for pin in httpx.get(f"{url}/v1/cache/pins").json()["data"]:
+        httpx.delete(f"{url}/v1/cache/pins/{quote(pin['id'], safe='')}")
     wanted = {"prompt": "A long preamble that an operator wants kept. " * 12, "id": "preamble"}
     made = httpx.post(f"{url}/v1/cache/pins", json=wanted, timeout=60).json()
     assert made["kept_tokens"] == made["asked_tokens"] // 16 * 16

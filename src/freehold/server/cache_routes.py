@@ -51,7 +51,7 @@ def cache_routes(engine: AsyncEngine) -> APIRouter:
         except ValueError as error:
             raise ApiError(400, f"id: {error}", "id") from error
 
-    @router.delete("/v1/cache/pins/{name}")
+    @router.delete("/v1/cache/pins/{name:path}")
     async def unpin(name: str) -> dict[str, Any]:
         if not await engine.ask("unpin", name):
             raise ApiError(404, f"there is no pin '{name}'")

@@ -208,7 +208,7 @@ class World:
             priority=fields["priority"],
             timeout=fields["timeout"],
             session=fields["session"],
-            retention=None if fields["retention"] is None else Retention(*fields["retention"]),
+            retention=Retention(*fields["retention"]) if fields.get("retention") else None,
         )
         self.requests[request.id] = request
         self.scheduler.add(request)

@@ -96,6 +96,17 @@ def splat_float(typingctx, value):
 
 
 @intrinsic
+def splat_float_at(typingctx, array, at):
+    """array f32[*] -> its element `at`, eight times."""
+
+    def codegen(context, builder, signature, args):
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        return _splat(builder, builder.load(builder.gep(data, [args[1]])), _VF)
+
+    return F32x8(array, types.intp), codegen
+
+
+@intrinsic
 def low_nibbles(typingctx, value):
     def codegen(context, builder, signature, args):
         return builder.and_(args[0], ir.Constant(_V8, [15] * 32))
@@ -243,3 +254,23 @@ def to_floats(typingctx, ints):
         return builder.sitofp(args[0], _VF)
 
     return F32x8(I32x8), codegen
+
+
+@intrinsic
+def bits_of(typingctx, value):
+    """float32 -> int32 with the same bits."""
+
+    def codegen(context, builder, signature, args):
+        return builder.bitcast(args[0], _I32)
+
+    return types.int32(types.float32), codegen
+
+
+@intrinsic
+def float_of(typingctx, bits):
+    """int32 -> float32 with the same bits."""
+
+    def codegen(context, builder, signature, args):
+        return builder.bitcast(args[0], _F32)
+
+    return types.float32(types.int32), codegen

@@ -20,6 +20,8 @@ from freehold.arrays import Float32, Int32
 from freehold.engine.cpu.bytes_simd import (
     add_products,
     add_words,
+    bits_of,
+    float_of,
     fma_floats,
     high_nibbles,
     load_bytes,
@@ -29,6 +31,7 @@ from freehold.engine.cpu.bytes_simd import (
     multiply_floats,
     multiply_pairs,
     splat_float,
+    splat_float_at,
     splat_pair,
     splat_quad,
     store_floats,
@@ -49,9 +52,9 @@ FORMATS = (TensorFormat.Q4_0, TensorFormat.Q4_1, TensorFormat.Q8_0)
 
 @dataclass(frozen=True)
 class IntegerMatrix:
-    """codes uint8: four bits [groups, blocks, 4 panels, 4, 8 rows, 4], where byte (j, row, i) of a panel has
-    columns 4 j + i (low half) and 16 + 4 j + i of the block; or eight bits [groups, blocks, 4 panels, 16, 8 rows,
-    2]. scales, minimums float32 [groups, blocks, 32 rows]; no minimums with eight bits."""
+    """codes uint8: four bits [panels, blocks, 4, 8 rows, 4], where byte (j, row, i) has columns 4 j + i (low half)
+    and 16 + 4 j + i of the block; or eight bits [panels, blocks, 16, 8 rows, 2]. scales, minimums float32
+    [panels, blocks, 8 rows]; no minimums with eight bits. Panels are padded to whole groups."""
 
     is_nibbles: bool
     rows: int
@@ -70,11 +73,11 @@ class IntegerMatrix:
 
         def halves(at: int) -> Float32:
             values = np.ascontiguousarray(raw[:, :, at : at + 2]).view(np.float16)[:, :, 0].astype(np.float32)
-            return np.ascontiguousarray(values.reshape(-1, GROUP, blocks).transpose(0, 2, 1)).ravel()
+            return np.ascontiguousarray(values.reshape(-1, LANES, blocks).transpose(0, 2, 1)).ravel()
 
         is_nibbles = kind is not TensorFormat.Q8_0
         inner = (4, 4) if is_nibbles else (16, 2)
-        codes = raw[:, :, head:].reshape(-1, PANELS, LANES, blocks, *inner).transpose(0, 3, 1, 4, 2, 5)
+        codes = raw[:, :, head:].reshape(-1, LANES, blocks, *inner).transpose(0, 2, 3, 1, 4)
         scales = halves(0)
         minimums = np.zeros(0, np.float32)
         if is_nibbles:
@@ -84,16 +87,17 @@ class IntegerMatrix:
     def multiply_add(self, x: Float32, out: Float32) -> None:
         """out [n, rows] += x [n, columns] @ weight.T, both C-contiguous."""
         blocks, count = self.columns // BLOCK, len(x)
+        x = x.ravel()
         scales = np.empty(count * blocks, np.float32)
         if self.is_nibbles:
             codes, sums = np.empty(x.size, np.int8), np.empty(count * blocks, np.float32)
-            _to_bytes(x.ravel(), codes, scales, sums)
+            _to_bytes(x, codes, scales, sums)
             _multiply_nibbles(
                 self.codes, self.scales, self.minimums, blocks, codes, scales, sums, count, out.ravel(), self.rows
             )
         else:
             words = np.empty(x.size, np.int16)
-            _to_words(x.ravel(), words, scales)
+            _to_words(x, words, scales)
             _multiply_bytes(self.codes, self.scales, blocks, words, scales, count, out.ravel(), self.rows)
 
     def gather(self, rows: Int32) -> Float32:
@@ -105,11 +109,18 @@ class IntegerMatrix:
 
 @njit(inline="always")
 def _largest(x, at):
-    """Of the absolute values of a block."""
-    largest = np.float32(0)
+    """Of the absolute values of a block. Without their sign the bits of floats sort as integers do, and
+    integers are compared eight at a time."""
+    largest = np.int32(0)
     for k in range(BLOCK):
-        largest = max(largest, abs(x[at + k]))
-    return largest
+        largest = max(largest, bits_of(x[at + k]) & np.int32(0x7FFFFFFF))
+    return float_of(largest)
+
+
+@njit(inline="always")
+def _rounded(value):
+    """To the nearest integer, ties to even, for |value| < 2**22: what is added leaves no bits for fractions."""
+    return np.int32((value + np.float32(12582912)) - np.float32(12582912))
 
 
 @njit(parallel=True, nogil=True, cache=True, error_model="numpy")
@@ -121,7 +132,7 @@ def _to_bytes(x, codes, scales, sums):
         factor = np.float32(BYTE_MAX) / largest if largest > 0 else np.float32(0)
         total = np.int32(0)
         for k in range(BLOCK):
-            code = np.int32(np.rint(x[at + k] * factor))
+            code = _rounded(x[at + k] * factor)
             codes[at + k] = code
             total += code
         scales[block] = largest / np.float32(BYTE_MAX)
@@ -136,14 +147,14 @@ def _to_words(x, codes, scales):
         largest = _largest(x, at)
         factor = np.float32(WORD_MAX) / largest if largest > 0 else np.float32(0)
         for k in range(BLOCK):
-            codes[at + k] = np.int32(np.rint(x[at + k] * factor))
+            codes[at + k] = _rounded(x[at + k] * factor)
         scales[block] = largest / np.float32(WORD_MAX)
 
 
 @njit(inline="always")
 def _finish(total, weight_scale, scale, result):
     """result + total * weight_scale * scale"""
-    return fma_floats(total, multiply_floats(weight_scale, splat_float(scale)), result)
+    return fma_floats(total, multiply_floats(weight_scale, scale), result)
 
 
 @njit(inline="always")
@@ -156,7 +167,7 @@ def _add_to(out, at, left, result, spare):
 
 @njit(inline="always")
 def _nibbles4(
-    codes, at, stride, scales, minimums, scale_at, blocks, x, x_at, x_scales, x_sums, xs_at, out, to, width, left, spare
+    codes, at, scales, minimums, scale_at, blocks, x, x_at, x_scales, x_sums, xs_at, out, to, width, left, spare
 ):
     """Four rows of x times one panel."""
     columns = blocks * BLOCK
@@ -164,7 +175,7 @@ def _nibbles4(
     for b in range(blocks):
         s0 = s1 = s2 = s3 = zero_words()
         for j in range(4):
-            raw = load_bytes(codes, at + b * stride + j * 32)
+            raw = load_bytes(codes, at + b * 128 + j * 32)
             low, high = low_nibbles(raw), high_nibbles(raw)
             k = x_at + b * BLOCK + 4 * j
             s0 = add_words(s0, multiply_pairs(low, splat_quad(x, k)))
@@ -175,15 +186,23 @@ def _nibbles4(
             s1 = add_words(s1, multiply_pairs(high, splat_quad(x, k + columns + 16)))
             s2 = add_words(s2, multiply_pairs(high, splat_quad(x, k + 2 * columns + 16)))
             s3 = add_words(s3, multiply_pairs(high, splat_quad(x, k + 3 * columns + 16)))
-        scale, minimum = load_floats(scales, scale_at + b * GROUP), load_floats(minimums, scale_at + b * GROUP)
+        scale, minimum = load_floats(scales, scale_at + b * LANES), load_floats(minimums, scale_at + b * LANES)
         c = xs_at + b
-        r0 = _finish(sum_pairs(s0), scale, x_scales[c], fma_floats(minimum, splat_float(x_sums[c]), r0))
+        r0 = _finish(
+            sum_pairs(s0), scale, splat_float_at(x_scales, c), fma_floats(minimum, splat_float_at(x_sums, c), r0)
+        )
         c += blocks
-        r1 = _finish(sum_pairs(s1), scale, x_scales[c], fma_floats(minimum, splat_float(x_sums[c]), r1))
+        r1 = _finish(
+            sum_pairs(s1), scale, splat_float_at(x_scales, c), fma_floats(minimum, splat_float_at(x_sums, c), r1)
+        )
         c += blocks
-        r2 = _finish(sum_pairs(s2), scale, x_scales[c], fma_floats(minimum, splat_float(x_sums[c]), r2))
+        r2 = _finish(
+            sum_pairs(s2), scale, splat_float_at(x_scales, c), fma_floats(minimum, splat_float_at(x_sums, c), r2)
+        )
         c += blocks
-        r3 = _finish(sum_pairs(s3), scale, x_scales[c], fma_floats(minimum, splat_float(x_sums[c]), r3))
+        r3 = _finish(
+            sum_pairs(s3), scale, splat_float_at(x_scales, c), fma_floats(minimum, splat_float_at(x_sums, c), r3)
+        )
     _add_to(out, to, left, r0, spare)
     _add_to(out, to + width, left, r1, spare)
     _add_to(out, to + 2 * width, left, r2, spare)
@@ -197,11 +216,11 @@ def _nibbles1(codes, at, scales, minimums, scale_at, blocks, x, x_at, x_scales, 
     for b in range(blocks):
         s0 = s1 = s2 = s3 = zero_words()
         for j in range(4):
-            base = at + b * (GROUP * 16) + j * 32
+            base = at + b * 128 + j * 32
             k = x_at + b * BLOCK + 4 * j
             low, high = splat_quad(x, k), splat_quad(x, k + 16)
-            w0, w1 = load_bytes(codes, base), load_bytes(codes, base + 128)
-            w2, w3 = load_bytes(codes, base + 256), load_bytes(codes, base + 384)
+            w0, w1 = load_bytes(codes, base), load_bytes(codes, base + blocks * 128)
+            w2, w3 = load_bytes(codes, base + blocks * 256), load_bytes(codes, base + blocks * 384)
             s0 = add_words(s0, multiply_pairs(low_nibbles(w0), low))
             s1 = add_words(s1, multiply_pairs(low_nibbles(w1), low))
             s2 = add_words(s2, multiply_pairs(low_nibbles(w2), low))
@@ -210,14 +229,14 @@ def _nibbles1(codes, at, scales, minimums, scale_at, blocks, x, x_at, x_scales, 
             s1 = add_words(s1, multiply_pairs(high_nibbles(w1), high))
             s2 = add_words(s2, multiply_pairs(high_nibbles(w2), high))
             s3 = add_words(s3, multiply_pairs(high_nibbles(w3), high))
-        x_scale, x_sum = x_scales[xs_at + b], splat_float(x_sums[xs_at + b])
-        c = scale_at + b * GROUP
+        x_scale, x_sum = splat_float_at(x_scales, xs_at + b), splat_float_at(x_sums, xs_at + b)
+        c, step = scale_at + b * LANES, blocks * LANES
         r0 = _finish(sum_pairs(s0), load_floats(scales, c), x_scale, fma_floats(load_floats(minimums, c), x_sum, r0))
-        c += LANES
+        c += step
         r1 = _finish(sum_pairs(s1), load_floats(scales, c), x_scale, fma_floats(load_floats(minimums, c), x_sum, r1))
-        c += LANES
+        c += step
         r2 = _finish(sum_pairs(s2), load_floats(scales, c), x_scale, fma_floats(load_floats(minimums, c), x_sum, r2))
-        c += LANES
+        c += step
         r3 = _finish(sum_pairs(s3), load_floats(scales, c), x_scale, fma_floats(load_floats(minimums, c), x_sum, r3))
     _add_to(out, to, left, r0, spare)
     _add_to(out, to + LANES, left - LANES, r1, spare)
@@ -236,7 +255,7 @@ def _multiply_nibbles(codes, scales, minimums, blocks, x, x_scales, x_sums, coun
             left = width - to - panel * LANES
             for row in range(0, fours if left > 0 else 0, 4):
                 _nibbles4(
-                    codes, at + panel * 128, GROUP * 16, scales, minimums, scale_at + panel * LANES, blocks,
+                    codes, at + panel * blocks * 128, scales, minimums, scale_at + panel * blocks * LANES, blocks,
                     x, row * blocks * BLOCK, x_scales, x_sums, row * blocks,
                     out, row * width + to + panel * LANES, width, left, spare,
                 )  # fmt: skip
@@ -248,24 +267,24 @@ def _multiply_nibbles(codes, scales, minimums, blocks, x, x_scales, x_sums, coun
 
 
 @njit(inline="always")
-def _bytes4(codes, at, stride, scales, scale_at, blocks, x, x_at, x_scales, xs_at, out, to, width, left, spare):
+def _bytes4(codes, at, scales, scale_at, blocks, x, x_at, x_scales, xs_at, out, to, width, left, spare):
     """Four rows of x times one panel."""
     columns = blocks * BLOCK
     r0 = r1 = r2 = r3 = splat_float(np.float32(0))
     for b in range(blocks):
         s0 = s1 = s2 = s3 = zero_ints()
         for j in range(16):
-            w = load_words(codes, at + b * stride + j * 16)
+            w = load_words(codes, at + b * 256 + j * 16)
             k = x_at + b * BLOCK + 2 * j
             s0 = add_products(s0, w, splat_pair(x, k))
             s1 = add_products(s1, w, splat_pair(x, k + columns))
             s2 = add_products(s2, w, splat_pair(x, k + 2 * columns))
             s3 = add_products(s3, w, splat_pair(x, k + 3 * columns))
-        scale, c = load_floats(scales, scale_at + b * GROUP), xs_at + b
-        r0 = _finish(to_floats(s0), scale, x_scales[c], r0)
-        r1 = _finish(to_floats(s1), scale, x_scales[c + blocks], r1)
-        r2 = _finish(to_floats(s2), scale, x_scales[c + 2 * blocks], r2)
-        r3 = _finish(to_floats(s3), scale, x_scales[c + 3 * blocks], r3)
+        scale, c = load_floats(scales, scale_at + b * LANES), xs_at + b
+        r0 = _finish(to_floats(s0), scale, splat_float_at(x_scales, c), r0)
+        r1 = _finish(to_floats(s1), scale, splat_float_at(x_scales, c + blocks), r1)
+        r2 = _finish(to_floats(s2), scale, splat_float_at(x_scales, c + 2 * blocks), r2)
+        r3 = _finish(to_floats(s3), scale, splat_float_at(x_scales, c + 3 * blocks), r3)
     _add_to(out, to, left, r0, spare)
     _add_to(out, to + width, left, r1, spare)
     _add_to(out, to + 2 * width, left, r2, spare)
@@ -279,16 +298,16 @@ def _bytes1(codes, at, scales, scale_at, blocks, x, x_at, x_scales, xs_at, out, 
     for b in range(blocks):
         s0 = s1 = s2 = s3 = zero_ints()
         for j in range(16):
-            base, pair = at + b * (GROUP * 32) + j * 16, splat_pair(x, x_at + b * BLOCK + 2 * j)
+            base, pair = at + b * 256 + j * 16, splat_pair(x, x_at + b * BLOCK + 2 * j)
             s0 = add_products(s0, load_words(codes, base), pair)
-            s1 = add_products(s1, load_words(codes, base + 256), pair)
-            s2 = add_products(s2, load_words(codes, base + 512), pair)
-            s3 = add_products(s3, load_words(codes, base + 768), pair)
-        c, x_scale = scale_at + b * GROUP, x_scales[xs_at + b]
+            s1 = add_products(s1, load_words(codes, base + blocks * 256), pair)
+            s2 = add_products(s2, load_words(codes, base + blocks * 512), pair)
+            s3 = add_products(s3, load_words(codes, base + blocks * 768), pair)
+        c, x_scale = scale_at + b * LANES, splat_float_at(x_scales, xs_at + b)
         r0 = _finish(to_floats(s0), load_floats(scales, c), x_scale, r0)
-        r1 = _finish(to_floats(s1), load_floats(scales, c + LANES), x_scale, r1)
-        r2 = _finish(to_floats(s2), load_floats(scales, c + 2 * LANES), x_scale, r2)
-        r3 = _finish(to_floats(s3), load_floats(scales, c + 3 * LANES), x_scale, r3)
+        r1 = _finish(to_floats(s1), load_floats(scales, c + blocks * LANES), x_scale, r1)
+        r2 = _finish(to_floats(s2), load_floats(scales, c + 2 * blocks * LANES), x_scale, r2)
+        r3 = _finish(to_floats(s3), load_floats(scales, c + 3 * blocks * LANES), x_scale, r3)
     _add_to(out, to, left, r0, spare)
     _add_to(out, to + LANES, left - LANES, r1, spare)
     _add_to(out, to + 2 * LANES, left - 2 * LANES, r2, spare)
@@ -306,7 +325,7 @@ def _multiply_bytes(codes, scales, blocks, x, x_scales, count, out, width):
             left = width - to - panel * LANES
             for row in range(0, fours if left > 0 else 0, 4):
                 _bytes4(
-                    codes, at + panel * 256, GROUP * 32, scales, scale_at + panel * LANES, blocks,
+                    codes, at + panel * blocks * 256, scales, scale_at + panel * blocks * LANES, blocks,
                     x, row * blocks * BLOCK, x_scales, row * blocks,
                     out, row * width + to + panel * LANES, width, left, spare,
                 )  # fmt: skip
@@ -320,18 +339,16 @@ def _multiply_bytes(codes, scales, blocks, x, x_scales, count, out, width):
 @njit(nogil=True, cache=True, error_model="numpy")
 def _gather(is_nibbles, codes, scales, minimums, blocks, rows, out):
     for i in range(len(rows)):
-        group, lane = rows[i] // GROUP, rows[i] % GROUP
-        panel, row = lane // LANES, lane % LANES
+        panel, row = rows[i] // LANES, rows[i] % LANES
         for b in range(blocks):
-            block = group * blocks + b
-            scale = scales[block * GROUP + lane]
+            block = panel * blocks + b
+            scale = scales[block * LANES + row]
             for k in range(BLOCK):
                 if is_nibbles:
-                    j, byte = (k % 16) // 4, k % 4
-                    code = codes[((block * PANELS + panel) * 4 + j) * 32 + row * 4 + byte]
-                    value = scale * np.float32(code & 15 if k < 16 else code >> 4) + minimums[block * GROUP + lane]
+                    code = codes[(block * 4 + (k % 16) // 4) * 32 + row * 4 + k % 4]
+                    value = scale * np.float32(code & 15 if k < 16 else code >> 4) + minimums[block * LANES + row]
                 else:
-                    code = codes[((block * PANELS + panel) * 16 + k // 2) * 16 + row * 2 + k % 2]
+                    code = codes[(block * 16 + k // 2) * 16 + row * 2 + k % 2]
                     value = scale * np.float32(np.int8(code))
                 out[i, b * BLOCK + k] = value
 
