@@ -1,11 +1,11 @@
 """Many clients that leave at random, on a quarter of the memory they want."""
 
 import asyncio
-import json
 import random
 
 import httpx
 import pytest
+from completing import complete
 
 from freehold.server.launch import running_server
 
@@ -31,21 +31,6 @@ async def client_life(number: int, requests: int, client: httpx.AsyncClient, tal
             tally["answered"] += 1
         except TimeoutError:
             tally["aborted"] += 1
-
-
-async def complete(client: httpx.AsyncClient, body: dict) -> None:
-    if not body["stream"]:
-        answer = await client.post("/v1/completions", json=body)
-        assert answer.status_code == 200, answer.text
-        assert answer.json()["usage"]["completion_tokens"] == body["max_tokens"]
-        return
-    async with client.stream("POST", "/v1/completions", json=body) as response:
-        assert response.status_code == 200
-        lines = [line async for line in response.aiter_lines() if line]
-    assert lines[-1] == "data: [DONE]"
-    for event in map(json.loads, (line.removeprefix("data: ") for line in lines[:-1])):
-        assert "error" not in event, event
-        assert event["choices"][0]["finish_reason"] in (None, "length"), event
 
 
 async def storm(url: str, clients: int, requests: int) -> dict[str, int]:

@@ -1,13 +1,13 @@
 """Everything at once, for ten minutes: speculation, forced retraction, aborts, pauses. Memory stays flat."""
 
 import asyncio
-import json
 import random
 import time
 from pathlib import Path
 
 import httpx
 import pytest
+from completing import complete
 
 from freehold.server.launch import running_server
 
@@ -34,20 +34,6 @@ async def client_life(number: int, until: float, client: httpx.AsyncClient, tall
             tally["answered"] += 1
         except TimeoutError:
             tally["aborted"] += 1
-
-
-async def complete(client: httpx.AsyncClient, body: dict) -> None:
-    if not body["stream"]:
-        answer = await client.post("/v1/completions", json=body)
-        assert answer.status_code == 200, answer.text
-        assert answer.json()["usage"]["completion_tokens"] == body["max_tokens"]
-        return
-    async with client.stream("POST", "/v1/completions", json=body) as response:
-        assert response.status_code == 200
-        lines = [line async for line in response.aiter_lines() if line]
-    assert lines[-1] == "data: [DONE]"
-    for event in map(json.loads, (line.removeprefix("data: ") for line in lines[:-1])):
-        assert "error" not in event, event
 
 
 async def operator(until: float, client: httpx.AsyncClient) -> None:
