@@ -98,6 +98,23 @@ def test_the_same_hint_twice_at_once_fades_once():
     assert node.level == 2
 
 
+def test_hints_that_are_renewed_for_ever_leave_nothing_behind():
+    memory = make()
+    compute(memory, tokens(100))
+    (node,) = (node for node in memory.tree.nodes() if node.parent is not None)
+    for now in range(5000):
+        memory.tree.retain(node, Retention(3, ttl=0.5), now)
+        memory.pass_time(now + 0.6)
+    queue = memory.tree._queue._queues[""]
+    assert len(queue._heap) < 2100
+    assert len(memory.tree._fading) < 2100
+    for now in range(5000):
+        memory.tree.retain(node, Retention(3, ttl=1e5), now)
+    assert len(memory.tree._fading) < 2100
+    evict(memory, 2)
+    assert memory.counts().free == memory.shape.page_count
+
+
 def test_done_goes_first_but_not_what_others_share():
     memory = make()
     system = tokens(0, 2)[:-1]

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from freehold.memory.node import Node
 
 Key = tuple[int, int, int]
+STALE_MAX = 1024
 
 
 def lru(node: Node) -> Key:
@@ -47,6 +48,7 @@ class EvictionQueue:
         self._key = key
         self._heap: list[tuple[Key, int, Node]] = []
         self._pushes = 0
+        self._stale = 0  # entries left behind by nodes whose key has become smaller, at most
 
     def push(self, node: Node) -> None:
         """Make an evictable leaf a candidate. Does nothing if it already is one."""
@@ -56,9 +58,22 @@ class EvictionQueue:
     def lower(self, node: Node) -> None:
         """The node's key has become smaller. An entry with the old one may stay behind; it is checked when
         it surfaces, like any other."""
+        self._stale += node.queued
         node.queued = True
         self._pushes += 1
         heapq.heappush(self._heap, (self._key(node), self._pushes, node))
+        if self._stale > len(self._heap) // 2 + STALE_MAX:
+            self._rebuild()
+
+    def _rebuild(self) -> None:
+        """One entry for each candidate."""
+        nodes = {node.serial: node for _, _, node in self._heap}.values()
+        for node in nodes:
+            node.queued = node.evictable
+        self._heap = [(self._key(node), node.serial, node) for node in nodes if node.evictable]
+        heapq.heapify(self._heap)
+        self._pushes = max((serial for _, serial, _ in self._heap), default=0)
+        self._stale = 0
 
     def peek(self) -> Node | None:
         """The evictable leaf with the smallest key, or None."""

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from freehold.memory.node import Node
 
 PRIORITY_MAX = 100
+STALE_MAX = 1024
 DONE = -1  # the level of what nobody will ask for again
 
 
@@ -44,17 +45,27 @@ class Fading:
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Node]] = []
+        self._limit = STALE_MAX  # entries at which stale ones are looked for
 
     def __len__(self) -> int:
         return len(self._heap)
 
     def add(self, node: Node) -> None:
         heapq.heappush(self._heap, (node.fades_at, node.serial, node))
+        if len(self._heap) > self._limit:
+            self._heap = [entry for entry in self._heap if _is_current(entry)]
+            heapq.heapify(self._heap)
+            self._limit = 2 * len(self._heap) + STALE_MAX
 
     def due(self, now: float) -> Iterator[Node]:
         """The nodes whose time has come, taken out one by one: dealing with one may make another entry of
         it stale."""
         while self._heap and self._heap[0][0] <= now:
-            when, _, node = heapq.heappop(self._heap)
-            if node.level > 0 and node.parent is not None and node.fades_at == when:
-                yield node
+            entry = heapq.heappop(self._heap)
+            if _is_current(entry):
+                yield entry[2]
+
+
+def _is_current(entry: tuple[float, int, Node]) -> bool:
+    when, _, node = entry
+    return node.level > 0 and node.parent is not None and node.fades_at == when

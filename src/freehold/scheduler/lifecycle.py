@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from weakref import ref
 
 from freehold.memory import Lease, Memory
 from freehold.scheduler.queue import WaitingQueue
@@ -65,7 +66,7 @@ class Lifecycle:
         self.retraction_count = 0
         self.row_starts: list[RowStart] = []  # for the next step
         self.ended: list[Request] = []  # since the last output
-        self._deadlines: list[tuple[float, int, Deadline, float, Request]] = []
+        self._deadlines: list[tuple[float, int, Deadline, float, ref[Request]]] = []
         self._timeouts = timeouts
         self._eos_tokens = eos_tokens
         self._queue_limit = queue_limit
@@ -86,12 +87,16 @@ class Lifecycle:
 
     def _set_deadline(self, request: Request, kind: Deadline, seconds: float | None) -> None:
         if seconds is not None:
-            heapq.heappush(self._deadlines, (self.clock() + seconds, request.order, kind, seconds, request))
+            # A request that has ended meanwhile is not kept for it.
+            heapq.heappush(self._deadlines, (self.clock() + seconds, request.order, kind, seconds, ref(request)))
 
     def expire(self) -> None:
         """End the requests whose time is up."""
         while self._deadlines and self._deadlines[0][0] <= self.clock():
-            _, _, kind, seconds, request = heapq.heappop(self._deadlines)
+            _, _, kind, seconds, reference = heapq.heappop(self._deadlines)
+            request = reference()
+            if request is None:
+                continue
             has_begun = request.first_scheduled is not None
             if request.state is RequestState.ENDED or (kind is Deadline.WAITING and has_begun):
                 continue

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from freehold.arrays import Int32
 from freehold.memory import Retention
 from freehold.sampling_params import InvalidParameter
+from freehold.text.chat_template import ChatTemplateError
 from freehold.text.tokenizer import Tokenizer
 
 SECONDS_OF = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -96,7 +97,10 @@ def seconds(duration: str, field: str) -> float:
 def tokens_before(tokenizer: Tokenizer, prompt: Int32, messages: list[dict[str, Any]]) -> int:
     """How many tokens of `prompt` int32 [n], which is a chat, come before the end of its first `messages`."""
     assert tokenizer.chat_template is not None
-    start = tokenizer.encode(tokenizer.chat_template.render(messages, False), False)
+    try:
+        start = tokenizer.encode(tokenizer.chat_template.render(messages, False), False)
+    except ChatTemplateError:
+        return len(prompt)  # the template wants more than that: keep all
     count = min(len(start), len(prompt))
     differ = np.flatnonzero(start[:count] != prompt[:count])
     return int(differ[0]) if len(differ) else count
