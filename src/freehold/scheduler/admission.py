@@ -66,7 +66,8 @@ class Admission:
 
     def admit(self, batch: Batch) -> Batch:
         """Give what is left of the budget to waiting requests -> the rows they got."""
-        admitted = Batch.empty()
+        none = np.empty(0, np.int64)
+        admitted = Batch(none, none, none, none)
         budget = self._chunk - int(batch.counts[batch.counts > 1].sum())
         if budget <= 0:
             return admitted
@@ -86,7 +87,8 @@ class Admission:
                 continue
             assert request.lease is not None
             rows = np.array([request.lease.row])
-            admitted = admitted + Batch.of(rows, np.array([count]))
+            reserved_now = np.array([request.lease.reserved])
+            admitted = admitted + Batch(rows, np.array([count]), np.zeros(1, np.int64), reserved_now)
             budget -= count
             reserved += self.growth_page_count(rows)
         for request in passed_over:

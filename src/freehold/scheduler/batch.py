@@ -9,24 +9,17 @@ import numpy as np
 from freehold.arrays import Int64
 
 
-@dataclass
+@dataclass(frozen=True)
 class Batch:
-    """Rows [n], their known new tokens and the drafts on top."""
+    """Rows [n], their known new tokens, the drafts on top, and the tokens that then have KV at most."""
 
     rows: Int64
     counts: Int64
     drafts: Int64
-
-    @classmethod
-    def of(cls, rows: Int64, counts: Int64) -> Batch:
-        return cls(rows, counts, np.zeros(len(rows), np.int64))
-
-    @classmethod
-    def empty(cls) -> Batch:
-        return cls.of(np.empty(0, np.int64), np.empty(0, np.int64))
+    targets: Int64
 
     def __add__(self, more: Batch) -> Batch:
         def joined(name: str) -> Int64:
             return np.concatenate([getattr(self, name), getattr(more, name)])
 
-        return Batch(joined("rows"), joined("counts"), joined("drafts"))
+        return Batch(joined("rows"), joined("counts"), joined("drafts"), joined("targets"))

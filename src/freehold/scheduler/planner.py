@@ -70,13 +70,13 @@ class Planner:
         batch = self._continue()
         fits = self._make_room(batch)
         if not fits and batch.drafts.any():
-            batch.drafts[:] = 0
+            batch = self._continue(may_draft=False)
             fits = self._make_room(batch)
         if not fits and in_flight:
             return NoStep.BLOCKED
         if not fits:
             batch = self._retract_until_it_fits()
-        self._memory.leases.extend(batch.rows, self._targets(batch))
+        self._memory.leases.extend(batch.rows, batch.targets)
         if fits and len(self._queue):
             batch = batch + self._admission.admit(batch)
         if len(batch.rows) == 0:
@@ -85,33 +85,35 @@ class Planner:
 
     # -- requests that have a row ---------------------------------------------------------------------
 
-    def _continue(self) -> Batch:
+    def _continue(self, may_draft: bool = True) -> Batch:
         """Rows that go on, decoding ones first."""
         running = self._running
         rows = running.active()
         decoding = running.is_decoding(rows)
-        decoders, chunks = rows[decoding], rows[~decoding]
-        sizes = running.todo(chunks)
-        if len(chunks):
+        drafts = np.zeros(len(rows), np.int64)
+        if decoding.all():
+            counts = np.ones(len(rows), np.int64)
+        else:
+            chunks = rows[~decoding]
+            sizes = running.todo(chunks)
             sizes = np.clip(self._chunk - (sizes.cumsum() - sizes), 0, sizes)
-            chunks, sizes = chunks[sizes > 0], sizes[sizes > 0]
-        batch = Batch.of(decoders, np.ones(len(decoders), np.int64))
-        if self._drafts is not None and len(decoders):
-            batch.drafts = self._drafts.choose(decoders, len(decoders) + int(sizes.sum()))
-        return batch + Batch.of(chunks, sizes) if len(chunks) else batch
-
-    def _targets(self, batch: Batch) -> Int64:
-        return self._running.targets(batch.rows, batch.counts + batch.drafts)
+            decoders = rows[decoding]
+            rows = np.concatenate([decoders, chunks[sizes > 0]])
+            counts = np.concatenate([np.ones(len(decoders), np.int64), sizes[sizes > 0]])
+            drafts = np.zeros(len(rows), np.int64)
+        decoder_count = int(decoding.sum())
+        if may_draft and self._drafts is not None and decoder_count:
+            drafts[:decoder_count] = self._drafts.choose(rows[:decoder_count], int(counts.sum()))
+        return Batch(rows, counts, drafts, running.targets(rows, counts + drafts))
 
     def _make_room(self, batch: Batch, may_unpin: bool = False) -> bool:
-        return self._memory.make_room(batch.rows, self._targets(batch), may_unpin)
+        return self._memory.make_room(batch.rows, batch.targets, may_unpin)
 
     def _retract_until_it_fits(self) -> Batch:
         """Free memory by sending the least important requests back to the queue. The most important one
         stays, so there is always progress; if it cannot go on even alone, it is ended."""
         while True:
-            batch = self._continue()
-            batch.drafts[:] = 0
+            batch = self._continue(may_draft=False)
             if self._make_room(batch, may_unpin=len(self._running) == 1):
                 return batch
             victim = self._victim()
@@ -170,7 +172,7 @@ class Planner:
             page_updates=memory.leases.take_updates(),
         )
         self._lifecycle.row_starts = []
-        running.scheduled[rows] = self._targets(batch)
+        running.scheduled[rows] = batch.targets
         running.pending[rows] += samples * (1 + batch.drafts)
         running.certain[rows] += samples
         memory.leases.submit(rows, number)

@@ -11,6 +11,8 @@ are kept (`certain`, `pending`), and the result settles them.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from freehold.arrays import Bool, Int32, Int64
@@ -39,7 +41,7 @@ class RunningTable:
         self.ignore_eos: Bool = np.zeros(row_count, np.bool_)
         self.trusted: Bool = np.zeros(row_count, np.bool_)  # to stop before max_length
         self.watched: Bool = np.zeros(row_count, np.bool_)  # has stops of its own, or wants logprobs
-        self.requests: list[Request | None] = [None] * row_count
+        self.requests: np.ndarray[Any, Any] = np.full(row_count, None, object)  # of Request or None
         self.order: Int64 = np.empty(0, np.int64)  # rows in use, in order of admission
 
     def __len__(self) -> int:
@@ -76,9 +78,7 @@ class RunningTable:
 
     def requests_of(self, rows: Int64) -> list[Request]:
         """The requests in `rows` [n], all of them in use."""
-        table = self.requests
-        indices: list[int] = rows.tolist()
-        return [request for row in indices if (request := table[row]) is not None]
+        return self.requests[rows].tolist()
 
     def known_tokens(self, row: int) -> Int32:
         """All tokens of the row that we know, int32 [length] (a view)."""
