@@ -61,9 +61,9 @@ def jobs_for(first_seed: int, seeds: int, seconds: float | None) -> Iterator[tup
     """Each cell with each seed; with `seconds`, go on with fresh seeds until the time is up."""
     end = None if seconds is None else time.monotonic() + seconds
     for seed in itertools.count(first_seed):
-        if seed >= first_seed + seeds and (end is None or time.monotonic() >= end):
-            return
         for cell in matrix():
+            if seed >= first_seed + seeds and (end is None or time.monotonic() >= end):
+                return
             yield cell, seed
 
 
