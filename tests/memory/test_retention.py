@@ -128,6 +128,21 @@ def test_done_goes_first_but_not_what_others_share():
     assert cached(memory, tokens(100))
 
 
+def test_done_leaves_alone_what_somebody_is_using():
+    memory = make()
+    system = tokens(0, 2)[:-1]
+    compute(memory, tokens(100))
+    compute(memory, np.append(system, tokens(400)[:1]))
+    other = memory.leases.open(memory.match("", np.append(system, tokens(500))))
+    compute(memory, np.append(system, tokens(300)), Retention(0))
+    other.release()
+    evict(memory, 2)
+    assert cached(memory, np.append(system, tokens(300))) == len(system), "what only the finished one had"
+    evict(memory, 2)
+    assert cached(memory, np.append(system, tokens(300))) == len(system), "used later than the other prefix"
+    assert not cached(memory, tokens(100))
+
+
 def test_done_is_forgotten_when_somebody_comes_back():
     memory = make()
     compute(memory, tokens(100))
