@@ -94,7 +94,7 @@ def try_operation(operation, number: int, seconds: float) -> int:
     end, tried = time.monotonic() + seconds, 0
 
     @seed(number)
-    @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @settings(max_examples=90, deadline=None, suppress_health_check=list(HealthCheck), database=None)
     @given(case=operation.as_strategy())
     def check(case):
         nonlocal tried
