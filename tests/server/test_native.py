@@ -391,3 +391,13 @@ def test_constrained_output_is_refused(url, path, field):
     answer = post(url, path, **prompt, **{field: "x"})
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == field
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_a_turn_with_a_wrong_number_leaves_no_busy_mark(url, streaming):
+    name = post(url, "/open_session", capacity_of_str_len=1000, streaming=streaming).json()
+    turn = {"text": "Hello", "session_params": {"id": name}}
+    wrong = {"max_new_tokens": 2, "min_new_tokens": -1}
+    assert "min_tokens" in message(url, **turn, sampling_params=wrong)
+    assert len(generate(url, **turn)["output_ids"]) > 0
+    post(url, "/close_session", session_id=name)

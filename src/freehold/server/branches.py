@@ -27,17 +27,16 @@ class BranchTurn:
         self.tokens = tokens
         self.request_id = rid
         self._tree = tree
-        self._rid = rid
         self._output: list[int] = []
 
     def observe(self, tokens: Sequence[int], text: str, ended: Ended | None) -> None:
         self._output += tokens
         if ended is not None and ended.is_complete:
-            self._tree.finish(self._rid, self._output)
+            self._tree.finish(self.request_id, self._output)
 
     def close(self) -> None:
         """Idempotent."""
-        self._tree.abandon(self._rid)
+        self._tree.abandon(self.request_id)
 
 
 @dataclass

@@ -60,6 +60,7 @@ class NativeSampling(BaseModel):
         return SamplingParams(
             **given,
             max_tokens=None,
+            min_tokens=self.min_new_tokens or 0,
             seed=self.sampling_seed,
             stop=_strings(self.stop),
             stop_regex=_strings(self.stop_regex),
@@ -75,7 +76,7 @@ class NativeSampling(BaseModel):
         """With as much output as `room`, what the context leaves for it, allows. For none, one token is
         computed and not shown."""
         wanted = max(room if self.max_new_tokens is None else min(self.max_new_tokens, room), 1)
-        return replace(params, max_tokens=wanted, min_tokens=min(self.min_new_tokens or 0, wanted))
+        return replace(params, max_tokens=wanted, min_tokens=min(params.min_tokens, wanted))
 
 
 def _strings(given: str | list[str] | None) -> tuple[str, ...]:
