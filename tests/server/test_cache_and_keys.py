@@ -84,6 +84,8 @@ def shrunk(body):
     }
     if "messages" in body and body.get("max_completion_tokens") is None:
         smaller["max_tokens"] = smaller.get("max_tokens") or 3  # without, it is as much as fits
+    if body.get("timeout") is not None:
+        smaller["timeout"] = 60.0  # a deadline of its own that passes is a 503, and meant
     if body.keys() & {"text", "input_ids"}:
         smaller["sampling_params"] = smaller.get("sampling_params") or {"max_new_tokens": 3}
     return smaller
