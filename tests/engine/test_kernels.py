@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from freehold.engine.cpu.backend import CpuBackend, CpuBatch, CpuKV
+from freehold.engine.cpu.backend import CpuBackend, CpuKV
+from freehold.engine.cpu.batch import CpuBatch
 from freehold.engine.cpu.integer_linear import IntegerMatrix
 from freehold.engine.cpu.linear import pack
 from freehold.engine.reference_attention import reference_attention

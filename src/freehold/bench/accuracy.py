@@ -11,7 +11,8 @@ from rich.table import Table
 
 from freehold.arrays import Float32, Int32
 from freehold.config import LINEAR_COMPUTE
-from freehold.engine.cpu.backend import CpuBackend, CpuBatch, CpuKV
+from freehold.engine.cpu.backend import CpuBackend, CpuKV
+from freehold.engine.cpu.batch import CpuBatch
 from freehold.engine.cpu.threads import choose_threading_layer, use_threads
 from freehold.models.llama import LlamaDecoder
 from freehold.models.loading.resolve import open_checkpoint, resolve_model

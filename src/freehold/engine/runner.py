@@ -13,7 +13,8 @@ import numpy as np
 
 from freehold.arrays import Float32, Int32, Int64
 from freehold.config import EngineConfig
-from freehold.engine.cpu.backend import CpuBackend, CpuBatch, CpuKV
+from freehold.engine.cpu.backend import CpuBackend, CpuKV
+from freehold.engine.cpu.batch import CpuBatch
 from freehold.engine.sampler import Sampler
 from freehold.engine.sequences import Sequences, Work
 from freehold.engine.speculative.choice import make_speculator

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
-from freehold.arrays import Float32, Int32, Int64
+from freehold.arrays import Float32, Int32
 from freehold.engine.cpu import pointwise
-from freehold.engine.cpu.attention import QUERIES, paged_attention
+from freehold.engine.cpu.attention import paged_attention
+from freehold.engine.cpu.batch import CpuBatch
 from freehold.engine.cpu.integer_linear import IntegerMatrix, can_pack
 from freehold.engine.cpu.linear import PackedMatrix, pack
 from freehold.models.spec import DecoderSpec, StoredTensor
@@ -29,38 +29,6 @@ class CpuKV:
         self.page_size = page_size
         self.keys = [np.zeros(size, np.float32) for _ in range(spec.layer_count)]
         self.values = [np.zeros(size, np.float32) for _ in range(spec.layer_count)]
-
-
-@dataclass(frozen=True)
-class CpuBatch:
-    """Where the tokens of a step go and what they see. Items are described at `paged_attention`."""
-
-    positions: Int64  # [tokens]
-    slots: Int64  # [tokens]
-    tables: Int32  # [rows, pages]
-    item_rows: Int64
-    item_tokens: Int64
-    item_counts: Int64
-    item_positions: Int64
-
-    @classmethod
-    def of(cls, tables: Int32, page_size: int, rows: Int64, starts: Int64, counts: Int64) -> CpuBatch:
-        first = np.cumsum(counts) - counts
-        sequence = np.repeat(np.arange(len(rows)), counts)
-        positions = starts[sequence] + np.arange(int(counts.sum())) - first[sequence]
-        pages = tables[rows[sequence], positions // page_size].astype(np.int64)
-        parts = -(-counts // QUERIES)
-        item = np.repeat(np.arange(len(rows)), parts)
-        offset = (np.arange(int(parts.sum())) - np.repeat(np.cumsum(parts) - parts, parts)) * QUERIES
-        return cls(
-            positions=positions,
-            slots=pages * page_size + positions % page_size,
-            tables=tables,
-            item_rows=rows[item],
-            item_tokens=first[item] + offset,
-            item_counts=np.minimum(counts[item] - offset, QUERIES),
-            item_positions=starts[item] + offset,
-        )
 
 
 class CpuBackend:
@@ -124,8 +92,9 @@ class CpuBackend:
             _NONE if k_norm is None else k_norm, np.float32(spec.norm_epsilon), q.ravel(), keys, values,
         )  # fmt: skip
         paged_attention(
-            q.ravel(), keys, values, batch.tables, self.kv.page_size, batch.item_rows, batch.item_tokens,
-            batch.item_counts, batch.item_positions, spec.head_count, spec.kv_head_count, spec.head_size,
+            q.ravel(), keys, values, batch.tables, self.kv.page_size, batch.item_members,
+            batch.item_shared, batch.member_rows, batch.member_tokens, batch.member_counts,
+            batch.member_positions, spec.head_count, spec.kv_head_count, spec.head_size,
             np.float32(spec.head_size**-0.5), out.ravel(),
         )  # fmt: skip
         return out

@@ -53,6 +53,31 @@ def _load(kind, vector):
 load_bytes, load_floats = _load(I8x32, _V8), _load(F32x8, _VF)
 
 
+@intrinsic
+def load_halves(typingctx, array, at):
+    """array u16[*] holding float16 values -> the 8 of them from `at`, as floats."""
+
+    def codegen(context, builder, signature, args):
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        vector = ir.VectorType(ir.HalfType(), 8)
+        pointer = builder.bitcast(builder.gep(data, [args[1]]), vector.as_pointer())
+        return builder.fpext(builder.load(pointer, align=2), _VF)
+
+    return F32x8(array, types.intp), codegen
+
+
+@intrinsic
+def half_at(typingctx, array, at):
+    """The float16 in element `at` of array u16[*], as a float."""
+
+    def codegen(context, builder, signature, args):
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        pointer = builder.bitcast(builder.gep(data, [args[1]]), ir.HalfType().as_pointer())
+        return builder.fpext(builder.load(pointer, align=2), _F32)
+
+    return types.float32(array, types.intp), codegen
+
+
 def _store(kind, vector):
     @intrinsic
     def store(typingctx, array, at, value):

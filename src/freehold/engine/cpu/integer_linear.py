@@ -23,9 +23,10 @@ from freehold.engine.cpu.bytes_simd import (
     bits_of,
     float_of,
     fma_floats,
+    half_at,
     high_nibbles,
     load_bytes,
-    load_floats,
+    load_halves,
     load_words,
     low_nibbles,
     multiply_floats,
@@ -46,6 +47,7 @@ LANES = 8  # rows of a panel
 PANELS = 4
 GROUP = LANES * PANELS  # rows that one task multiplies
 BLOCK = 32  # columns that share a scale
+X_BYTES = 96 << 10  # of inputs at a time: they should stay in L2 while all weights go by
 BYTE_MAX, WORD_MAX = 127, 32767
 FORMATS = (TensorFormat.Q4_0, TensorFormat.Q4_1, TensorFormat.Q8_0)
 
@@ -53,15 +55,15 @@ FORMATS = (TensorFormat.Q4_0, TensorFormat.Q4_1, TensorFormat.Q8_0)
 @dataclass(frozen=True)
 class IntegerMatrix:
     """codes uint8: four bits [panels, blocks, 4, 8 rows, 4], where byte (j, row, i) has columns 4 j + i (low half)
-    and 16 + 4 j + i of the block; or eight bits [panels, blocks, 16, 8 rows, 2]. scales, minimums float32
-    [panels, blocks, 8 rows]; no minimums with eight bits. Panels are padded to whole groups."""
+    and 16 + 4 j + i of the block; or eight bits [panels, blocks, 16, 8 rows, 2]. scales, minimums uint16
+    (float16, as stored) [panels, blocks, 8 rows]; no minimums with eight bits. Panels are padded to whole groups."""
 
     is_nibbles: bool
     rows: int
     columns: int
     codes: np.ndarray
-    scales: Float32
-    minimums: Float32
+    scales: np.ndarray
+    minimums: np.ndarray
 
     @classmethod
     def pack(cls, kind: TensorFormat, data: np.ndarray, rows: int, columns: int) -> IntegerMatrix:
@@ -71,17 +73,18 @@ class IntegerMatrix:
         head = {TensorFormat.Q4_0: 2, TensorFormat.Q4_1: 4, TensorFormat.Q8_0: 2}[kind]
         raw = data.reshape(len(data), blocks, -1)
 
-        def halves(at: int) -> Float32:
-            values = np.ascontiguousarray(raw[:, :, at : at + 2]).view(np.float16)[:, :, 0].astype(np.float32)
+        def halves(at: int) -> np.ndarray:
+            values = np.ascontiguousarray(raw[:, :, at : at + 2]).view(np.uint16)[:, :, 0]
             return np.ascontiguousarray(values.reshape(-1, LANES, blocks).transpose(0, 2, 1)).ravel()
 
         is_nibbles = kind is not TensorFormat.Q8_0
         inner = (4, 4) if is_nibbles else (16, 2)
         codes = raw[:, :, head:].reshape(-1, LANES, blocks, *inner).transpose(0, 2, 3, 1, 4)
         scales = halves(0)
-        minimums = np.zeros(0, np.float32)
+        minimums = np.zeros(0, np.uint16)
         if is_nibbles:
-            minimums = halves(2) if kind is TensorFormat.Q4_1 else scales * np.float32(-8)
+            implied = (scales.view(np.float16) * np.float16(-8)).view(np.uint16)  # exact: a power of two
+            minimums = halves(2) if kind is TensorFormat.Q4_1 else implied
         return cls(is_nibbles, rows, columns, np.ascontiguousarray(codes).ravel(), scales, minimums)
 
     def multiply_add(self, x: Float32, out: Float32) -> None:
@@ -186,7 +189,7 @@ def _nibbles4(
             s1 = add_words(s1, multiply_pairs(high, splat_quad(x, k + columns + 16)))
             s2 = add_words(s2, multiply_pairs(high, splat_quad(x, k + 2 * columns + 16)))
             s3 = add_words(s3, multiply_pairs(high, splat_quad(x, k + 3 * columns + 16)))
-        scale, minimum = load_floats(scales, scale_at + b * LANES), load_floats(minimums, scale_at + b * LANES)
+        scale, minimum = load_halves(scales, scale_at + b * LANES), load_halves(minimums, scale_at + b * LANES)
         c = xs_at + b
         r0 = _finish(
             sum_pairs(s0), scale, splat_float_at(x_scales, c), fma_floats(minimum, splat_float_at(x_sums, c), r0)
@@ -231,13 +234,13 @@ def _nibbles1(codes, at, scales, minimums, scale_at, blocks, x, x_at, x_scales, 
             s3 = add_words(s3, multiply_pairs(high_nibbles(w3), high))
         x_scale, x_sum = splat_float_at(x_scales, xs_at + b), splat_float_at(x_sums, xs_at + b)
         c, step = scale_at + b * LANES, blocks * LANES
-        r0 = _finish(sum_pairs(s0), load_floats(scales, c), x_scale, fma_floats(load_floats(minimums, c), x_sum, r0))
+        r0 = _finish(sum_pairs(s0), load_halves(scales, c), x_scale, fma_floats(load_halves(minimums, c), x_sum, r0))
         c += step
-        r1 = _finish(sum_pairs(s1), load_floats(scales, c), x_scale, fma_floats(load_floats(minimums, c), x_sum, r1))
+        r1 = _finish(sum_pairs(s1), load_halves(scales, c), x_scale, fma_floats(load_halves(minimums, c), x_sum, r1))
         c += step
-        r2 = _finish(sum_pairs(s2), load_floats(scales, c), x_scale, fma_floats(load_floats(minimums, c), x_sum, r2))
+        r2 = _finish(sum_pairs(s2), load_halves(scales, c), x_scale, fma_floats(load_halves(minimums, c), x_sum, r2))
         c += step
-        r3 = _finish(sum_pairs(s3), load_floats(scales, c), x_scale, fma_floats(load_floats(minimums, c), x_sum, r3))
+        r3 = _finish(sum_pairs(s3), load_halves(scales, c), x_scale, fma_floats(load_halves(minimums, c), x_sum, r3))
     _add_to(out, to, left, r0, spare)
     _add_to(out, to + LANES, left - LANES, r1, spare)
     _add_to(out, to + 2 * LANES, left - 2 * LANES, r2, spare)
@@ -247,23 +250,26 @@ def _nibbles1(codes, at, scales, minimums, scale_at, blocks, x, x_at, x_scales, 
 @njit(parallel=True, nogil=True, cache=True, error_model="numpy")
 def _multiply_nibbles(codes, scales, minimums, blocks, x, x_scales, x_sums, count, out, width):
     """out [count, width] += x @ weight.T"""
-    for group in prange((width + GROUP - 1) // GROUP):
-        spare = np.empty(LANES, np.float32)
-        at, scale_at, to = group * blocks * GROUP * 16, group * blocks * GROUP, group * GROUP
-        fours = count - count % 4
-        for panel in range(PANELS):
-            left = width - to - panel * LANES
-            for row in range(0, fours if left > 0 else 0, 4):
-                _nibbles4(
-                    codes, at + panel * blocks * 128, scales, minimums, scale_at + panel * blocks * LANES, blocks,
-                    x, row * blocks * BLOCK, x_scales, x_sums, row * blocks,
-                    out, row * width + to + panel * LANES, width, left, spare,
+    together = max(X_BYTES // (blocks * BLOCK) // 4 * 4, 4)
+    for first in range(0, count, together):
+        last = min(first + together, count)
+        for group in prange((width + GROUP - 1) // GROUP):
+            spare = np.empty(LANES, np.float32)
+            at, scale_at, to = group * blocks * GROUP * 16, group * blocks * GROUP, group * GROUP
+            fours = last - (last - first) % 4
+            for panel in range(PANELS):
+                left = width - to - panel * LANES
+                for row in range(first, fours if left > 0 else 0, 4):
+                    _nibbles4(
+                        codes, at + panel * blocks * 128, scales, minimums, scale_at + panel * blocks * LANES, blocks,
+                        x, row * blocks * BLOCK, x_scales, x_sums, row * blocks,
+                        out, row * width + to + panel * LANES, width, left, spare,
+                    )  # fmt: skip
+            for row in range(fours, last):
+                _nibbles1(
+                    codes, at, scales, minimums, scale_at, blocks, x, row * blocks * BLOCK, x_scales, x_sums,
+                    row * blocks, out, row * width + to, width - to, spare,
                 )  # fmt: skip
-        for row in range(fours, count):
-            _nibbles1(
-                codes, at, scales, minimums, scale_at, blocks, x, row * blocks * BLOCK, x_scales, x_sums, row * blocks,
-                out, row * width + to, width - to, spare,
-            )  # fmt: skip
 
 
 @njit(inline="always")
@@ -280,7 +286,7 @@ def _bytes4(codes, at, scales, scale_at, blocks, x, x_at, x_scales, xs_at, out, 
             s1 = add_products(s1, w, splat_pair(x, k + columns))
             s2 = add_products(s2, w, splat_pair(x, k + 2 * columns))
             s3 = add_products(s3, w, splat_pair(x, k + 3 * columns))
-        scale, c = load_floats(scales, scale_at + b * LANES), xs_at + b
+        scale, c = load_halves(scales, scale_at + b * LANES), xs_at + b
         r0 = _finish(to_floats(s0), scale, splat_float_at(x_scales, c), r0)
         r1 = _finish(to_floats(s1), scale, splat_float_at(x_scales, c + blocks), r1)
         r2 = _finish(to_floats(s2), scale, splat_float_at(x_scales, c + 2 * blocks), r2)
@@ -304,10 +310,10 @@ def _bytes1(codes, at, scales, scale_at, blocks, x, x_at, x_scales, xs_at, out, 
             s2 = add_products(s2, load_words(codes, base + blocks * 512), pair)
             s3 = add_products(s3, load_words(codes, base + blocks * 768), pair)
         c, x_scale = scale_at + b * LANES, splat_float_at(x_scales, xs_at + b)
-        r0 = _finish(to_floats(s0), load_floats(scales, c), x_scale, r0)
-        r1 = _finish(to_floats(s1), load_floats(scales, c + blocks * LANES), x_scale, r1)
-        r2 = _finish(to_floats(s2), load_floats(scales, c + 2 * blocks * LANES), x_scale, r2)
-        r3 = _finish(to_floats(s3), load_floats(scales, c + 3 * blocks * LANES), x_scale, r3)
+        r0 = _finish(to_floats(s0), load_halves(scales, c), x_scale, r0)
+        r1 = _finish(to_floats(s1), load_halves(scales, c + blocks * LANES), x_scale, r1)
+        r2 = _finish(to_floats(s2), load_halves(scales, c + 2 * blocks * LANES), x_scale, r2)
+        r3 = _finish(to_floats(s3), load_halves(scales, c + 3 * blocks * LANES), x_scale, r3)
     _add_to(out, to, left, r0, spare)
     _add_to(out, to + LANES, left - LANES, r1, spare)
     _add_to(out, to + 2 * LANES, left - 2 * LANES, r2, spare)
@@ -317,23 +323,26 @@ def _bytes1(codes, at, scales, scale_at, blocks, x, x_at, x_scales, xs_at, out, 
 @njit(parallel=True, nogil=True, cache=True, error_model="numpy")
 def _multiply_bytes(codes, scales, blocks, x, x_scales, count, out, width):
     """out [count, width] += x @ weight.T"""
-    for group in prange((width + GROUP - 1) // GROUP):
-        spare = np.empty(LANES, np.float32)
-        at, scale_at, to = group * blocks * GROUP * 32, group * blocks * GROUP, group * GROUP
-        fours = count - count % 4
-        for panel in range(PANELS):
-            left = width - to - panel * LANES
-            for row in range(0, fours if left > 0 else 0, 4):
-                _bytes4(
-                    codes, at + panel * blocks * 256, scales, scale_at + panel * blocks * LANES, blocks,
-                    x, row * blocks * BLOCK, x_scales, row * blocks,
-                    out, row * width + to + panel * LANES, width, left, spare,
+    together = max(X_BYTES // (2 * blocks * BLOCK) // 4 * 4, 4)
+    for first in range(0, count, together):
+        last = min(first + together, count)
+        for group in prange((width + GROUP - 1) // GROUP):
+            spare = np.empty(LANES, np.float32)
+            at, scale_at, to = group * blocks * GROUP * 32, group * blocks * GROUP, group * GROUP
+            fours = last - (last - first) % 4
+            for panel in range(PANELS):
+                left = width - to - panel * LANES
+                for row in range(first, fours if left > 0 else 0, 4):
+                    _bytes4(
+                        codes, at + panel * blocks * 256, scales, scale_at + panel * blocks * LANES, blocks,
+                        x, row * blocks * BLOCK, x_scales, row * blocks,
+                        out, row * width + to + panel * LANES, width, left, spare,
+                    )  # fmt: skip
+            for row in range(fours, last):
+                _bytes1(
+                    codes, at, scales, scale_at, blocks, x, row * blocks * BLOCK, x_scales, row * blocks,
+                    out, row * width + to, width - to, spare,
                 )  # fmt: skip
-        for row in range(fours, count):
-            _bytes1(
-                codes, at, scales, scale_at, blocks, x, row * blocks * BLOCK, x_scales, row * blocks,
-                out, row * width + to, width - to, spare,
-            )  # fmt: skip
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -342,11 +351,12 @@ def _gather(is_nibbles, codes, scales, minimums, blocks, rows, out):
         panel, row = rows[i] // LANES, rows[i] % LANES
         for b in range(blocks):
             block = panel * blocks + b
-            scale = scales[block * LANES + row]
+            scale = half_at(scales, block * LANES + row)
             for k in range(BLOCK):
                 if is_nibbles:
                     code = codes[(block * 4 + (k % 16) // 4) * 32 + row * 4 + k % 4]
-                    value = scale * np.float32(code & 15 if k < 16 else code >> 4) + minimums[block * LANES + row]
+                    value = scale * np.float32(code & 15 if k < 16 else code >> 4)
+                    value += half_at(minimums, block * LANES + row)
                 else:
                     code = codes[(block * 16 + k // 2) * 16 + row * 2 + k % 2]
                     value = scale * np.float32(np.int8(code))

@@ -1,0 +1,100 @@
+"""Where the tokens of a step go, what they see, and who attends together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from freehold.arrays import Int32, Int64
+from freehold.engine.cpu.attention import KEYS, QUERIES
+
+TOGETHER = 4  # members of one item at most: more would leave a core without work
+
+
+@dataclass(frozen=True)
+class CpuBatch:
+    """Items and their members are described at `paged_attention`."""
+
+    positions: Int64  # [tokens]
+    slots: Int64  # [tokens]
+    tables: Int32  # [rows, pages]
+    item_members: Int64  # [items + 1]
+    item_shared: Int64  # [items]
+    member_rows: Int64
+    member_tokens: Int64
+    member_counts: Int64
+    member_positions: Int64
+
+    @classmethod
+    def of(cls, tables: Int32, page_size: int, rows: Int64, starts: Int64, counts: Int64) -> CpuBatch:
+        """Sequence i has `counts[i]` new tokens from position `starts[i]`, its pages in `tables[rows[i]]`."""
+        first = np.cumsum(counts) - counts
+        sequence = np.repeat(np.arange(len(rows)), counts)
+        positions = starts[sequence] + np.arange(int(counts.sum())) - first[sequence]
+        pages = tables[rows[sequence], positions // page_size].astype(np.int64)
+        parts = -(-counts // QUERIES)
+        member = np.repeat(np.arange(len(rows)), parts)
+        offset = (np.arange(int(parts.sum())) - np.repeat(np.cumsum(parts) - parts, parts)) * QUERIES
+        member_positions = starts[member] + offset
+        member_counts = np.minimum(counts[member] - offset, QUERIES)
+        items = _items(tables, page_size, rows, starts, counts, parts)
+        items = _balanced(items, (member_positions + member_counts) * member_counts)
+        order = np.concatenate([members for members, _ in items]) if items else np.zeros(0, np.int64)
+        return cls(
+            positions=positions,
+            slots=pages * page_size + positions % page_size,
+            tables=tables,
+            item_members=np.cumsum([0, *(len(members) for members, _ in items)]),
+            item_shared=np.array([shared for _, shared in items], np.int64),
+            member_rows=rows[member][order],
+            member_tokens=(first[member] + offset)[order],
+            member_counts=member_counts[order],
+            member_positions=member_positions[order],
+        )
+
+
+def _items(
+    tables: Int32, page_size: int, rows: Int64, starts: Int64, counts: Int64, parts: Int64
+) -> list[tuple[list[int], int]]:
+    """The members of each item, numbered through the parts of all sequences, and how many positions they share."""
+    first = np.cumsum(parts) - parts
+    items: list[tuple[list[int], int]] = [([m], 0) for m in np.flatnonzero(np.repeat(counts > 1, parts)).tolist()]
+    for group, shared in _sharing(tables, page_size, rows, starts, np.flatnonzero(counts == 1)):
+        items.append((first[group].tolist(), shared))
+    return items
+
+
+def _balanced(items: list[tuple[list[int], int]], work: Int64) -> list[tuple[list[int], int]]:
+    """The lightest and the heaviest take turns: a thread takes a stretch of the list, and each should have as
+    much to do. `work` is what each member costs."""
+    items = sorted(items, key=lambda item: int(work[item[0]].sum()))
+    half = (len(items) + 1) // 2
+    ordered: list[tuple[list[int], int]] = [items[0]] * len(items)
+    ordered[::2], ordered[1::2] = items[:half], items[half:][::-1]
+    return ordered
+
+
+def _sharing(tables: Int32, page_size: int, rows: Int64, starts: Int64, single: Int64) -> list[tuple[list[int], int]]:
+    """Group the sequences `single`, which have one new token each, by the pages they begin with."""
+    if not len(single):
+        return []
+    pages = max(int(starts[single].max()) // page_size, 1)
+    begins = tables[rows[single], :pages]
+    columns = [0, *(1 << k for k in range(1, pages.bit_length()) if 1 << k < pages)]
+    order = np.lexsort((starts[single], *(begins[:, column] for column in reversed(columns))))
+    single, begins = single[order], begins[order]
+    same = begins[1:] == begins[:-1]
+    common = np.where(same.all(axis=1), pages, same.argmin(axis=1)) * page_size
+    # No further than both have come: what lies beyond in a table is left from its last user.
+    common = np.minimum(common, np.minimum(starts[single[1:]], starts[single[:-1]])) // KEYS * KEYS
+    groups: list[tuple[list[int], int]] = []
+    members, shared = [int(single[0])], 0
+    for sequence, overlap in zip(single[1:].tolist(), common.tolist(), strict=True):
+        if overlap and len(members) < TOGETHER:
+            shared = overlap if len(members) == 1 else min(shared, overlap)
+            members.append(sequence)
+        else:
+            groups.append((members, shared))
+            members, shared = [sequence], 0
+    return [*groups, (members, shared)]
