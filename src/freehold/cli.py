@@ -291,12 +291,15 @@ def bench_peers(
     output: Annotated[Path, typer.Option(help="Where to write .json, .md and .png.")] = Path("peers"),
 ) -> None:
     """Five workloads beside other engines, installed and started here, in turns in one run."""
+    from subprocess import CalledProcessError
+
     from freehold.bench.peers.compare import run_peers
 
     try:
-        raise typer.Exit(run_peers(peer or [], rounds, workload or [], output))
-    except (RuntimeError, ValueError) as error:
+        code = run_peers(peer or [], rounds, workload or [], output)
+    except (RuntimeError, ValueError, CalledProcessError) as error:
         raise _fail(error) from error
+    raise typer.Exit(code)
 
 
 @bench_app.command("floor")

