@@ -28,13 +28,14 @@ class Assembly:
     engine: StepThread
 
 
-def memory_shape(config: EngineConfig, spec: DecoderSpec, draft_floats: int = 0) -> MemoryShape:
-    """`draft_floats` of KV a token belong to a draft model. Raises ValueError naming the option that does not
+def memory_shape(config: EngineConfig, spec: DecoderSpec, draft: DecoderSpec | None = None) -> MemoryShape:
+    """A draft model has KV of its own in the same pages. Raises ValueError naming the option that does not
     fit the model."""
     limit = config.max_model_len or spec.context_length
     if limit > spec.context_length:
         raise ValueError(f"max_model_len must be at most the model's {spec.context_length}, not {limit}")
-    page_bytes = 4 * (spec.kv_floats_per_token + draft_floats) * config.page_size
+    models = [spec] if draft is None else [spec, draft]
+    page_bytes = config.page_size * sum(one.kv_bytes_per_token(config.kv_cache_dtype) for one in models)
     pages = config.num_pages or config.kv_cache_memory_bytes // page_bytes
     if pages < 1:
         raise ValueError(f"kv_cache_memory_bytes: {config.kv_cache_memory_bytes} holds no page of {page_bytes} bytes")
@@ -50,9 +51,8 @@ def assemble(config: EngineConfig, checkpoint: Checkpoint | None = None) -> Asse
     checkpoint = checkpoint or open_checkpoint(resolve_model(config.model))
     tokenizer = load_tokenizer(checkpoint)
     has_draft = config.speculative_algorithm == "draft"
-    draft_floats = open_draft(config, checkpoint).spec.kv_floats_per_token if has_draft else 0
-    shape = memory_shape(config, checkpoint.spec, draft_floats)
-    kv_shape = KVShape(shape.page_count, shape.page_size, shape.row_count, shape.token_limit)
+    shape = memory_shape(config, checkpoint.spec, open_draft(config, checkpoint).spec if has_draft else None)
+    kv_shape = KVShape(shape.page_count, shape.page_size, shape.row_count, shape.token_limit, config.kv_cache_dtype)
     runner = CpuRunner(config, checkpoint, kv_shape)
     engine = StepThread(runner, lambda: use_threads(config.num_threads))
     engine.is_warm.wait()

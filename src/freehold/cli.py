@@ -70,6 +70,9 @@ def serve(
     linear_compute: Annotated[
         str, typer.Option(help="float32, or int8: faster, with inputs of quantized weights rounded to bytes.")
     ] = "float32",
+    kv_cache_dtype: Annotated[
+        str, typer.Option(help="float32, bfloat16 or int8 (with scales): what keys and values are kept as.")
+    ] = "float32",
     num_threads: Annotated[int | None, typer.Option(help="Threads of the kernels. Default: one a core.")] = None,
     priority_scheduling_preemption_threshold: Annotated[
         int | None, typer.Option(help="With policy priority: preempt requests whose priority is lower by this.")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 SCHEDULE_POLICIES = ("fcfs", "lpm", "priority")
 SPECULATIVE_ALGORITHMS = ("ngram", "draft")
 LINEAR_COMPUTE = ("float32", "int8")
+KV_CACHE_DTYPES = ("float32", "bfloat16", "int8")
 EVICTION_POLICIES = ("lru", "lfu", "fifo", "priority")
 KV_BYTES_DEFAULT = 1 << 30
 
@@ -23,7 +24,8 @@ class EngineConfig:
     those that wait so long to be scheduled, `running_timeout` those that run so long; `watchdog_timeout` gives
     up on a step. Hints may retain `cache_retained_share` of the pool, operators pin `cache_pinned_share`;
     tenants (salts) whose prefixes fill more than `cache_tenant_quota` of it are evicted first.
-    `linear_compute` int8 multiplies weights of four and eight bits in integers.
+    `linear_compute` int8 multiplies weights of four and eight bits in integers. `kv_cache_dtype` is what keys and
+    values are kept as; int8 has a scale for each position and head.
     `speculative_algorithm` is ngram (prompt lookup) or draft (a second model: `speculative_draft_model_path`,
     the model itself by default, cut to its first `speculative_draft_layers`).
     Raises ValueError naming the option.
@@ -47,6 +49,7 @@ class EngineConfig:
     cache_retained_share: float = 0.5
     cache_pinned_share: float = 0.25
     linear_compute: str = "float32"
+    kv_cache_dtype: str = "float32"
     num_threads: int | None = None
     priority_scheduling_preemption_threshold: int | None = None
     request_timeout: float | None = None
@@ -72,6 +75,8 @@ class EngineConfig:
             raise ValueError(f"eviction_policy must be one of {EVICTION_POLICIES}, not '{self.eviction_policy}'")
         if self.linear_compute not in LINEAR_COMPUTE:
             raise ValueError(f"linear_compute must be one of {LINEAR_COMPUTE}, not '{self.linear_compute}'")
+        if self.kv_cache_dtype not in KV_CACHE_DTYPES:
+            raise ValueError(f"kv_cache_dtype must be one of {KV_CACHE_DTYPES}, not '{self.kv_cache_dtype}'")
         if self.speculative_algorithm not in (None, *SPECULATIVE_ALGORITHMS):
             raise ValueError(
                 f"speculative_algorithm must be one of {SPECULATIVE_ALGORITHMS}, not '{self.speculative_algorithm}'"

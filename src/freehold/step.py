@@ -83,6 +83,7 @@ class KVShape:
     page_size: int
     row_count: int
     token_limit: int
+    kind: str = "float32"  # what a number of KV is kept as: one of KV_CACHE_DTYPES
 
 
 @dataclass(frozen=True)

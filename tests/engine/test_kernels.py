@@ -5,10 +5,12 @@ import numpy as np
 import pytest
 import torch
 
+from freehold.config import KV_CACHE_DTYPES
 from freehold.engine.cpu.backend import CpuBackend, CpuKV
 from freehold.engine.cpu.batch import CpuBatch
 from freehold.engine.cpu.integer_linear import IntegerMatrix
 from freehold.engine.cpu.linear import pack
+from freehold.engine.cpu.pointwise import NORM, SWIGLU, prepare
 from freehold.engine.reference_attention import reference_attention
 from freehold.models.spec import DecoderSpec, StoredTensor, TensorFormat
 
@@ -112,15 +114,21 @@ def spec(heads: int, kv_heads: int, size: int) -> DecoderSpec:
     return DecoderSpec("llama", 1, 64, heads, kv_heads, size, 64, 64, 1024, 10000.0, 1e-5)
 
 
-def attention_run(shape, page_size, tokens, chunks, seed=0):
-    """Attention outputs of one sequence computed in `chunks`, and the qkv that went in. Unused slots hold
-    NaN: whoever reads one shows it."""
+def soiled_kv(shape, pages, page_size, kind="float32"):
+    """Slots hold NaN until they are written: whoever reads one shows it."""
+    kv = CpuKV(shape, pages, page_size, kind)
+    for array in (*kv.keys, *kv.values):
+        array[:] = {"float32": np.nan, "bfloat16": 0x7FC0, "int8": 127}[kind]
+    for array in (*kv.key_scales, *kv.value_scales):
+        array[:] = np.nan
+    return kv
+
+
+def attention_run(shape, page_size, tokens, chunks, seed=0, kind="float32"):
+    """Attention outputs of one sequence computed in `chunks`, and the qkv that went in."""
     rng = np.random.default_rng(seed)
     pages = -(-tokens // page_size)
-    kv = CpuKV(shape, pages + 3, page_size)
-    for array in (*kv.keys, *kv.values):
-        array[:] = np.nan
-    backend = CpuBackend(shape, kv, 1024)
+    backend = CpuBackend(shape, soiled_kv(shape, pages + 3, page_size, kind), 1024)
     width = (shape.head_count + 2 * shape.kv_head_count) * shape.head_size
     qkv = rng.standard_normal((tokens, width)).astype(np.float32)
     table = rng.permutation(np.arange(1, pages + 4))[:pages].astype(np.int32)[None, :]
@@ -158,14 +166,54 @@ def test_paged_attention_equals_the_reference(page_size, heads, kv_heads, size):
     np.testing.assert_allclose(out, expected.numpy(), rtol=1e-4, atol=1e-5)
 
 
-def test_attention_is_the_same_bits_for_any_chunks_and_pages():
+@pytest.mark.parametrize("kind", KV_CACHE_DTYPES)
+def test_attention_is_the_same_bits_for_any_chunks_and_pages(kind):
     shape = spec(9, 3, 64)
-    whole, _, _ = attention_run(shape, 16, 150, [150])
+    whole, _, _ = attention_run(shape, 16, 150, [150], kind=kind)
     assert np.isfinite(whole).all()
     for page_size in (1, 4, 64, 256):
         for chunks in ([150], [1] * 150, [7] * 21 + [3], [64, 64, 22]):
-            out, _, _ = attention_run(shape, page_size, 150, chunks)
+            out, _, _ = attention_run(shape, page_size, 150, chunks, kind=kind)
             np.testing.assert_array_equal(out, whole)
+
+
+@pytest.mark.parametrize(("kind", "error"), [("bfloat16", 0.02), ("int8", 0.03)])
+def test_attention_over_rounded_kv_is_near(kind, error):
+    shape = spec(9, 3, 64)
+    exact, _, _ = attention_run(shape, 16, 150, [150])
+    rounded, _, _ = attention_run(shape, 16, 150, [150], kind=kind)
+    assert 0 < np.abs(rounded - exact).max() < error * np.abs(exact).max()
+
+
+@pytest.mark.parametrize("kind", KV_CACHE_DTYPES)
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+def test_sequences_that_share_pages_get_the_same_bits_together_and_alone(kind, page_size):
+    """Seven with 200 positions in common, two of them with 300, one that shares nothing, one that is short."""
+    shape, rng = spec(9, 3, 64), np.random.default_rng(7)
+    lengths = [201, 230, 310, 311, 250, 202, 390, 333, 40]
+    shared = [200, 200, 200, 300, 200, 200, 200, 0, 32]
+    columns = 400 // page_size + 1
+    backend = CpuBackend(shape, soiled_kv(shape, columns * 9, page_size, kind), 1024)
+    tables = (1 + rng.permutation(columns * 9)).astype(np.int32).reshape(9, columns)
+    for row, common in enumerate(shared[1:], start=1):
+        first = 2 if row == 3 else 0
+        tables[row, : common // page_size] = tables[first, : common // page_size]
+    width = 15 * 64
+    for row, length in enumerate(lengths):
+        start = shared[row] // page_size * page_size if row else 0
+        prompt = rng.standard_normal((length - start, width)).astype(np.float32)
+        one = CpuBatch.of(tables, page_size, np.array([row]), np.array([start]), np.array([length - start]))
+        backend.attend(shape, 0, prompt, one)
+    rows, starts, counts = np.arange(9), np.array(lengths), np.ones(9, np.int64)
+    qkv = rng.standard_normal((9, width)).astype(np.float32)
+    batch = CpuBatch.of(tables, page_size, rows, starts, counts)
+    assert batch.item_shared.max() >= 192
+    assert len(batch.item_shared) < 9
+    together = backend.attend(shape, 0, qkv, batch)
+    assert np.isfinite(together).all()
+    for row in range(9):
+        one = CpuBatch.of(tables, page_size, rows[row : row + 1], starts[row : row + 1], counts[:1])
+        np.testing.assert_array_equal(together[row], backend.attend(shape, 0, qkv[row : row + 1], one)[0])
 
 
 def test_several_sequences_in_one_batch_do_not_see_each_other():
@@ -185,14 +233,16 @@ def test_several_sequences_in_one_batch_do_not_see_each_other():
 
 
 def test_pointwise_operations():
-    shape = spec(4, 2, 32)
-    backend = CpuBackend(shape, CpuKV(shape, 2, 16), 16)
     rng = np.random.default_rng(6)
     x = (rng.standard_normal((5, 128)) * 4).astype(np.float32)
     weight = rng.standard_normal(128).astype(np.float32)
     normed = torch.nn.functional.rms_norm(torch.from_numpy(x), (128,), torch.from_numpy(weight), 1e-5)
-    np.testing.assert_allclose(backend.rms_norm(x, weight, 1e-5), normed.numpy(), rtol=1e-5, atol=1e-6)
+    ours = np.empty((5, 128), np.float32)
+    prepare(NORM, x.ravel(), weight, np.float32(1e-5), 128, ours.ravel())
+    np.testing.assert_allclose(ours, normed.numpy(), rtol=1e-5, atol=1e-6)
     x[0, :3] = [-100.0, 100.0, 0.0]
     gate, up = torch.from_numpy(x).chunk(2, dim=1)
     expected = (torch.nn.functional.silu(gate) * up).numpy()
-    np.testing.assert_allclose(backend.swiglu(x), expected, rtol=1e-5, atol=1e-6)
+    ours = np.empty((5, 64), np.float32)
+    prepare(SWIGLU, x.ravel(), weight, np.float32(0), 64, ours.ravel())
+    np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-6)

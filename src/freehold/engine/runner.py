@@ -51,7 +51,7 @@ class CpuRunner:
         spec = checkpoint.spec
         self._config = config
         self._page_size = shape.page_size
-        kv = CpuKV(spec, shape.page_count, shape.page_size)
+        kv = CpuKV(spec, shape.page_count, shape.page_size, shape.kind)
         self._backend = CpuBackend(spec, kv, shape.token_limit, config.linear_compute)
         self._model = LlamaDecoder(checkpoint, self._backend)
         self._sampler = Sampler(shape.row_count, spec.vocab_size)

@@ -22,18 +22,16 @@ class Backend(Protocol):
 
     def embed(self, table: Weight, tokens: Array) -> Array: ...
 
-    def linear(self, weight: Weight, x: Array, bias: Array | None = None) -> Array:
-        """x @ weight.T + bias"""
+    def norm_linear(self, x: Array, norm: Array, epsilon: float, weight: Weight, bias: Array | None = None) -> Array:
+        """rms_norm(x) @ weight.T + bias"""
         ...
 
     def linear_add(self, weight: Weight, x: Array, residual: Array) -> None:
         """residual += x @ weight.T, in place."""
         ...
 
-    def rms_norm(self, x: Array, weight: Array, epsilon: float) -> Array: ...
-
-    def swiglu(self, gate_up: Array) -> Array:
-        """[tokens, 2 f] -> silu(first half) * second half, [tokens, f]"""
+    def swiglu_linear_add(self, weight: Weight, gate_up: Array, residual: Array) -> None:
+        """gate_up [tokens, 2 f]: residual += (silu(first half) * second half) @ weight.T, in place."""
         ...
 
     def attend(

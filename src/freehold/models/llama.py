@@ -59,14 +59,13 @@ class LlamaDecoder:
         ops, spec = self._backend, self.spec
         x = ops.embed(self._embedding, tokens)
         for index, layer in enumerate(self._layers):
-            normed = ops.rms_norm(x, layer.attention_norm, spec.norm_epsilon)
-            qkv = ops.linear(layer.qkv, normed, layer.qkv_bias)
+            qkv = ops.norm_linear(x, layer.attention_norm, spec.norm_epsilon, layer.qkv, layer.qkv_bias)
             attended = ops.attend(spec, index, qkv, batch, layer.q_norm, layer.k_norm)
             ops.linear_add(layer.output, attended, x)
-            normed = ops.rms_norm(x, layer.ffn_norm, spec.norm_epsilon)
-            ops.linear_add(layer.down, ops.swiglu(ops.linear(layer.gate_up, normed)), x)
+            gate_up = ops.norm_linear(x, layer.ffn_norm, spec.norm_epsilon, layer.gate_up)
+            ops.swiglu_linear_add(layer.down, gate_up, x)
         return x
 
     def logits(self, hidden: Array) -> Array:
         """[n, hidden_size] -> [n, vocab_size]"""
-        return self._backend.linear(self._head, self._backend.rms_norm(hidden, self._norm, self.spec.norm_epsilon))
+        return self._backend.norm_linear(hidden, self._norm, self.spec.norm_epsilon, self._head)

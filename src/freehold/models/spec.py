@@ -32,9 +32,10 @@ class DecoderSpec:
     tied_embeddings: bool = False
     rope_divisors: Float32 | None = None  # [head_size / 2], scaled RoPE (Llama 3)
 
-    @property
-    def kv_floats_per_token(self) -> int:
-        return 2 * self.layer_count * self.kv_head_count * self.head_size
+    def kv_bytes_per_token(self, kind: str) -> int:
+        """`kind`: float32, bfloat16, or int8, which has a float32 scale for each key and value of a head."""
+        vector = {"float32": 4 * self.head_size, "bfloat16": 2 * self.head_size, "int8": self.head_size + 4}[kind]
+        return 2 * self.layer_count * self.kv_head_count * vector
 
 
 class TensorFormat(StrEnum):

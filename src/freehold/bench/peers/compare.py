@@ -91,7 +91,7 @@ def _start(peer: Peer, output: Path, stack: contextlib.ExitStack, console: Conso
     gguf = resolve_model(None)
     model = exported(gguf)
     spec = open_checkpoint(gguf).spec
-    tokens = KV_BYTES // (spec.layer_count * 2 * spec.kv_head_count * spec.head_size * 4) // 512 * 512
+    tokens = KV_BYTES // spec.kv_bytes_per_token("float32") // 512 * 512
     assert tokens > CONTEXT
     log = output.with_name(f"{output.name}-{peer.name}.log")
     with console.status(f"Starting {peer.name} ..."):

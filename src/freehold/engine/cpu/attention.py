@@ -12,8 +12,10 @@ alone, never on page size, chunk, batch or what is shared, so neither does the r
 import numpy as np
 from numba import njit, prange
 
+from freehold.engine.cpu.pointwise import ROWS_PARALLEL, rotate_and_write
 from freehold.engine.cpu.simd import (
     add,
+    element,
     exp,
     keep_first,
     load,
@@ -45,9 +47,21 @@ def _gather_tile(source, table, page_size, base, count, head, kv_heads, size, ke
         lane = slot % LANES
         for k in range(size):
             if keys_in_lanes:
-                out[at + k * LANES + j] = source[start + k * LANES + lane]
+                out[at + k * LANES + j] = element(source, start + k * LANES + lane)
             else:
-                out[at + j * size + k] = source[start + lane * size + k]
+                out[at + j * size + k] = element(source, start + lane * size + k)
+
+
+@njit(inline="always")
+def _scale_tile(scratch, at, rows, scales, table, page_size, base, count, head, kv_heads):
+    """Multiply `rows` rows of 16 scores, the first of them at `at`, by the scales of the positions from `base`."""
+    factors = np.zeros(LANES, np.float32)
+    for j in range(count):
+        position = base + j
+        slot = table[position // page_size] * page_size + position % page_size
+        factors[j] = scales[((slot // LANES) * kv_heads + head) * LANES + slot % LANES]
+    for r in range(rows):
+        store(scratch, at + r * KEYS, mul(load(factors, 0), load(scratch, at + r * KEYS)))
 
 
 @njit(inline="always")
@@ -92,8 +106,8 @@ def _soften(scratch, scores, state, sums, valid, size):
 
 @njit(inline="always")
 def _block(
-    scratch, row, rows, total, keys, values, tiles_k, tiles_v, table, page_size, block, end, first, group,
-    head, kv_heads, size,
+    scratch, row, rows, total, keys, values, key_scales, value_scales, tiles_k, tiles_v, table, page_size,
+    block, end, first, group, head, kv_heads, size,
 ):  # fmt: skip
     """One block of keys for `rows` rows from `row`, of `total` in the scratch: [queries, sums, scores, state].
 
@@ -117,6 +131,9 @@ def _block(
             at = ((slot // LANES) * kv_heads + head) * size * LANES
             _fetch(values, at, LANES * size)
             tile_rows(scratch, queries, size, keys, at, LANES, size, scratch, scores + t * LANES, KEYS, rows)
+        if len(key_scales):
+            count = min(LANES, end - base)
+            _scale_tile(scratch, scores + t * LANES, rows, key_scales, table, page_size, base, count, head, kv_heads)
     for r in range(rows):
         valid = first + r // group + 1 - block
         if valid > 0:
@@ -126,6 +143,8 @@ def _block(
     for t in range(tiles):
         base = block + t * LANES
         count = min(LANES, end - base)
+        if len(value_scales):
+            _scale_tile(scratch, scores + t * LANES, rows, value_scales, table, page_size, base, count, head, kv_heads)
         if is_small:
             at = t * LANES * size
             for k in range(0, size, LANES):
@@ -142,52 +161,76 @@ def _block(
                 tile_rows(scratch, scores + t * LANES, KEYS, values, at + k, size, count, scratch, sums + k, size, rows)
 
 
-@njit(parallel=True, nogil=True, cache=True, error_model="numpy")
-def paged_attention(
-    q, keys, values, tables, page_size, item_members, item_shared, rows, tokens, counts, positions,
-    heads, kv_heads, size, scale, out,
+@njit(nogil=True, error_model="numpy")
+def _attend_item(
+    q, keys, values, key_scales, value_scales, tables, page_size, member, stop, shared, rows, tokens, counts,
+    positions, head, heads, kv_heads, size, out,
 ):  # fmt: skip
-    """q, out flat [tokens, heads, size]; keys, values flat, one layer's; tables int32 [rows, pages].
-
-    Item i has members `item_members[i]` up to `item_members[i + 1]`, which share their first
-    `item_shared[i]` positions, a multiple of 64. Member m: `counts[m]` queries, the first of them token
-    `tokens[m]` of q at position `positions[m]` of the sequence in table row `rows[m]`.
-    """
-    group = heads // kv_heads
-    items = len(item_members) - 1
-    for work in prange(items * kv_heads):
-        # One head after the other: its KV, read by item after item, may fit a core's own cache.
-        head, item = work // items, work % items
-        member, stop, shared = item_members[item], item_members[item + 1], item_shared[item]
-        total = group * np.sum(counts[member:stop])
-        scratch = np.zeros(total * (2 * size + KEYS + 2), np.float32)
-        tiles_k = np.zeros(KEYS * size if page_size < LANES else 0, np.float32)
-        tiles_v = np.zeros(KEYS * size if page_size < LANES else 0, np.float32)
-        state = total * (2 * size + KEYS)
-        row = 0
-        for m in range(member, stop):
-            for r in range(counts[m] * group):
-                at = ((tokens[m] + r // group) * heads + head * group + r % group) * size
-                for k in range(size):
-                    scratch[row * size + k] = q[at + k] * scale
-                scratch[state + 2 * row] = np.float32(-np.inf)
-                row += 1
-        for block in range(0, shared, KEYS):
+    """Members `member` up to `stop`, with one KV head."""
+    group, scale = heads // kv_heads, np.float32(1) / np.sqrt(np.float32(size))
+    total = group * np.sum(counts[member:stop])
+    scratch = np.zeros(total * (2 * size + KEYS + 2), np.float32)
+    tiles_k = np.zeros(KEYS * size if page_size < LANES else 0, np.float32)
+    tiles_v = np.zeros(KEYS * size if page_size < LANES else 0, np.float32)
+    state = total * (2 * size + KEYS)
+    row = 0
+    for m in range(member, stop):
+        for r in range(counts[m] * group):
+            at = ((tokens[m] + r // group) * heads + head * group + r % group) * size
+            for k in range(size):
+                scratch[row * size + k] = q[at + k] * scale
+            scratch[state + 2 * row] = np.float32(-np.inf)
+            row += 1
+    row = 0
+    for m in range(member - 1, stop):  # first what all share, through the table of the first
+        is_shared = m < member
+        table = tables[rows[max(m, member)]]
+        count = total if is_shared else counts[m] * group
+        start, end = (0, shared) if is_shared else (shared, positions[m] + counts[m])
+        for block in range(start, end, KEYS):
             _block(
-                scratch, 0, total, total, keys, values, tiles_k, tiles_v, tables[rows[member]], page_size, block,
-                shared, shared, group, head, kv_heads, size,
+                scratch, row, count, total, keys, values, key_scales, value_scales, tiles_k, tiles_v, table, page_size,
+                block, end, shared if is_shared else positions[m], group, head, kv_heads, size,
             )  # fmt: skip
-        row = 0
-        for m in range(member, stop):
-            count, end = counts[m] * group, positions[m] + counts[m]
-            for block in range(shared, end, KEYS):
-                _block(
-                    scratch, row, count, total, keys, values, tiles_k, tiles_v, tables[rows[m]], page_size, block,
-                    end, positions[m], group, head, kv_heads, size,
-                )  # fmt: skip
+        if not is_shared:
             for r in range(count):
                 at = ((tokens[m] + r // group) * heads + head * group + r % group) * size
                 weight = scratch[state + 2 * (row + r) + 1]
                 for k in range(size):
                     out[at + k] = scratch[(total + row + r) * size + k] / weight
             row += count
+
+
+@njit(parallel=True, nogil=True, cache=True, error_model="numpy")
+def attend(
+    qkv, token_positions, slots, cos, sin, q_norm, k_norm, epsilon, keys, values, key_scales, value_scales,
+    tables, page_size, item_members, item_shared, rows, tokens, counts, positions, heads, kv_heads, size, out,
+):  # fmt: skip
+    """Rotate queries and keys, write keys and values to their slots, attend: out flat [tokens, heads, size].
+
+    keys, values and their scales flat, one layer's; tables int32 [rows, pages]. Item i has members
+    `item_members[i]` up to `item_members[i + 1]`, which share their first `item_shared[i]` positions, a
+    multiple of 64. Member m: `counts[m]` queries, the first of them token `tokens[m]` at position
+    `positions[m]` of the sequence in table row `rows[m]`.
+    """
+    q = np.empty_like(out)
+    if len(slots) < ROWS_PARALLEL:
+        for token in range(len(slots)):
+            rotate_and_write(
+                token, qkv, token_positions[token], slots[token], cos, sin, heads, kv_heads, size, q_norm, k_norm,
+                epsilon, q, keys, values, key_scales, value_scales,
+            )  # fmt: skip
+    else:
+        for token in prange(len(slots)):
+            rotate_and_write(
+                token, qkv, token_positions[token], slots[token], cos, sin, heads, kv_heads, size, q_norm, k_norm,
+                epsilon, q, keys, values, key_scales, value_scales,
+            )  # fmt: skip
+    items = len(item_members) - 1
+    for work in prange(items * kv_heads):
+        # One head after the other: its KV, read by item after item, may fit a core's own cache.
+        head, item = work // items, work % items
+        _attend_item(
+            q, keys, values, key_scales, value_scales, tables, page_size, item_members[item], item_members[item + 1],
+            item_shared[item], rows, tokens, counts, positions, head, heads, kv_heads, size, out,
+        )  # fmt: skip

@@ -7,28 +7,36 @@ from collections.abc import Sequence
 import numpy as np
 
 from freehold.arrays import Float32, Int32
-from freehold.engine.cpu import pointwise
-from freehold.engine.cpu.attention import paged_attention
+from freehold.engine.cpu.attention import attend
 from freehold.engine.cpu.batch import CpuBatch
 from freehold.engine.cpu.integer_linear import IntegerMatrix, can_pack
 from freehold.engine.cpu.linear import PackedMatrix, pack
+from freehold.engine.cpu.pointwise import NO_NORM, NORM, SWIGLU
 from freehold.models.spec import DecoderSpec, StoredTensor
 
 LANES = 16
 Matrix = PackedMatrix | IntegerMatrix
-_NONE = np.zeros(0, np.float32)
 
 
 class CpuKV:
     """The KV of all pages: for each layer keys [tiles, kv_heads, head_size, 16] and values
-    [tiles, kv_heads, 16, head_size], flat; a tile is 16 slots. Memory is touched only when written."""
+    [tiles, kv_heads, 16, head_size], flat; a tile is 16 slots. Memory is touched only when written.
 
-    def __init__(self, spec: DecoderSpec, page_count: int, page_size: int):
+    `kind`: float32, bfloat16 (kept as uint16), or int8 with a float32 scale for each position and head:
+    [tiles, kv_heads, 16], flat, empty for the others.
+    """
+
+    def __init__(self, spec: DecoderSpec, page_count: int, page_size: int, kind: str = "float32"):
         tiles = -(-(page_count + 1) * page_size // LANES)
-        size = tiles * LANES * spec.kv_head_count * spec.head_size
+        positions = tiles * LANES * spec.kv_head_count
+        dtype = {"float32": np.float32, "bfloat16": np.uint16, "int8": np.int8}[kind]
+        scales = positions if kind == "int8" else 0
+        layers = range(spec.layer_count)
         self.page_size = page_size
-        self.keys = [np.zeros(size, np.float32) for _ in range(spec.layer_count)]
-        self.values = [np.zeros(size, np.float32) for _ in range(spec.layer_count)]
+        self.keys = [np.zeros(positions * spec.head_size, dtype) for _ in layers]
+        self.values = [np.zeros(positions * spec.head_size, dtype) for _ in layers]
+        self.key_scales = [np.zeros(scales, np.float32) for _ in layers]
+        self.value_scales = [np.zeros(scales, np.float32) for _ in layers]
 
 
 class CpuBackend:
@@ -52,26 +60,20 @@ class CpuBackend:
     def embed(self, table: Matrix, tokens: Int32) -> Float32:
         return table.gather(tokens)
 
-    def linear(self, weight: Matrix, x: Float32, bias: Float32 | None = None) -> Float32:
+    def norm_linear(
+        self, x: Float32, norm: Float32, epsilon: float, weight: Matrix, bias: Float32 | None = None
+    ) -> Float32:
         out = np.zeros((len(x), weight.rows), np.float32)
         if bias is not None:
             out += bias
-        weight.multiply_add(x, out)
+        weight.multiply_add(x, out, NORM, norm, epsilon)
         return out
 
     def linear_add(self, weight: Matrix, x: Float32, residual: Float32) -> None:
         weight.multiply_add(x, residual)
 
-    def rms_norm(self, x: Float32, weight: Float32, epsilon: float) -> Float32:
-        out = np.empty_like(x)
-        pointwise.rms_norm(x.ravel(), weight, np.float32(epsilon), x.shape[1], out.ravel())
-        return out
-
-    def swiglu(self, gate_up: Float32) -> Float32:
-        count, width = gate_up.shape
-        out = np.empty((count, width // 2), np.float32)
-        pointwise.swiglu(gate_up.ravel(), width // 2, out.ravel())
-        return out
+    def swiglu_linear_add(self, weight: Matrix, gate_up: Float32, residual: Float32) -> None:
+        weight.multiply_add(gate_up, residual, SWIGLU)
 
     def attend(
         self,
@@ -82,20 +84,15 @@ class CpuBackend:
         q_norm: Float32 | None = None,
         k_norm: Float32 | None = None,
     ) -> Float32:
-        width = spec.head_count * spec.head_size
-        q = np.empty((len(qkv), width), np.float32)
-        out = np.empty((len(qkv), width), np.float32)
-        keys, values = self.kv.keys[layer], self.kv.values[layer]
-        pointwise.rotate_and_write(
-            qkv.ravel(), batch.positions, batch.slots, self._cos, self._sin, spec.head_count,
-            spec.kv_head_count, spec.head_size, _NONE if q_norm is None else q_norm,
-            _NONE if k_norm is None else k_norm, np.float32(spec.norm_epsilon), q.ravel(), keys, values,
-        )  # fmt: skip
-        paged_attention(
-            q.ravel(), keys, values, batch.tables, self.kv.page_size, batch.item_members,
-            batch.item_shared, batch.member_rows, batch.member_tokens, batch.member_counts,
-            batch.member_positions, spec.head_count, spec.kv_head_count, spec.head_size,
-            np.float32(spec.head_size**-0.5), out.ravel(),
+        out = np.empty((len(qkv), spec.head_count * spec.head_size), np.float32)
+        kv = self.kv
+        attend(
+            qkv.ravel(), batch.positions, batch.slots, self._cos, self._sin, NO_NORM if q_norm is None else q_norm,
+            NO_NORM if k_norm is None else k_norm, np.float32(spec.norm_epsilon),
+            kv.keys[layer], kv.values[layer], kv.key_scales[layer], kv.value_scales[layer],
+            batch.tables, kv.page_size, batch.item_members, batch.item_shared,
+            batch.member_rows, batch.member_tokens, batch.member_counts, batch.member_positions,
+            spec.head_count, spec.kv_head_count, spec.head_size, out.ravel(),
         )  # fmt: skip
         return out
 

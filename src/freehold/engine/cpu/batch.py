@@ -14,7 +14,7 @@ TOGETHER = 4  # members of one item at most: more would leave a core without wor
 
 @dataclass(frozen=True)
 class CpuBatch:
-    """Items and their members are described at `paged_attention`."""
+    """Items and their members are described at `attend`."""
 
     positions: Int64  # [tokens]
     slots: Int64  # [tokens]
@@ -70,7 +70,7 @@ def _balanced(items: list[tuple[list[int], int]], work: Int64) -> list[tuple[lis
     much to do. `work` is what each member costs."""
     items = sorted(items, key=lambda item: int(work[item[0]].sum()))
     half = (len(items) + 1) // 2
-    ordered: list[tuple[list[int], int]] = [items[0]] * len(items)
+    ordered = items.copy()
     ordered[::2], ordered[1::2] = items[:half], items[half:][::-1]
     return ordered
 

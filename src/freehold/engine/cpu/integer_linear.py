@@ -41,6 +41,7 @@ from freehold.engine.cpu.bytes_simd import (
     zero_ints,
     zero_words,
 )
+from freehold.engine.cpu.pointwise import NO_NORM, PLAIN, ROWS_PARALLEL, prepare_row
 from freehold.models.spec import StoredTensor, TensorFormat
 
 LANES = 8  # rows of a panel
@@ -87,21 +88,17 @@ class IntegerMatrix:
             minimums = halves(2) if kind is TensorFormat.Q4_1 else implied
         return cls(is_nibbles, rows, columns, np.ascontiguousarray(codes).ravel(), scales, minimums)
 
-    def multiply_add(self, x: Float32, out: Float32) -> None:
-        """out [n, rows] += x [n, columns] @ weight.T, both C-contiguous."""
-        blocks, count = self.columns // BLOCK, len(x)
-        x = x.ravel()
-        scales = np.empty(count * blocks, np.float32)
+    def multiply_add(
+        self, x: Float32, out: Float32, step: int = PLAIN, norm: Float32 = NO_NORM, epsilon: float = 0.0
+    ) -> None:
+        """out [n, rows] += prepared(x) [n, columns] @ weight.T, all C-contiguous."""
+        blocks, x, least = self.columns // BLOCK, x.ravel(), np.float32(epsilon)
         if self.is_nibbles:
-            codes, sums = np.empty(x.size, np.int8), np.empty(count * blocks, np.float32)
-            _to_bytes(x, codes, scales, sums)
             _multiply_nibbles(
-                self.codes, self.scales, self.minimums, blocks, codes, scales, sums, count, out.ravel(), self.rows
+                step, x, norm, least, self.codes, self.scales, self.minimums, blocks, len(out), out.ravel(), self.rows
             )
         else:
-            words = np.empty(x.size, np.int16)
-            _to_words(x, words, scales)
-            _multiply_bytes(self.codes, self.scales, blocks, words, scales, count, out.ravel(), self.rows)
+            _multiply_bytes(step, x, norm, least, self.codes, self.scales, blocks, len(out), out.ravel(), self.rows)
 
     def gather(self, rows: Int32) -> Float32:
         """The weights of some rows as in the file, float32 [n, columns]"""
@@ -126,32 +123,37 @@ def _rounded(value):
     return np.int32((value + np.float32(12582912)) - np.float32(12582912))
 
 
-@njit(parallel=True, nogil=True, cache=True, error_model="numpy")
-def _to_bytes(x, codes, scales, sums):
-    """x flat -> codes int8, a scale for each block, and scale times the sum of its codes."""
-    for block in prange(len(scales)):
-        at = block * BLOCK
-        largest = _largest(x, at)
+@njit(inline="always")
+def _row_to_bytes(step, x, row, norm, epsilon, blocks, codes, scales, sums):
+    """Prepare a row of x -> codes int8, a scale for each block, and scale times the sum of its codes."""
+    floats = np.empty(blocks * BLOCK, np.float32)
+    prepare_row(step, x, row, blocks * BLOCK, norm, epsilon, floats, 0)
+    for block in range(blocks):
+        largest = _largest(floats, block * BLOCK)
         factor = np.float32(BYTE_MAX) / largest if largest > 0 else np.float32(0)
+        scale = largest / np.float32(BYTE_MAX)
         total = np.int32(0)
-        for k in range(BLOCK):
-            code = _rounded(x[at + k] * factor)
+        at = row * blocks * BLOCK
+        for k in range(block * BLOCK, (block + 1) * BLOCK):
+            code = _rounded(floats[k] * factor)
             codes[at + k] = code
             total += code
-        scales[block] = largest / np.float32(BYTE_MAX)
-        sums[block] = scales[block] * np.float32(total)
+        scales[row * blocks + block] = scale
+        sums[row * blocks + block] = scale * np.float32(total)
 
 
-@njit(parallel=True, nogil=True, cache=True, error_model="numpy")
-def _to_words(x, codes, scales):
-    """x flat -> codes int16 and a scale for each block."""
-    for block in prange(len(scales)):
-        at = block * BLOCK
-        largest = _largest(x, at)
+@njit(inline="always")
+def _row_to_words(step, x, row, norm, epsilon, blocks, codes, scales):
+    """Prepare a row of x -> codes int16 and a scale for each block."""
+    floats = np.empty(blocks * BLOCK, np.float32)
+    prepare_row(step, x, row, blocks * BLOCK, norm, epsilon, floats, 0)
+    for block in range(blocks):
+        largest = _largest(floats, block * BLOCK)
         factor = np.float32(WORD_MAX) / largest if largest > 0 else np.float32(0)
-        for k in range(BLOCK):
-            codes[at + k] = _rounded(x[at + k] * factor)
-        scales[block] = largest / np.float32(WORD_MAX)
+        at = row * blocks * BLOCK
+        for k in range(block * BLOCK, (block + 1) * BLOCK):
+            codes[at + k] = _rounded(floats[k] * factor)
+        scales[row * blocks + block] = largest / np.float32(WORD_MAX)
 
 
 @njit(inline="always")
@@ -248,8 +250,16 @@ def _nibbles1(codes, at, scales, minimums, scale_at, blocks, x, x_at, x_scales, 
 
 
 @njit(parallel=True, nogil=True, cache=True, error_model="numpy")
-def _multiply_nibbles(codes, scales, minimums, blocks, x, x_scales, x_sums, count, out, width):
-    """out [count, width] += x @ weight.T"""
+def _multiply_nibbles(step, source, norm, epsilon, codes, scales, minimums, blocks, count, out, width):
+    """out [count, width] += prepared source @ weight.T"""
+    x, x_scales = np.empty(count * blocks * BLOCK, np.int8), np.empty(count * blocks, np.float32)
+    x_sums = np.empty(count * blocks, np.float32)
+    if count < ROWS_PARALLEL:
+        for row in range(count):
+            _row_to_bytes(step, source, row, norm, epsilon, blocks, x, x_scales, x_sums)
+    else:
+        for row in prange(count):
+            _row_to_bytes(step, source, row, norm, epsilon, blocks, x, x_scales, x_sums)
     together = max(X_BYTES // (blocks * BLOCK) // 4 * 4, 4)
     for first in range(0, count, together):
         last = min(first + together, count)
@@ -321,8 +331,11 @@ def _bytes1(codes, at, scales, scale_at, blocks, x, x_at, x_scales, xs_at, out, 
 
 
 @njit(parallel=True, nogil=True, cache=True, error_model="numpy")
-def _multiply_bytes(codes, scales, blocks, x, x_scales, count, out, width):
-    """out [count, width] += x @ weight.T"""
+def _multiply_bytes(step, source, norm, epsilon, codes, scales, blocks, count, out, width):
+    """out [count, width] += prepared source @ weight.T"""
+    x, x_scales = np.empty(count * blocks * BLOCK, np.int16), np.empty(count * blocks, np.float32)
+    for row in prange(count):
+        _row_to_words(step, source, row, norm, epsilon, blocks, x, x_scales)
     together = max(X_BYTES // (2 * blocks * BLOCK) // 4 * 4, 4)
     for first in range(0, count, together):
         last = min(first + together, count)

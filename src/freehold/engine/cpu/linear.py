@@ -14,6 +14,7 @@ import numpy as np
 from numba import njit, prange
 
 from freehold.arrays import Float32, Int32
+from freehold.engine.cpu.pointwise import NO_NORM, PLAIN, prepare
 from freehold.engine.cpu.simd import (
     fma,
     load,
@@ -52,9 +53,15 @@ class PackedMatrix:
     def padded_rows(self) -> int:
         return -(-self.rows // GROUP) * GROUP
 
-    def multiply_add(self, x: Float32, out: Float32) -> None:
-        """out [n, rows] += x [n, columns] @ weight.T, both C-contiguous."""
+    def multiply_add(
+        self, x: Float32, out: Float32, step: int = PLAIN, norm: Float32 = NO_NORM, epsilon: float = 0.0
+    ) -> None:
+        """out [n, rows] += prepared(x) [n, columns] @ weight.T, all C-contiguous."""
         target = out
+        if step != PLAIN:
+            rows = np.empty((len(x), self.columns), np.float32)
+            prepare(step, x.ravel(), norm, np.float32(epsilon), self.columns, rows.ravel())
+            x = rows
         if self.rows != self.padded_rows:
             target = np.zeros((len(x), self.padded_rows), np.float32)
             target[:, : self.rows] = out

@@ -22,6 +22,7 @@ LANES = 16
 
 _F32 = ir.FloatType()
 _I32 = ir.IntType(32)
+_I16 = ir.IntType(16)
 _I8 = ir.IntType(8)
 _VF = ir.VectorType(_F32, LANES)
 _VI = ir.VectorType(_I32, LANES)
@@ -69,13 +70,64 @@ def _call(builder, name, vector, args):
 
 @intrinsic
 def load(typingctx, array, at):
-    """array f32[*] -> the 16 floats from element `at`; array u8[*] -> those from byte `at`."""
+    """array f32[*], u16[*] holding bfloat16 values, or i8[*] -> the 16 numbers from element `at`, as floats.
+
+    array u8[*] holding floats -> the 16 from byte `at`.
+    """
 
     def codegen(context, builder, signature, args):
-        pointer = _address(context, builder, signature.args[0], args[0], args[1], _VF)
-        return builder.load(pointer, align=4)
+        array_type = signature.args[0]
+        if array_type.dtype == types.uint16:
+            pointer = _address(context, builder, array_type, args[0], args[1], ir.VectorType(_I16, LANES))
+            return _widen_bf16(builder, builder.load(pointer, align=2))
+        if array_type.dtype == types.int8:
+            pointer = _address(context, builder, array_type, args[0], args[1], ir.VectorType(_I8, LANES))
+            return builder.sitofp(builder.sext(builder.load(pointer, align=1), _VI), _VF)
+        return builder.load(_address(context, builder, array_type, args[0], args[1], _VF), align=4)
 
     return F32x16(array, types.intp), codegen
+
+
+def _widen_bf16(builder, halves):
+    return builder.bitcast(builder.shl(builder.zext(halves, _VI), ir.Constant(_VI, [16] * LANES)), _VF)
+
+
+@intrinsic
+def element(typingctx, array, at):
+    """One of those that `load` takes."""
+
+    def codegen(context, builder, signature, args):
+        array_type = signature.args[0]
+        data = context.make_array(array_type)(context, builder, args[0]).data
+        value = builder.load(builder.gep(data, [args[1]]))
+        if array_type.dtype == types.uint16:
+            return builder.bitcast(builder.shl(builder.zext(value, _I32), ir.Constant(_I32, 16)), _F32)
+        return builder.sitofp(value, _F32) if array_type.dtype == types.int8 else value
+
+    return types.float32(array, types.intp), codegen
+
+
+@intrinsic
+def put(typingctx, array, at, value):
+    """Write one float to what `load` takes, rounded to the nearest that it holds, ties to even; it must fit."""
+
+    def codegen(context, builder, signature, args):
+        array_type = signature.args[0]
+        pointer = builder.gep(context.make_array(array_type)(context, builder, args[0]).data, [args[1]])
+        value = args[2]
+        if array_type.dtype == types.uint16:
+            bits = builder.bitcast(value, _I32)
+            odd = builder.and_(builder.lshr(bits, ir.Constant(_I32, 16)), ir.Constant(_I32, 1))
+            bits = builder.add(bits, builder.add(odd, ir.Constant(_I32, 0x7FFF)))
+            value = builder.trunc(builder.lshr(bits, ir.Constant(_I32, 16)), _I16)
+        elif array_type.dtype == types.int8:
+            kind = ir.FunctionType(_F32, [_F32])
+            value = builder.call(builder.module.declare_intrinsic("llvm.rint.f32", (), kind), [value])
+            value = builder.fptosi(value, _I8)
+        builder.store(value, pointer)
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, types.float32), codegen
 
 
 @intrinsic
@@ -142,10 +194,8 @@ def load_bf16(typingctx, array, at):
     """array u8[*] holding bfloat16 values -> the 16 of them from byte `at`, as floats."""
 
     def codegen(context, builder, signature, args):
-        vector = ir.VectorType(ir.IntType(16), LANES)
-        pointer = _address(context, builder, signature.args[0], args[0], args[1], vector)
-        wide = builder.zext(builder.load(pointer, align=2), _VI)
-        return builder.bitcast(builder.shl(wide, ir.Constant(_VI, [16] * LANES)), _VF)
+        pointer = _address(context, builder, signature.args[0], args[0], args[1], ir.VectorType(_I16, LANES))
+        return _widen_bf16(builder, builder.load(pointer, align=2))
 
     return F32x16(array, types.intp), codegen
 

@@ -29,7 +29,8 @@ class DraftModelSpeculator:
     def __init__(self, checkpoint: Checkpoint, shape: KVShape, sampler: Sampler):
         spec = checkpoint.spec
         self._page_size = shape.page_size
-        self._backend = CpuBackend(spec, CpuKV(spec, shape.page_count, shape.page_size), shape.token_limit)
+        kv = CpuKV(spec, shape.page_count, shape.page_size, shape.kind)
+        self._backend = CpuBackend(spec, kv, shape.token_limit)
         self._model = LlamaDecoder(checkpoint, self._backend)
         self._sampler = sampler
         self._tables: Int32 = np.zeros((shape.row_count, -(-shape.token_limit // shape.page_size)), np.int32)
