@@ -68,11 +68,11 @@ def serve(
     cache_retained_share: Annotated[float, typer.Option(help="Share of the pool that hints may retain.")] = 0.5,
     cache_pinned_share: Annotated[float, typer.Option(help="Share of the pool that operators may pin.")] = 0.25,
     linear_compute: Annotated[
-        str, typer.Option(help="float32, or int8: faster, with inputs of quantized weights rounded to bytes.")
-    ] = "float32",
+        str, typer.Option(help="int8 (inputs of quantized weights rounded to bytes), or float32: slower.")
+    ] = "int8",
     kv_cache_dtype: Annotated[
         str, typer.Option(help="float32, bfloat16 or int8 (with scales): what keys and values are kept as.")
-    ] = "float32",
+    ] = "bfloat16",
     num_threads: Annotated[int | None, typer.Option(help="Threads of the kernels. Default: one a core.")] = None,
     priority_scheduling_preemption_threshold: Annotated[
         int | None, typer.Option(help="With policy priority: preempt requests whose priority is lower by this.")

@@ -67,6 +67,19 @@ class Mode(StrEnum):
     SQUEEZED = "all at once, on so little memory that each is retracted"
 
 
+class Precision(StrEnum):
+    """What products are made of, and what KV is kept as."""
+
+    EXACT = "float32/float32"
+    DEFAULT = "int8/bfloat16"
+    SMALLEST = "int8/int8"
+
+    @property
+    def options(self) -> dict[str, str]:
+        compute, kv = self.split("/")
+        return {"linear_compute": compute, "kv_cache_dtype": kv}
+
+
 @dataclass(frozen=True)
 class Cell:
     """One configuration of the matrix."""
@@ -76,10 +89,12 @@ class Cell:
     overlap: bool
     mode: Mode
     speculation: str | None = None
+    precision: Precision = Precision.EXACT
 
     def __str__(self) -> str:
         schedule = "overlap" if self.overlap else "synchronous"
-        return f"page {self.page_size}, chunk {self.chunk}, {schedule}, {self.speculation or 'plain'}, {self.mode}"
+        kind = f"{self.speculation or 'plain'}, {self.precision}"
+        return f"page {self.page_size}, chunk {self.chunk}, {schedule}, {kind}, {self.mode}"
 
     def run(self, checkpoint, prompts: list[list[int]], params: SamplingParams) -> list[list[int]]:
         warm = self.mode in (Mode.WARM_ALONE, Mode.WARM_BATCH)
@@ -99,6 +114,7 @@ class Cell:
             speculative_algorithm=self.speculation,
             speculative_num_draft_tokens=4,
             speculative_draft_layers=DRAFT_LAYERS if self.speculation == "draft" else None,
+            **self.precision.options,
         )
         with llm, always_drafting():
             if warm:
@@ -119,7 +135,7 @@ class Cell:
         return [out.token_ids for out in outputs]
 
 
-AXES = ((1, 4, 16, 64), (16, 100, 512), (True, False), tuple(Mode), (None, "ngram", "draft"))
+AXES = ((1, 4, 16, 64), (16, 100, 512), (True, False), tuple(Mode), (None, "ngram", "draft"), tuple(Precision))
 DRAFT_LAYERS = 2
 
 
@@ -128,8 +144,10 @@ def all_cells() -> list[Cell]:
 
 
 def full_matrix() -> list[Cell]:
-    """Every cell, but speculation with one chunk size only."""
-    return [cell for cell in all_cells() if cell.speculation is None or cell.chunk == 100]
+    """Every cell in float32, but speculation with one chunk size only; of the others what covers all pairs."""
+    exact = [cell for cell in all_cells() if cell.precision is Precision.EXACT]
+    exact = [cell for cell in exact if cell.speculation is None or cell.chunk == 100]
+    return exact + [cell for cell in pairwise_cover() if cell.precision is not Precision.EXACT]
 
 
 def pairwise_cover() -> list[Cell]:

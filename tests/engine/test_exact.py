@@ -5,6 +5,7 @@ import pytest
 from exactness import (
     NEW_TOKENS,
     Mode,
+    Precision,
     assert_transformers_agrees,
     full_matrix,
     greedy,
@@ -20,7 +21,7 @@ LONG = [1, 2, 15, 16, 17, 31, 33, 64, 65, 100, 128, 130, 150, 200, 222, 256, 257
         513, 600, 700, 800, 900, 1000, 1200, 1500, 1800, 2000]  # fmt: skip
 
 
-def cold(checkpoint, text, lengths, params):
+def cold(checkpoint, text, lengths, params, precision=Precision.EXACT):
     """-> (prompts, outputs) of the plainest configuration: no cache, no overlap, one at a time."""
     llm = LLM(
         checkpoint=checkpoint,
@@ -28,6 +29,7 @@ def cold(checkpoint, text, lengths, params):
         disable_overlap_schedule=True,
         max_running_requests=1,
         chunked_prefill_size=4096,
+        **precision.options,
     )
     with llm:
         prompts = make_prompts(llm, text, lengths)
@@ -35,8 +37,8 @@ def cold(checkpoint, text, lengths, params):
 
 
 @pytest.fixture(scope="module")
-def short_run(checkpoint, license_text):
-    return cold(checkpoint, license_text, SHORT, greedy(24))
+def short_runs(checkpoint, license_text):
+    return {precision: cold(checkpoint, license_text, SHORT, greedy(24), precision) for precision in Precision}
 
 
 def test_tokens_equal_those_of_transformers(checkpoint, license_text, transformers_model):
@@ -47,20 +49,21 @@ def test_tokens_equal_those_of_transformers(checkpoint, license_text, transforme
 
 
 @pytest.mark.parametrize("cell", pairwise_cover(), ids=str)
-def test_every_pair_of_features_gives_cold_tokens(cell, checkpoint, short_run):
-    prompts, expected = short_run
+def test_every_pair_of_features_gives_cold_tokens(cell, checkpoint, short_runs):
+    prompts, expected = short_runs[cell.precision]
     assert cell.run(checkpoint, prompts, greedy(24)) == expected
 
 
 @pytest.mark.exact
 @pytest.mark.timeout(3600)
-def test_full_matrix_gives_cold_tokens(checkpoint, license_text, transformers_model):
+def test_full_matrix_gives_cold_tokens(checkpoint, license_text, transformers_model, short_runs):
     prompts, expected = cold(checkpoint, license_text, LONG, greedy())
     for prompt, output in zip(prompts, expected, strict=True):
         assert_transformers_agrees(transformers_model, prompt, output)
-    short_prompts, short_expected = cold(checkpoint, license_text, SHORT, greedy(24))
     for cell in full_matrix():
-        if cell.mode is Mode.WARM_BATCH and cell.chunk == 512 and cell.overlap:
+        short_prompts, short_expected = short_runs[cell.precision]
+        is_long = cell.mode is Mode.WARM_BATCH and cell.chunk == 512 and cell.overlap
+        if is_long and cell.precision is Precision.EXACT:
             assert cell.run(checkpoint, prompts, greedy()) == expected, cell
         else:
             assert cell.run(checkpoint, short_prompts, greedy(24)) == short_expected, cell

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from freehold.arrays import Float32, Int32
-from freehold.config import LINEAR_COMPUTE
+from freehold.config import KV_CACHE_DTYPES, LINEAR_COMPUTE
 from freehold.engine.cpu.backend import CpuBackend, CpuKV
 from freehold.engine.cpu.batch import CpuBatch
 from freehold.engine.cpu.threads import choose_threading_layer, use_threads
@@ -22,6 +22,7 @@ from freehold.text.tokenizer import load_tokenizer
 LENGTH, TEXTS = 512, 6
 KL_MAX = 0.01  # nats a token
 PAGE = 16
+FORMATS = [(compute, kv) for compute in LINEAR_COMPUTE for kv in KV_CACHE_DTYPES]  # the first: float32 in all
 
 
 @dataclass(frozen=True)
@@ -42,31 +43,32 @@ def run_accuracy(model: str | None) -> int:
     prose = " ".join(topics[name] for name in sorted(topics))
     tokens = load_tokenizer(checkpoint).encode(prose[: LENGTH * TEXTS * 8])[: LENGTH * TEXTS].reshape(TEXTS, LENGTH)
     with console.status("Computing logits ..."):
-        reference = [_log_probabilities(checkpoint, "float32", text) for text in tokens]
-        found = {compute: _compare(checkpoint, compute, tokens, reference) for compute in LINEAR_COMPUTE}
-    table = Table("products", "KL, nats", "same best token", "perplexity", title=f"{LENGTH * TEXTS} tokens of English")
-    for compute, one in found.items():
-        table.add_row(compute, f"{one.kl:.5f}", f"{one.agreement:.2%}", f"{one.perplexity:.3f}")
+        reference = [_log_probabilities(checkpoint, FORMATS[0], text) for text in tokens]
+        found = {formats: _compare(checkpoint, formats, tokens, reference) for formats in FORMATS}
+    title = f"{LENGTH * TEXTS} tokens of English"
+    table = Table("products", "KV", "KL, nats", "same best token", "perplexity", title=title)
+    for formats, one in found.items():
+        table.add_row(*formats, f"{one.kl:.5f}", f"{one.agreement:.2%}", f"{one.perplexity:.3f}")
     console.print(table)
     return 0 if all(one.kl < KL_MAX for one in found.values()) else 1
 
 
-def _compare(checkpoint: Checkpoint, compute: str, texts: Int32, reference: list[Float32]) -> Accuracy:
+def _compare(checkpoint: Checkpoint, formats: tuple[str, str], texts: Int32, reference: list[Float32]) -> Accuracy:
     kl: list[float] = []
     same: list[float] = []
     surprise: list[float] = []
     for text, right in zip(texts, reference, strict=True):
-        ours = _log_probabilities(checkpoint, compute, text)
+        ours = _log_probabilities(checkpoint, formats, text)
         kl.append(float((np.exp(right) * (right - ours)).sum(axis=1).mean()))
         same.append(float((right.argmax(axis=1) == ours.argmax(axis=1)).mean()))
         surprise.append(-float(ours[np.arange(LENGTH - 1), text[1:]].mean()))
     return Accuracy(float(np.mean(kl)), float(np.mean(same)), float(np.exp(np.mean(surprise))))
 
 
-def _log_probabilities(checkpoint: Checkpoint, compute: str, tokens: Int32) -> Float32:
+def _log_probabilities(checkpoint: Checkpoint, formats: tuple[str, str], tokens: Int32) -> Float32:
     """float32 [n, vocab] after each of `tokens` int32 [n], computed as one prompt."""
-    spec, pages = checkpoint.spec, -(-len(tokens) // PAGE)
-    backend = CpuBackend(spec, CpuKV(spec, pages, PAGE), len(tokens), compute)
+    (compute, kv), spec, pages = formats, checkpoint.spec, -(-len(tokens) // PAGE)
+    backend = CpuBackend(spec, CpuKV(spec, pages, PAGE, kv), len(tokens), compute)
     model = LlamaDecoder(checkpoint, backend)
     table = np.arange(1, pages + 1, dtype=np.int32)[None]
     one = np.zeros(1, np.int64)

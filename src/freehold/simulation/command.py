@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from freehold.config import EngineConfig
+from freehold.simulation.evictions import hit_rates
 from freehold.simulation.replay import Replay, Speed, percentile, replay
 from freehold.simulation.runs import Tally, jobs_for, run_many
 from freehold.simulation.scenario import Scenario, matrix
@@ -90,6 +91,14 @@ def simulate_trace(path: Path, scale: int, limit: int | None, config: EngineConf
         task = progress.add_task("requests", total=len(arrivals))
         result = replay(arrivals, config, speed, lambda ended: progress.update(task, completed=ended))
     _show_replay(result)
+    with console.status("Comparing policies of eviction ..."):
+        policies = dict.fromkeys(["lru", config.eviction_policy])
+        rates = hit_rates(arrivals, config.page_size, config.num_pages or 0, list(policies))
+    table = Table("policy", "hit rate", "of what lies between lru and the optimum", title="eviction alone")
+    room = max(rates["optimum"] - rates["lru"], 1e-9)
+    for name, rate in rates.items():
+        table.add_row(name, f"{rate:.3f}", f"{(rate - rates['lru']) / room:.0%}")
+    console.print(table)
     return 0
 
 

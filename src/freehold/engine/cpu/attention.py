@@ -22,7 +22,6 @@ from freehold.engine.cpu.simd import (
     max_lanes,
     maximum,
     mul,
-    prefetch,
     splat,
     store,
     sub,
@@ -34,7 +33,6 @@ LANES = 16
 TILES = 4  # of 16 keys in a block
 KEYS = TILES * LANES
 QUERIES = 16  # positions of one work item
-LINE = 64  # bytes of a cache line
 
 
 @njit(inline="always")
@@ -62,14 +60,6 @@ def _scale_tile(scratch, at, rows, scales, table, page_size, base, count, head, 
         factors[j] = scales[((slot // LANES) * kv_heads + head) * LANES + slot % LANES]
     for r in range(rows):
         store(scratch, at + r * KEYS, mul(load(factors, 0), load(scratch, at + r * KEYS)))
-
-
-@njit(inline="always")
-def _fetch(array, at, count):
-    """Ask for `count` elements from `at` ahead of their use: a page may be anywhere, and is not guessed."""
-    step = LINE // array.itemsize
-    for k in range(0, count, step):
-        prefetch(array, at + k)
 
 
 @njit(inline="always")
@@ -129,7 +119,6 @@ def _block(
         else:
             slot = table[base // page_size] * page_size + base % page_size
             at = ((slot // LANES) * kv_heads + head) * size * LANES
-            _fetch(values, at, LANES * size)
             tile_rows(scratch, queries, size, keys, at, LANES, size, scratch, scores + t * LANES, KEYS, rows)
         if len(key_scales):
             count = min(LANES, end - base)
@@ -154,9 +143,6 @@ def _block(
         else:
             slot = table[base // page_size] * page_size + base % page_size
             at = ((slot // LANES) * kv_heads + head) * size * LANES
-            if base + KEYS < end:
-                coming = table[(base + KEYS) // page_size] * page_size + (base + KEYS) % page_size
-                _fetch(keys, ((coming // LANES) * kv_heads + head) * size * LANES, LANES * size)
             for k in range(0, size, LANES):
                 tile_rows(scratch, scores + t * LANES, KEYS, values, at + k, size, count, scratch, sums + k, size, rows)
 

@@ -154,20 +154,6 @@ def load_i8(typingctx, array, at):
     return F32x16(array, types.intp), codegen
 
 
-@intrinsic
-def prefetch(typingctx, array, at):
-    """Bring the cache line of element `at` nearer (to L2), if it is not."""
-
-    def codegen(context, builder, signature, args):
-        pointer = _address(context, builder, signature.args[0], args[0], args[1], _I8)
-        kind = ir.FunctionType(ir.VoidType(), [_I8.as_pointer(), _I32, _I32, _I32])
-        function = builder.module.declare_intrinsic("llvm.prefetch.p0i8", (), kind)
-        builder.call(function, [pointer, *(ir.Constant(_I32, value) for value in (0, 2, 1))])  # read, L2, data
-        return context.get_dummy_value()
-
-    return types.void(array, types.intp), codegen
-
-
 def _load_nibbles(high):
     @intrinsic
     def load_nibbles(typingctx, array, at):

@@ -1,4 +1,4 @@
-"""With integer products, too, what a request says depends on nothing but the request."""
+"""With integer products and rounded KV, too, what a request says depends on nothing but the request."""
 
 import pytest
 
@@ -14,7 +14,7 @@ PARAMS = SamplingParams(temperature=0, max_tokens=20, logprobs=2, ignore_eos=Tru
 
 
 def run(prompts, **options):
-    with LLM(**{"linear_compute": "int8", "num_pages": 600, **options}) as llm:
+    with LLM(num_pages=600, **options) as llm:  # products and KV by default
         first = llm.generate(prompts, PARAMS)
         again = llm.generate(prompts, PARAMS)
     for cold, warm in zip(first, again, strict=True):
@@ -35,6 +35,7 @@ def test_batches_chunks_pages_and_caches_change_nothing(alone, options):
     assert run(PROMPTS, **options) == alone
 
 
-def test_an_unknown_way_to_compute_is_refused():
-    with pytest.raises(ValueError, match="linear_compute"):
-        LLM(linear_compute="int3")
+@pytest.mark.parametrize("option", ["linear_compute", "kv_cache_dtype"])
+def test_an_unknown_format_is_refused(option):
+    with pytest.raises(ValueError, match=option):
+        LLM(**{option: "int3"})
