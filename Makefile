@@ -36,8 +36,10 @@ soak: $(SETUP)  ## Ten minutes of speculation, retraction, aborts and pauses on 
 mutants: $(SETUP)  ## Plant bugs one at a time; the fast suite must catch each
 	@$(BIN)/python tests/mutants
 
-bench: $(SETUP)  ## Speed, side by side with transformers
-	@$(BIN)/freehold bench floor
+PEERS ?= vllm openvino llama.cpp
+bench: $(SETUP)  ## Five workloads beside other engines (llama.cpp builds for half an hour, once: PEERS="vllm openvino")
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	@$(BIN)/freehold bench peers $(PEERS:%=--peer %)
 
 format: $(SETUP)
 	@$(BIN)/ruff check --fix .

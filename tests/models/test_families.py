@@ -57,7 +57,8 @@ def test_a_random_model_of_each_family(family, dtype, tmp_path):
     model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     rng = np.random.default_rng(0)
     prompts = [rng.integers(2, 258, count).tolist() for count in (1, 7, 40, 200)]
-    with LLM(str(tmp_path), chunked_prefill_size=64, audit_interval=1) as llm:
+    exact = {"linear_compute": "float32", "kv_cache_dtype": "float32"}
+    with LLM(str(tmp_path), chunked_prefill_size=64, audit_interval=1, **exact) as llm:
         params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=0)
         outputs = llm.generate(prompts, params)
     for prompt, output in zip(prompts, outputs, strict=True):

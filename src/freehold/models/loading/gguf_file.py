@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGUFReader, dequantize
+from gguf import dequantize
 
+from freehold.models.loading.gguf_layout import read_layout
 from freehold.models.spec import DecoderSpec, StoredTensor, TensorFormat
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
@@ -33,8 +34,7 @@ class GgufCheckpoint:
 
     def __init__(self, path: Path):
         self.path = path
-        self._reader = GGUFReader(path)
-        self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
+        self._fields, self._tensors = read_layout(path)
         self.architecture = str(self.field("general.architecture"))
         if self.architecture not in ARCHITECTURES:
             known = ", ".join(ARCHITECTURES)
@@ -43,8 +43,7 @@ class GgufCheckpoint:
 
     def field(self, name: str, default: Any = None) -> Any:
         """A metadata value; the architecture's own are also found without their prefix."""
-        found = self._reader.fields.get(name)
-        return default if found is None else found.contents()
+        return self._fields.get(name, default)
 
     def _own(self, name: str, default: Any = None) -> Any:
         return self.field(f"{self.architecture}.{name}", default)
@@ -72,17 +71,17 @@ class GgufCheckpoint:
             qkv_bias="blk.0.attn_q.bias" in self._tensors,
             qk_norm="blk.0.attn_q_norm.weight" in self._tensors,
             tied_embeddings="output.weight" not in self._tensors,
-            rope_divisors=None if divisors is None else np.array(divisors.data, np.float32).ravel(),
+            rope_divisors=None if divisors is None else divisors.data.view(np.float32).copy(),
         )
 
     def tensor(self, name: str) -> StoredTensor:
         found = self._tensors[self._stored_name(name)]
         columns, rows = int(found.shape[0]), int(found.shape[1]) if len(found.shape) > 1 else 1
-        kind = found.tensor_type.name
+        kind = found.kind.name
         if kind in TensorFormat.__members__:
-            data = np.asarray(found.data).view(np.uint8).reshape(rows, -1)
+            data = np.asarray(found.data).reshape(rows, -1)
         else:  # a format without a kernel of its own
-            values = dequantize(found.data, found.tensor_type).astype(np.float32, copy=False)
+            values = dequantize(found.data.reshape(rows, -1), found.kind).astype(np.float32, copy=False)
             kind, data = "F32", values.view(np.uint8).reshape(rows, -1)
         stored = StoredTensor(TensorFormat(kind), rows, columns, data)
         if self.architecture == "llama" and ("q_proj" in name or "k_proj" in name):
