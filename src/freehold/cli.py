@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from subprocess import CalledProcessError
 from typing import Annotated, Any
 
 import typer
@@ -51,6 +52,10 @@ def serve(
     ] = 64,
     max_queued_requests: Annotated[int, typer.Option(help="Waiting requests at most; more get 503.")] = 4096,
     chunked_prefill_size: Annotated[int, typer.Option(help="Prompt tokens a step at most.")] = 512,
+    target_itl_ms: Annotated[
+        float | None,
+        typer.Option(help="Cut prompts smaller, so that decoding requests have a token so often."),
+    ] = None,
     schedule_policy: Annotated[str, typer.Option(help="fcfs, lpm (longest prefix match) or priority.")] = "fcfs",
     eviction_policy: Annotated[
         str, typer.Option("--eviction-policy", "--radix-eviction-policy", help="lru, lfu, fifo or priority.")
@@ -294,8 +299,6 @@ def bench_peers(
     output: Annotated[Path, typer.Option(help="Where to write .json, .md and .png.")] = Path("peers"),
 ) -> None:
     """Five workloads beside other engines, installed and started here, in turns in one run."""
-    from subprocess import CalledProcessError
-
     from freehold.bench.peers.compare import run_peers
 
     try:
@@ -346,11 +349,18 @@ def bench_ledger() -> None:
 
 
 @bench_app.command("scheduler")
-def bench_scheduler() -> None:
+def bench_scheduler(
+    peer: Annotated[str | None, typer.Option(help="vllm: its scheduler and KV manager beside ours.")] = None,
+) -> None:
     """Microseconds that scheduler and memory spend on a decode step, without a model."""
     from freehold.bench.scheduler import show_scheduler_cost
 
-    show_scheduler_cost()
+    try:
+        if peer not in (None, "vllm"):
+            raise ValueError(f"peer: {peer} is not known; there is vllm")
+        show_scheduler_cost(peer == "vllm")
+    except (ValueError, RuntimeError, CalledProcessError) as error:
+        raise _fail(error) from error
 
 
 if __name__ == "__main__":

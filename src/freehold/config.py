@@ -26,6 +26,7 @@ class EngineConfig:
     tenants (salts) whose prefixes fill more than `cache_tenant_quota` of it are evicted first.
     `linear_compute` int8 multiplies weights of four and eight bits in integers. `kv_cache_dtype` is what keys and
     values are kept as; int8 has a scale for each position and head.
+    `target_itl_ms`: prompts get no more of a step than lets decoding requests have a token so often.
     `speculative_algorithm` is ngram (prompt lookup) or draft (a second model: `speculative_draft_model_path`,
     the model itself by default, cut to its first `speculative_draft_layers`).
     Raises ValueError naming the option.
@@ -39,6 +40,7 @@ class EngineConfig:
     max_running_requests: int = 64
     max_queued_requests: int = 4096
     chunked_prefill_size: int = 512
+    target_itl_ms: float | None = None
     schedule_policy: str = "fcfs"
     eviction_policy: str = "lru"
     disable_overlap_schedule: bool = False
@@ -89,7 +91,7 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and not 0 <= value <= 1:
                 raise ValueError(f"{name} must be a share between 0 and 1, not {value}")
-        for name in ("request_timeout", "waiting_timeout", "running_timeout", "watchdog_timeout"):
+        for name in ("request_timeout", "waiting_timeout", "running_timeout", "watchdog_timeout", "target_itl_ms"):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ValueError(f"{name} must be positive, not {value}")

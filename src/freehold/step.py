@@ -73,6 +73,7 @@ class StepResult:
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict[int, TokenLogprobs])  # by index of tokens
     # Of prompt tokens, by index of the sequence: those that follow the tokens it computed, from `scored_from` on.
     scores: dict[int, list[TokenLogprobs]] = field(default_factory=dict[int, list[TokenLogprobs]])
+    seconds: float = 0.0  # that it took; 0 if nobody measured
 
 
 @dataclass(frozen=True)

@@ -89,6 +89,7 @@ class CpuRunner:
 
     def run(self, step: Step) -> StepResult:
         """Compute all new tokens of the step, sample where asked."""
+        started = time.perf_counter()
         if step.page_updates:
             rows, columns, pages = step.page_updates[0]
             self._tables[rows, columns] = pages
@@ -98,7 +99,7 @@ class CpuRunner:
         work = self._sequences.take_up(step, *self._propose(step))
         batch = CpuBatch.of(self._tables, self._page_size, work.rows, work.starts, work.sizes)
         hidden = self._model.forward(work.tokens, batch)
-        return self._conclude(work, hidden)
+        return replace(self._conclude(work, hidden), seconds=time.perf_counter() - started)
 
     def _propose(self, step: Step) -> tuple[Int32, Int64]:
         """-> drafts int32 [sequences, k], their counts [sequences]"""

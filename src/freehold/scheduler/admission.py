@@ -54,21 +54,19 @@ class Admission:
         running: RunningTable,
         lifecycle: Lifecycle,
         drafts: DraftBudget | None,
-        chunk: int,
     ):
         self._memory = memory
         self._queue = queue
         self._running = running
         self._lifecycle = lifecycle
         self._drafts = drafts
-        self._chunk = chunk
         self.growth = GrowthEstimate()
 
-    def admit(self, batch: Batch) -> Batch:
-        """Give what is left of the budget to waiting requests -> the rows they got."""
+    def admit(self, batch: Batch, chunk: int) -> Batch:
+        """Give what is left of `chunk` prompt tokens to waiting requests -> the rows they got."""
         none = np.empty(0, np.int64)
         admitted = Batch(none, none, none, none)
-        budget = self._chunk - int(batch.counts[batch.counts > 1].sum())
+        budget = chunk - int(batch.counts[batch.counts > 1].sum())
         if budget <= 0:
             return admitted
         self._queue.rank_by_match(lambda request: self.match(request).length)

@@ -11,6 +11,7 @@ from freehold.config import EngineConfig
 from freehold.memory import Memory
 from freehold.scheduler.admission import Admission
 from freehold.scheduler.batch import Batch
+from freehold.scheduler.chunk_budget import ChunkBudget
 from freehold.scheduler.lifecycle import Lifecycle
 from freehold.scheduler.preemption import Preemption
 from freehold.scheduler.queue import WaitingQueue
@@ -29,8 +30,8 @@ class NoStep(Enum):
 
 
 class Planner:
-    """Plans one step at a time under a budget: one token for each decoding row, and at most
-    `chunked_prefill_size` tokens of prompts, of as many requests as they come from."""
+    """Plans one step at a time under a budget: one token for each decoding row, and as many
+    tokens of prompts as `ChunkBudget` allows, of as many requests as they come from."""
 
     def __init__(
         self,
@@ -39,6 +40,7 @@ class Planner:
         queue: WaitingQueue,
         running: RunningTable,
         lifecycle: Lifecycle,
+        chunks: ChunkBudget,
         drafts: DraftBudget | None = None,
     ):
         self._memory = memory
@@ -46,8 +48,8 @@ class Planner:
         self._running = running
         self._lifecycle = lifecycle
         self._drafts = drafts
-        self._chunk = config.chunked_prefill_size
-        self._admission = Admission(memory, queue, running, lifecycle, drafts, self._chunk)
+        self._chunks = chunks
+        self._admission = Admission(memory, queue, running, lifecycle, drafts)
         threshold = config.priority_scheduling_preemption_threshold
         self._preemption = None if threshold is None else Preemption(memory, queue, running, self._admission, threshold)
         self._retract_interval = config.forward_retract_interval
@@ -78,7 +80,8 @@ class Planner:
             batch = self._retract_until_it_fits()
         self._memory.leases.extend(batch.rows, batch.targets)
         if fits and len(self._queue):
-            batch = batch + self._admission.admit(batch)
+            decoding = int(self._running.is_decoding(batch.rows).sum())
+            batch = batch + self._admission.admit(batch, self._chunks.tokens(decoding))
         if len(batch.rows) == 0:
             return NoStep.BLOCKED if in_flight else NoStep.IDLE
         return self._step(batch)
@@ -96,7 +99,8 @@ class Planner:
         else:
             chunks = rows[~decoding]
             sizes = running.todo(chunks)
-            sizes = np.clip(self._chunk - (sizes.cumsum() - sizes), 0, sizes)
+            budget = self._chunks.tokens(int(decoding.sum()))
+            sizes = np.clip(budget - (sizes.cumsum() - sizes), 0, sizes)
             decoders = rows[decoding]
             rows = np.concatenate([decoders, chunks[sizes > 0]])
             counts = np.concatenate([np.ones(len(decoders), np.int64), sizes[sizes > 0]])

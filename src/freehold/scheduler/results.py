@@ -8,6 +8,7 @@ import numpy as np
 
 from freehold.arrays import Bool, Int64
 from freehold.memory import Memory
+from freehold.scheduler.chunk_budget import ChunkBudget
 from freehold.scheduler.lifecycle import Lifecycle
 from freehold.scheduler.request import Finish, FinishKind, Request
 from freehold.scheduler.running import RunningTable
@@ -45,12 +46,14 @@ class Results:
         running: RunningTable,
         lifecycle: Lifecycle,
         vocabulary: Vocabulary,
+        chunks: ChunkBudget,
         drafts: DraftBudget | None,
     ):
         self._memory = memory
         self._running = running
         self._lifecycle = lifecycle
         self._vocabulary = vocabulary
+        self._chunks = chunks
         self._drafts = drafts
         self.token_count = 0  # sampled since the start
         self.drafted_count = 0
@@ -58,6 +61,9 @@ class Results:
 
     def take(self, step: Step, result: StepResult, live: Int64, output: StepOutput) -> None:
         """`live` indexes the rows of the step that still have their request."""
+        if result.seconds:
+            decoding = int((step.counts == 1).sum())
+            self._chunks.learn(decoding, int(step.counts.sum()) - decoding, result.seconds)
         rows, counts = step.rows[live], result.counts[live]
         first = result.counts.cumsum()[live] - counts
         flat = first.repeat(counts) + _offsets(counts)

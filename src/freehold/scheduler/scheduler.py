@@ -13,6 +13,7 @@ import numpy as np
 
 from freehold.config import EngineConfig
 from freehold.memory import AuditError, Memory
+from freehold.scheduler.chunk_budget import ChunkBudget
 from freehold.scheduler.lifecycle import Lifecycle, Timeouts
 from freehold.scheduler.planner import Planner
 from freehold.scheduler.queue import WaitingQueue
@@ -76,8 +77,10 @@ class Scheduler:
         self.paused: PauseMode | None = None
         self._engine = engine
         drafts = None if draft_cost is None else DraftBudget(draft_cost, memory.shape.row_count)
-        self.results = Results(memory, self.running, self.lifecycle, vocabulary, drafts)
-        self._planner = Planner(config, memory, self.queue, self.running, self.lifecycle, drafts)
+        target = None if config.target_itl_ms is None else config.target_itl_ms / 1000
+        chunks = ChunkBudget(config.chunked_prefill_size, target)
+        self.results = Results(memory, self.running, self.lifecycle, vocabulary, chunks, drafts)
+        self._planner = Planner(config, memory, self.queue, self.running, self.lifecycle, chunks, drafts)
         self._in_flight: deque[_InFlight] = deque()
         self._depth = 1 if config.disable_overlap_schedule else 2
         self._output = StepOutput()

@@ -48,7 +48,8 @@ class _Entrant:
 def run_peers(names: list[str], rounds: int, workloads: list[str], output: Path) -> int:
     """Measure, print the table and write `output`.json, .md and .png -> exit code 0 if all goals are met.
 
-    Raises RuntimeError if an engine does not start, ValueError for a name that is not known.
+    An interrupt ends it early, with what has been measured. Raises RuntimeError if an engine does not start or
+    nothing was measured, ValueError for a name that is not known.
     """
     console = Console(stderr=True)
     chosen = _choose(names, workloads)
@@ -57,17 +58,15 @@ def run_peers(names: list[str], rounds: int, workloads: list[str], output: Path)
             peer.install()
     with contextlib.ExitStack() as stack:
         entrants = [_start(peer, output, stack, console) for peer in (FREEHOLD, *(PEERS[name] for name in names))]
-        with Progress(console=console) as progress:
-            task = progress.add_task("Rounds", total=(rounds + 1) * len(chosen) * len(entrants))
-            for number in range(rounds + 1):
-                for workload in chosen:
-                    for entrant in entrants:
-                        progress.update(task, description=f"{workload.name} {entrant.served.peer.name}")
-                        _measure(entrant, workload, number)
-                        progress.advance(task)
+        with contextlib.suppress(KeyboardInterrupt):
+            _measure_all(entrants, chosen, rounds, console)
         results = [_conclude(entrant) for entrant in entrants]
+    chosen = [workload for workload in chosen if all(workload.name in result.figures for result in results)]
+    if not chosen:
+        raise RuntimeError("interrupted before anything was measured")
     machine = f"{_processor()}, {os.cpu_count()} cores"
-    table, is_met = markdown(machine, rounds, chosen, results)
+    done = min(len(entrant.rounds[workload.name]) for entrant in entrants for workload in chosen)
+    table, is_met = markdown(machine, done, chosen, results)
     output.with_suffix(".json").write_text(json.dumps({"machine": machine, "engines": [asdict(r) for r in results]}))
     output.with_suffix(".md").write_text(table)
     plot(output.with_suffix(".png"), chosen, results)
@@ -101,6 +100,17 @@ def _start(peer: Peer, output: Path, stack: contextlib.ExitStack, console: Conso
     stack.callback(served.close)
     served.freeze()
     return _Entrant(served, seconds, {})
+
+
+def _measure_all(entrants: list[_Entrant], workloads: list[Workload], rounds: int, console: Console) -> None:
+    with Progress(console=console) as progress:
+        task = progress.add_task("Rounds", total=(rounds + 1) * len(workloads) * len(entrants))
+        for number in range(rounds + 1):
+            for workload in workloads:
+                for entrant in entrants:
+                    progress.update(task, description=f"{workload.name} {entrant.served.peer.name}")
+                    _measure(entrant, workload, number)
+                    progress.advance(task)
 
 
 def _measure(entrant: _Entrant, workload: Workload, number: int) -> None:
