@@ -24,6 +24,9 @@ from freehold.bench.workloads import WORKLOADS, Figures, Target, Workload
 from freehold.models.loading.resolve import open_checkpoint, resolve_model
 
 
+WAKE_REQUESTS, WAKE_TOKENS = 4, 32
+
+
 @dataclass(frozen=True)
 class Result:
     """Medians over the rounds of one engine. `cpu`: cores busy on average while it was measured."""
@@ -129,7 +132,11 @@ def _measure(entrant: _Entrant, workload: Workload, number: int) -> None:
 async def _send(url: str, workload: Workload, seed: int) -> Figures:
     async with httpx.AsyncClient(base_url=url, timeout=600, limits=httpx.Limits(max_connections=64)) as client:
         model = (await client.get("/v1/models")).json()["data"][0]["id"]
-        return await workload.run(Target(client, model, seed))
+        target = Target(client, model, seed)
+        # While it was stopped its code went cold, and a busy machine may have dropped it from memory.
+        for _ in range(WAKE_REQUESTS):
+            await target.complete(target.tokens(WAKE_TOKENS), WAKE_TOKENS)
+        return await workload.run(target)
 
 
 def _conclude(entrant: _Entrant) -> Result:
