@@ -23,7 +23,6 @@ from freehold.bench.peers.served import Served
 from freehold.bench.workloads import WORKLOADS, Figures, Target, Workload
 from freehold.models.loading.resolve import open_checkpoint, resolve_model
 
-
 WAKE_REQUESTS, WAKE_TOKENS = 4, 32
 
 
