@@ -50,7 +50,7 @@ class EngineConfig:
     cache_tenant_quota: float | None = None
     cache_retained_share: float = 0.5
     cache_pinned_share: float = 0.25
-    linear_compute: str = "int8"
+    linear_compute: str = "float32"
     kv_cache_dtype: str = "bfloat16"
     num_threads: int | None = None
     priority_scheduling_preemption_threshold: int | None = None

@@ -70,7 +70,7 @@ class Peer:
 
 def _freehold(python: Path, model: Model, port: int, tokens: int) -> list[str]:
     return [str(python), "-m", "freehold.cli", "serve", str(model.gguf), "--port", str(port),
-            "--num-pages", str(tokens // 16)]  # fmt: skip
+            "--num-pages", str(tokens // 16), "--linear-compute", "int8"]  # fmt: skip
 
 
 # The package has the server beside its libraries, and a command of its own that passes no options on.
