@@ -56,12 +56,12 @@ def test_a_target_changes_chunks_and_no_token(checkpoint):
         with LLM(checkpoint=checkpoint, num_pages=200, target_itl_ms=target, audit_interval=1) as llm:
             first, second = llm.requests(prompts, params)
             llm.scheduler.add(first)
-            while len(first.output) < 3:
+            while first.first_token is None:
                 llm.scheduler.step()
             llm.scheduler.add(second)
             steps = 0
             while llm.scheduler.has_work:
-                steps += len(second.output) == 0
+                steps += second.first_token is None
                 llm.scheduler.step()
             runs.append(([*first.output], [*second.output], steps))
     assert runs[0][:2] == runs[1][:2]
