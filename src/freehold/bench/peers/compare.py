@@ -17,10 +17,11 @@ from rich.console import Console
 from rich.progress import Progress
 
 from freehold.bench.peers.export import exported
-from freehold.bench.peers.peer import CONTEXT, FREEHOLD, KV_BYTES, PEERS, Peer
+from freehold.bench.peers.peer import CONTEXT, FREEHOLD, PEERS, Model, Peer
 from freehold.bench.peers.report import markdown, plot
 from freehold.bench.peers.served import Served
 from freehold.bench.workloads import WORKLOADS, Figures, Target, Workload
+from freehold.config import KV_BYTES_DEFAULT
 from freehold.models.loading.resolve import open_checkpoint, resolve_model
 
 WAKE_REQUESTS, WAKE_TOKENS = 4, 32
@@ -59,7 +60,12 @@ def run_peers(names: list[str], rounds: int, workloads: list[str], output: Path)
         with console.status(f"Installing {peer.name} (once; it may be built from source) ..."):
             peer.install()
     with contextlib.ExitStack() as stack:
-        entrants = [_start(peer, output, stack, console) for peer in (FREEHOLD, *(PEERS[name] for name in names))]
+        model = exported(resolve_model(None))
+        # As much KV as we would take by default in float32: the same number of tokens for everybody.
+        tokens = KV_BYTES_DEFAULT // open_checkpoint(model.gguf).spec.kv_bytes_per_token("float32") // 512 * 512
+        assert tokens > CONTEXT
+        peers = (FREEHOLD, *(PEERS[name] for name in names))
+        entrants = [_start(peer, model, tokens, output, stack, console) for peer in peers]
         with contextlib.suppress(KeyboardInterrupt):
             _measure_all(entrants, chosen, rounds, console)
         results = [_conclude(entrant) for entrant in entrants]
@@ -87,13 +93,10 @@ def _choose(names: list[str], workloads: list[str]) -> list[Workload]:
     return [known[name] for name in workloads] or list(WORKLOADS)
 
 
-def _start(peer: Peer, output: Path, stack: contextlib.ExitStack, console: Console) -> _Entrant:
+def _start(
+    peer: Peer, model: Model, tokens: int, output: Path, stack: contextlib.ExitStack, console: Console
+) -> _Entrant:
     """Frozen as soon as it is ready."""
-    gguf = resolve_model(None)
-    model = exported(gguf)
-    spec = open_checkpoint(gguf).spec
-    tokens = KV_BYTES // spec.kv_bytes_per_token("float32") // 512 * 512
-    assert tokens > CONTEXT
     log = output.with_name(f"{output.name}-{peer.name}.log")
     with console.status(f"Starting {peer.name} ..."):
         started = time.monotonic()

@@ -12,7 +12,6 @@ from pathlib import Path
 from freehold.models.loading.bundled import models_folder
 
 FOLDER = Path(__file__).parent
-KV_BYTES = 1 << 30  # of float32 KV: the same number of tokens for everybody
 CONTEXT = 4096
 
 

@@ -77,8 +77,8 @@ def _balanced(items: list[tuple[list[int], int]], work: Int64) -> list[tuple[lis
 
 def _sharing(tables: Int32, page_size: int, rows: Int64, starts: Int64, single: Int64) -> list[tuple[list[int], int]]:
     """Group the sequences `single`, which have one new token each, by the pages they begin with."""
-    if not len(single):
-        return []
+    if len(single) < 2:
+        return [([int(i)], 0) for i in single]
     pages = max(int(starts[single].max()) // page_size, 1)
     begins = tables[rows[single], :pages]
     columns = [0, *(1 << k for k in range(1, pages.bit_length()) if 1 << k < pages)]

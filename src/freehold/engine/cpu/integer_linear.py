@@ -124,36 +124,24 @@ def _rounded(value):
 
 
 @njit(inline="always")
-def _row_to_bytes(step, x, row, norm, epsilon, blocks, codes, scales, sums):
-    """Prepare a row of x -> codes int8, a scale for each block, and scale times the sum of its codes."""
+def _quantize_row(step, x, row, norm, epsilon, blocks, limit, codes, scales, sums):
+    """Prepare a row of x -> codes of at most `limit`, a scale for each block, and, if `sums` has room for them,
+    scale times the sum of its codes."""
     floats = np.empty(blocks * BLOCK, np.float32)
     prepare_row(step, x, row, blocks * BLOCK, norm, epsilon, floats, 0)
+    at = row * blocks * BLOCK
     for block in range(blocks):
         largest = _largest(floats, block * BLOCK)
-        factor = np.float32(BYTE_MAX) / largest if largest > 0 else np.float32(0)
-        scale = largest / np.float32(BYTE_MAX)
+        factor = np.float32(limit) / largest if largest > 0 else np.float32(0)
+        scale = largest / np.float32(limit)
         total = np.int32(0)
-        at = row * blocks * BLOCK
         for k in range(block * BLOCK, (block + 1) * BLOCK):
             code = _rounded(floats[k] * factor)
             codes[at + k] = code
             total += code
         scales[row * blocks + block] = scale
-        sums[row * blocks + block] = scale * np.float32(total)
-
-
-@njit(inline="always")
-def _row_to_words(step, x, row, norm, epsilon, blocks, codes, scales):
-    """Prepare a row of x -> codes int16 and a scale for each block."""
-    floats = np.empty(blocks * BLOCK, np.float32)
-    prepare_row(step, x, row, blocks * BLOCK, norm, epsilon, floats, 0)
-    for block in range(blocks):
-        largest = _largest(floats, block * BLOCK)
-        factor = np.float32(WORD_MAX) / largest if largest > 0 else np.float32(0)
-        at = row * blocks * BLOCK
-        for k in range(block * BLOCK, (block + 1) * BLOCK):
-            codes[at + k] = _rounded(floats[k] * factor)
-        scales[row * blocks + block] = largest / np.float32(WORD_MAX)
+        if len(sums):
+            sums[row * blocks + block] = scale * np.float32(total)
 
 
 @njit(inline="always")
@@ -256,10 +244,10 @@ def _multiply_nibbles(step, source, norm, epsilon, codes, scales, minimums, bloc
     x_sums = np.empty(count * blocks, np.float32)
     if count < ROWS_PARALLEL:
         for row in range(count):
-            _row_to_bytes(step, source, row, norm, epsilon, blocks, x, x_scales, x_sums)
+            _quantize_row(step, source, row, norm, epsilon, blocks, BYTE_MAX, x, x_scales, x_sums)
     else:
         for row in prange(count):
-            _row_to_bytes(step, source, row, norm, epsilon, blocks, x, x_scales, x_sums)
+            _quantize_row(step, source, row, norm, epsilon, blocks, BYTE_MAX, x, x_scales, x_sums)
     together = max(X_BYTES // (blocks * BLOCK) // 4 * 4, 4)
     for first in range(0, count, together):
         last = min(first + together, count)
@@ -334,8 +322,9 @@ def _bytes1(codes, at, scales, scale_at, blocks, x, x_at, x_scales, xs_at, out, 
 def _multiply_bytes(step, source, norm, epsilon, codes, scales, blocks, count, out, width):
     """out [count, width] += prepared source @ weight.T"""
     x, x_scales = np.empty(count * blocks * BLOCK, np.int16), np.empty(count * blocks, np.float32)
+    no_sums = np.empty(0, np.float32)
     for row in prange(count):
-        _row_to_words(step, source, row, norm, epsilon, blocks, x, x_scales)
+        _quantize_row(step, source, row, norm, epsilon, blocks, WORD_MAX, x, x_scales, no_sums)
     together = max(X_BYTES // (2 * blocks * BLOCK) // 4 * 4, 4)
     for first in range(0, count, together):
         last = min(first + together, count)
