@@ -49,7 +49,7 @@ def test_abort_of_a_finished_request_whose_end_is_not_noticed_yet():
     h = harness(disable_radix_cache=True)
     request = h.submit([7, *range(50)], greedy(4), "victim")
     running = h.scheduler.running
-    while len(running) == 0 or running.length[request.lease.row] + running.pending[request.lease.row] < 51 + 4:
+    while len(running) == 0 or running.most[request.lease.row] < 51 + 4:
         h.step()
     assert request.finish is None
     h.scheduler.abort("victim")

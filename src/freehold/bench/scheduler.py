@@ -43,7 +43,7 @@ def decode_step_us(sequences: int, context: int = PROMPT, steps: int = STEPS, pa
     for i in range(sequences):
         prompt = rng.integers(2, 1000, context).astype(np.int32)
         scheduler.add(Request(id=str(i), prompt=prompt, params=params))
-    while len(scheduler.running) < sequences or scheduler.running.todo(scheduler.running.order).max() > 1:
+    while len(scheduler.running) < sequences or scheduler.running.todo(scheduler.running.order).max() > 0:
         scheduler.step()
     times: list[float] = []
     for _ in range(steps):

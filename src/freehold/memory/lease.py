@@ -124,37 +124,40 @@ class LeaseTable:
 
     # -- one formula: what a step needs ---------------------------------------------------------------
 
-    def page_counts_to_extend(self, rows: Int64, targets: Int64) -> Int64:
-        """Pages that each of `rows` [n] lacks, in every group, to cover `targets` [n] tokens. Admission,
-        eviction and allocation all ask here."""
-        have = self.allocated[rows] // self.page_size
-        return np.maximum(pages_to_cover(targets, self.page_size) - have, 0)
+    def lacking(self, rows: Int64, targets: Int64) -> tuple[Int64, Int64]:
+        """Those of `rows` [n] that lack pages to cover `targets` [n] tokens, and how many in every group.
+        Admission, eviction and allocation all ask here."""
+        short = (targets > self.allocated[rows]).nonzero()[0]
+        if len(short) == 0:
+            return short, short
+        rows = rows[short]
+        return rows, pages_to_cover(targets[short] - self.allocated[rows], self.page_size)
 
     def extend(self, rows: Int64, targets: Int64) -> None:
         """Reserve `targets` [n] tokens of the leases in `rows` [n], in every group.
 
         All of it, or OutOfPages and nothing changed.
         """
-        counts = self.page_counts_to_extend(rows, targets)
-        total = int(counts.sum())
-        if total == 0:
-            self.reserved[rows] = np.maximum(self.reserved[rows], targets)
-            return
-        if (targets > self.token_limit).any():
-            raise LeaseError(f"a lease holds at most {self.token_limit} tokens")
-        short = next((pool for pool in self.pools if pool.free_count < total), None)
-        if short is not None:
-            raise OutOfPages(f"{total} pages asked for, {short.free_count} of {short.capacity} free")
-        page_rows = np.repeat(rows, counts)
-        first = np.repeat(self.allocated[rows] // self.page_size, counts)
-        offset = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
-        columns = (first + offset).astype(np.int32)
+        short, counts = self.lacking(rows, targets)
+        if len(short):
+            if (targets > self.token_limit).any():
+                raise LeaseError(f"a lease holds at most {self.token_limit} tokens")
+            self._allocate(short, counts)
+        self.reserved[rows] = np.maximum(self.reserved[rows], targets)
+
+    def _allocate(self, rows: Int64, counts: Int64) -> None:
+        """`counts` [n] more pages for `rows` [n], in every group; all or none."""
+        total, first = int(counts.sum()), self.allocated[rows] // self.page_size
+        scarce = next((pool for pool in self.pools if pool.free_count < total), None)
+        if scarce is not None:
+            raise OutOfPages(f"{total} pages asked for, {scarce.free_count} of {scarce.capacity} free")
+        page_rows = rows.repeat(counts)
+        columns = (np.arange(total) + (first - counts.cumsum() + counts).repeat(counts)).astype(np.int32)
         for group, pool in enumerate(self.pools):
             pages = pool.allocate(self.owner[page_rows])
             self.page_tables[group][page_rows, columns] = pages
             self._updates.append((group, page_rows.astype(np.int32), columns, pages))
         self.allocated[rows] += counts * self.page_size
-        self.reserved[rows] = np.maximum(self.reserved[rows], targets)
 
     def submit(self, rows: Int64, step: int) -> None:
         """Step `step` reads and writes the pages of `rows`: none of them is free before it is done."""
@@ -163,9 +166,10 @@ class LeaseTable:
     def commit(self, rows: Int64, written: Int64, reserved: Int64) -> None:
         """A step has completed: the first `written` [n] tokens of `rows` [n] have their KV in every group,
         and the steps still in flight write at most up to `reserved` [n]."""
-        if (written < self.committed[rows]).any() or (written > self.reserved[rows]).any():
+        was_reserved = self.reserved[rows]
+        if np.count_nonzero((written < self.committed[rows]) | (written > was_reserved)):
             raise LeaseError("committed tokens that no step had reserved")
-        if (reserved < written).any() or (reserved > self.reserved[rows]).any():
+        if np.count_nonzero((reserved < written) | (reserved > was_reserved)):
             raise LeaseError("a completed step can only lower what is reserved")
         self.committed[rows] = written
         self.reserved[rows] = reserved

@@ -149,11 +149,11 @@ class Memory:
         """Make what room there can be for `extend(rows, targets)`: take back what rejected drafts left, give
         up tails, then evict; as a last resort, `may_unpin`, even what operators have pinned -> whether the
         pages are free now; they may also be on their way, in limbo."""
-        needed = int(self.leases.page_counts_to_extend(rows, targets).sum())
+        needed = int(self.leases.lacking(rows, targets)[1].sum())
         if needed > self.free_page_count:
             self.leases.give_back_excess()
             # What was given back may have been these rows' own.
-            needed = int(self.leases.page_counts_to_extend(rows, targets).sum())
+            needed = int(self.leases.lacking(rows, targets)[1].sum())
         if needed > self.free_page_count:
             self.tails.give_up(needed - self._coming)
             self._evict(needed)

@@ -62,10 +62,9 @@ class Admission:
         self._drafts = drafts
         self.growth = GrowthEstimate()
 
-    def admit(self, batch: Batch, chunk: int) -> Batch:
+    def admit(self, batch: Batch, chunk: int) -> list[Batch]:
         """Give what is left of `chunk` prompt tokens to waiting requests -> the rows they got."""
-        none = np.empty(0, np.int64)
-        admitted = Batch(none, none, none, none)
+        admitted: list[Batch] = []
         budget = chunk - int(batch.counts[batch.counts > 1].sum())
         if budget <= 0:
             return admitted
@@ -85,8 +84,7 @@ class Admission:
                 continue
             assert request.lease is not None
             rows = np.array([request.lease.row])
-            reserved_now = np.array([request.lease.reserved])
-            admitted = admitted + Batch(rows, np.array([count]), np.zeros(1, np.int64), reserved_now)
+            admitted.append(self._running.batch(rows, np.array([count]), np.zeros(1, np.int64)))
             budget -= count
             reserved += self.growth_page_count(rows)
         for request in passed_over:

@@ -6,20 +6,23 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from freehold.arrays import Int64
+from freehold.arrays import Bool, Int64
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows [n], their known new tokens, the drafts on top, and the tokens that then have KV at most."""
+    """All [n]."""
 
     rows: Int64
-    counts: Int64
-    drafts: Int64
-    targets: Int64
+    starts: Int64  # where the new tokens begin
+    counts: Int64  # known new tokens
+    drafts: Int64  # on top of them
+    decodes: Bool  # all tokens known when the row was taken are scheduled: what follows is sampled
+    targets: Int64  # tokens that then have KV at most
 
     def __add__(self, more: Batch) -> Batch:
         def joined(name: str) -> Int64:
             return np.concatenate([getattr(self, name), getattr(more, name)])
 
-        return Batch(joined("rows"), joined("counts"), joined("drafts"), joined("targets"))
+        decodes = np.concatenate([self.decodes, more.decodes])
+        return Batch(joined("rows"), joined("starts"), joined("counts"), joined("drafts"), decodes, joined("targets"))

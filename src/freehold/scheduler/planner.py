@@ -6,7 +6,7 @@ from enum import Enum, auto
 
 import numpy as np
 
-from freehold.arrays import Int32, Int64
+from freehold.arrays import Int32
 from freehold.config import EngineConfig
 from freehold.memory import Memory
 from freehold.scheduler.admission import Admission
@@ -71,7 +71,7 @@ class Planner:
                 self._lifecycle.retract(victim, Event.PREEMPTED)
         batch = self._continue()
         fits = self._make_room(batch)
-        if not fits and batch.drafts.any():
+        if not fits and np.count_nonzero(batch.drafts):
             batch = self._continue(may_draft=False)
             fits = self._make_room(batch)
         if not fits and in_flight:
@@ -80,8 +80,9 @@ class Planner:
             batch = self._retract_until_it_fits()
         self._memory.leases.extend(batch.rows, batch.targets)
         if fits and len(self._queue):
-            decoding = int(self._running.is_decoding(batch.rows).sum())
-            batch = batch + self._admission.admit(batch, self._chunks.tokens(decoding))
+            chunk = self._chunks.tokens(int(np.count_nonzero(batch.decodes)))
+            for admitted in self._admission.admit(batch, chunk):
+                batch = batch + admitted
         if len(batch.rows) == 0:
             return NoStep.BLOCKED if in_flight else NoStep.IDLE
         return self._step(batch)
@@ -92,23 +93,18 @@ class Planner:
         """Rows that go on, decoding ones first."""
         running = self._running
         rows = running.active()
-        decoding = running.is_decoding(rows)
+        todo = running.todo(rows)
+        decoder_count = len(rows) - int(np.count_nonzero(todo > 0))
+        counts = np.ones(len(rows), np.int64)
+        if decoder_count < len(rows):
+            chunks, sizes = rows[todo > 0], todo[todo > 0]
+            sizes = np.clip(self._chunks.tokens(decoder_count) - (sizes.cumsum() - sizes), 0, sizes)
+            rows = np.concatenate([rows[todo <= 0], chunks[sizes > 0]])
+            counts = np.concatenate([counts[:decoder_count], sizes[sizes > 0]])
         drafts = np.zeros(len(rows), np.int64)
-        if decoding.all():
-            counts = np.ones(len(rows), np.int64)
-        else:
-            chunks = rows[~decoding]
-            sizes = running.todo(chunks)
-            budget = self._chunks.tokens(int(decoding.sum()))
-            sizes = np.clip(budget - (sizes.cumsum() - sizes), 0, sizes)
-            decoders = rows[decoding]
-            rows = np.concatenate([decoders, chunks[sizes > 0]])
-            counts = np.concatenate([np.ones(len(decoders), np.int64), sizes[sizes > 0]])
-            drafts = np.zeros(len(rows), np.int64)
-        decoder_count = int(decoding.sum())
         if may_draft and self._drafts is not None and decoder_count:
             drafts[:decoder_count] = self._drafts.choose(rows[:decoder_count], int(counts.sum()))
-        return Batch(rows, counts, drafts, running.targets(rows, counts + drafts))
+        return running.batch(rows, counts, drafts)
 
     def _make_room(self, batch: Batch, may_unpin: bool = False) -> bool:
         return self._memory.make_room(batch.rows, batch.targets, may_unpin)
@@ -159,17 +155,14 @@ class Planner:
     def _step(self, batch: Batch) -> Step:
         running, memory = self._running, self._memory
         rows, counts = batch.rows, batch.counts
-        starts = running.scheduled[rows]
-        samples = running.is_decoding(rows)
-        if not samples.all():
-            samples |= starts + counts >= running.length[rows] + running.pending[rows]
+        samples = batch.decodes | (batch.starts + counts >= running.prefill_end[rows])
         number = memory.epochs.submit()
         step = Step(
             number=number,
             rows=rows,
-            starts=starts,
+            starts=batch.starts,
             counts=counts,
-            tokens=self._input_tokens(rows, starts, counts),
+            tokens=self._input_tokens(batch),
             samples=samples,
             drafts=batch.drafts,
             row_starts=self._lifecycle.row_starts,
@@ -177,21 +170,20 @@ class Planner:
         )
         self._lifecycle.row_starts = []
         running.scheduled[rows] = batch.targets
-        running.pending[rows] += samples * (1 + batch.drafts)
-        running.certain[rows] += samples
+        running.most[rows] += batch.drafts + samples
+        running.least[rows] += samples
         memory.leases.submit(rows, number)
         self._admission.growth.went_well()
         self._steps_since_retraction += 1
         return step
 
-    def _input_tokens(self, rows: Int64, starts: Int64, counts: Int64) -> Int32:
+    def _input_tokens(self, batch: Batch) -> Int32:
         """The step's flat input. What was sampled in this row is taken from the device: it may not even
         be known here yet."""
-        running = self._running
-        on_device = running.is_decoding(rows)
-        if on_device.all():
+        running, rows, starts, counts = self._running, batch.rows, batch.starts, batch.counts
+        if np.count_nonzero(batch.decodes) == len(rows):
             return np.full(len(rows), FROM_DEVICE, np.int32)
-        tokens = np.where(on_device, FROM_DEVICE, running.tokens[rows, starts]).astype(np.int32)
+        tokens = np.where(batch.decodes, FROM_DEVICE, running.tokens[rows, starts]).astype(np.int32)
         if (counts == 1).all():
             return tokens
         return np.concatenate(

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from freehold.arrays import Bool, Int64
+from freehold.arrays import Int64
 from freehold.memory import Memory
 from freehold.scheduler.chunk_budget import ChunkBudget
 from freehold.scheduler.lifecycle import Lifecycle
@@ -64,24 +64,24 @@ class Results:
         if result.seconds:
             decoding = int((step.counts == 1).sum())
             self._chunks.learn(decoding, int(step.counts.sum()) - decoding, result.seconds)
-        rows, counts = step.rows[live], result.counts[live]
-        first = result.counts.cumsum()[live] - counts
-        flat = first.repeat(counts) + _offsets(counts)
-        token_rows, tokens = rows.repeat(counts), result.tokens[flat]
-        sampled = step.samples[live]
-        before = self._running.length[rows]
-        length = before.repeat(counts) + _offsets(counts)
-        self._running.tokens[token_rows, length] = tokens
+        running, rows, counts = self._running, step.rows[live], result.counts[live]
+        which, offset = _spread(counts)
+        flat = (result.counts.cumsum()[live] - counts)[which] + offset
+        token_rows, tokens = rows[which], result.tokens[flat]
+        before = running.length[rows]
+        at = before[which] + offset
+        running.tokens[token_rows, at] = tokens
         self.token_count += len(tokens)
-        self._running.settle(rows[sampled], counts[sampled], 1 + step.drafts[live][sampled])
-        self._memory.leases.commit(rows, result.written[live], self._running.scheduled[rows])
-        prefill_end = self._running.prefill_end[rows]
-        self._publish_prompts(rows, before, step.starts[live] < prefill_end)
+        running.settle(rows, counts, step.drafts[live])
+        self._memory.leases.commit(rows, result.written[live], running.scheduled[rows])
+        fresh = (step.starts[live] < running.prefill_end[rows]).nonzero()[0]
+        if len(fresh):
+            self._publish_prompts(rows[fresh], before[fresh])
         self._learn(rows, result.proposed[live], counts)
         for i in np.flatnonzero(np.isin(live, list(result.scores))) if result.scores else ():
-            self._running.request(int(rows[i])).prompt_logprobs += result.scores[int(live[i])]
-        self._note_first_tokens(rows[sampled & (before == prefill_end)], output)
-        self._deliver(token_rows, length + 1, flat, result, output)
+            running.request(int(rows[i])).prompt_logprobs += result.scores[int(live[i])]
+        self._note_first_tokens(rows[fresh[counts[fresh] > 0]], output)
+        self._deliver(token_rows, at + 1, flat, result, output)
 
     def fail(self, rows: Int64, error: BaseException) -> None:
         """The step did not complete: nothing was committed, and those who were in it hear of it."""
@@ -90,13 +90,12 @@ class Results:
             message = f"the engine failed: {type(error).__name__}: {error}"
             self._lifecycle.end(request, Finish(FinishKind.ERROR, message=message))
 
-    def _publish_prompts(self, rows: Int64, known: Int64, fresh: Bool) -> None:
+    def _publish_prompts(self, rows: Int64, known: Int64) -> None:
         """Share each chunk as soon as it is written; decoded tokens are shared when the request ends."""
-        for i in fresh.nonzero()[0]:
-            row = int(rows[i])
+        for row, length in zip(rows.tolist(), known.tolist(), strict=True):
             request = self._running.request(row)
             assert request.lease is not None
-            self._memory.publish(request.lease, self._running.tokens[row, : known[i]], request.priority)
+            self._memory.publish(request.lease, self._running.tokens[row, :length], request.priority)
 
     def _learn(self, rows: Int64, proposed: Int64, counts: Int64) -> None:
         if self._drafts is None:
@@ -126,15 +125,16 @@ class Results:
         that token."""
         running = self._running
         tokens = result.tokens[flat]
-        may_stop = length >= running.min_length[rows]
-        eos = self._vocabulary.is_eos(tokens) & may_stop & ~running.ignore_eos[rows]
-        full = length >= running.max_length[rows]
-        notable = eos | full | running.watched[rows]
+        eos = self._vocabulary.is_eos(tokens)
+        notable = eos | (length >= running.watch_from[rows])
         requests = running.requests_of(rows)
-        if not notable.any():
+        if not np.count_nonzero(notable):
             output.requests.extend(requests)
             output.tokens.extend(tokens.tolist())
             return
+        may_stop = length >= running.min_length[rows]
+        eos &= may_stop & ~running.ignore_eos[rows]
+        full = length >= running.max_length[rows]
         for i, request in enumerate(requests):
             if request.state is RequestState.ENDED:
                 continue
@@ -186,9 +186,10 @@ class Results:
         return None if found is None else Finish(FinishKind.STOP, found[1])
 
 
-def _offsets(counts: Int64) -> Int64:
-    """0 .. count - 1 for each count, one after the other."""
+def _spread(counts: Int64) -> tuple[Int64, Int64]:
+    """For each of counts[0] things, then of counts[1], ...: the index of its count, and 0 .. count - 1."""
     if counts.max(initial=0) <= 1:
-        return np.zeros(int(counts.sum()), np.int64)
+        which = counts.nonzero()[0]
+        return which, np.zeros(len(which), np.int64)
     ends = counts.cumsum()
-    return np.arange(int(ends[-1])) - (ends - counts).repeat(counts)
+    return np.arange(len(counts)).repeat(counts), np.arange(int(ends[-1])) - (ends - counts).repeat(counts)

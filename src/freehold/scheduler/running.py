@@ -1,12 +1,12 @@
 """The running requests as rows of NumPy arrays, beside the lease table and with the same row numbers.
 
-    tokens of a row    0 ....... scheduled ....... length ...... length + pending
-                       |  computed or |   known, not  |  at most sampled by
-                       |  in flight   |   scheduled   |  the steps in flight
+    tokens of a row    0 ....... scheduled ....... length ....... least ....... most
+                       |  computed or |   known, not  |   sampled by the steps   |
+                       |  in flight   |   scheduled   |        in flight         |
 
-A row has work to do while `scheduled < length + pending`. A prompt, its chunks, and decoding differ only
-in how much. A step that verifies drafts counts for one token at least and for all of them at most: both
-are kept (`certain`, `pending`), and the result settles them.
+A row has work to do while `scheduled < most`. A prompt, its chunks, and decoding differ only in how much.
+A step that verifies drafts gives one token at least and all of them at most: both are counted (`least`,
+`most`), and the result settles them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from freehold.arrays import Bool, Int32, Int64
+from freehold.scheduler.batch import Batch
 from freehold.scheduler.request import Request
 
 RETRACTIONS_TRUSTED = 2  # a request retracted more often comes back only if all its output fits
@@ -32,15 +33,15 @@ class RunningTable:
         self.tokens: Int32 = np.zeros((row_count, token_limit + 1), np.int32)
         self.length = column()
         self.scheduled = column()
-        self.pending = column()  # tokens that the steps in flight sample at most
-        self.certain = column()  # and at least
+        self.most = column()  # tokens known when the steps in flight are done, at most
+        self.least = column()  # and at least
         self.prompt_length = column()
         self.prefill_end = column()  # tokens known when the row was taken: later ones are on the device
         self.min_length = column()  # no stop before this many tokens
         self.max_length = column()  # the request is finished at this many tokens
+        self.watch_from = column()  # from this many on, each token may end it
         self.ignore_eos: Bool = np.zeros(row_count, np.bool_)
         self.trusted: Bool = np.zeros(row_count, np.bool_)  # to stop before max_length
-        self.watched: Bool = np.zeros(row_count, np.bool_)  # has stops of its own, or wants logprobs
         self.requests: np.ndarray[Any, Any] = np.full(row_count, None, object)  # of Request or None
         self.order: Int64 = np.empty(0, np.int64)  # rows in use, in order of admission
 
@@ -53,17 +54,16 @@ class RunningTable:
         params = request.params
         prompt_length = len(request.prompt)
         self.tokens[row, : len(tokens)] = tokens
-        self.length[row] = self.prefill_end[row] = len(tokens)
+        for column in (self.length, self.most, self.least, self.prefill_end):
+            column[row] = len(tokens)
         self.scheduled[row] = computed
-        self.pending[row] = self.certain[row] = 0
         self.prompt_length[row] = prompt_length
         self.min_length[row] = prompt_length + params.min_tokens
         self.max_length[row] = max_length
         self.ignore_eos[row] = params.ignore_eos
         self.trusted[row] = request.retractions < RETRACTIONS_TRUSTED
-        self.watched[row] = bool(
-            params.stop or params.stop_regex or params.stop_token_ids or params.logprobs is not None
-        )
+        has_own_stops = params.stop or params.stop_regex or params.stop_token_ids
+        self.watch_from[row] = 0 if has_own_stops or params.logprobs is not None else max_length
         self.requests[row] = request
         self.order = np.append(self.order, row)
 
@@ -92,28 +92,27 @@ class RunningTable:
         """Rows with tokens to compute, in order of admission. A row that will be finished by length
         when the steps in flight are done has none: nothing is allocated for it any more."""
         rows = self.order
-        length = self.length[rows]
-        waiting = length + self.pending[rows] > self.scheduled[rows]
-        return rows[waiting & (length + self.certain[rows] < self.max_length[rows])]
-
-    def is_decoding(self, rows: Int64) -> Bool:
-        """Whether all tokens known when the row was taken are scheduled: what follows is sampled."""
-        return self.scheduled[rows] >= self.prefill_end[rows]
+        waiting = self.most[rows] > self.scheduled[rows]
+        return rows[waiting & (self.least[rows] < self.max_length[rows])]
 
     def todo(self, rows: Int64) -> Int64:
-        """Tokens ready to be scheduled."""
-        ahead = self.length[rows] + self.pending[rows] - self.scheduled[rows]
-        return np.where(self.is_decoding(rows), 1, ahead)
+        """Tokens of prompts [n] that are not scheduled yet."""
+        return self.prefill_end[rows] - self.scheduled[rows]
 
-    def targets(self, rows: Int64, counts: Int64) -> Int64:
-        """Tokens that have KV at most when `counts` [n] more are scheduled; the very last needs none."""
-        return np.minimum(self.scheduled[rows] + counts, self.max_length[rows] - 1)
+    def batch(self, rows: Int64, counts: Int64, drafts: Int64) -> Batch:
+        """`counts` [n] more tokens for `rows` [n], with `drafts` [n] on top. The very last token of a
+        sequence needs no KV."""
+        starts = self.scheduled[rows]
+        targets = np.minimum(starts + counts + drafts, self.max_length[rows] - 1)
+        return Batch(rows, starts, counts, drafts, starts >= self.prefill_end[rows], targets)
 
-    def settle(self, rows: Int64, sampled: Int64, at_most: Int64) -> None:
-        """Steps gave `sampled` [n] tokens where `at_most` [n] were expected: all that was planned on top of
-        them moves back. The tokens are in place; `length` advances."""
+    def settle(self, rows: Int64, sampled: Int64, drafts: Int64) -> None:
+        """Steps gave `sampled` [n] tokens, which are in place, where as many as `drafts` [n] and one more were
+        possible: all that was planned on top of those that are missing moves back."""
         self.length[rows] += sampled
-        self.pending[rows] -= at_most
-        self.certain[rows] -= 1
-        reach = np.minimum(self.length[rows] + self.pending[rows], self.max_length[rows])
-        self.scheduled[rows] = reach - 1
+        unsure = drafts.nonzero()[0]
+        if len(unsure):
+            rows, sampled = rows[unsure], sampled[unsure]
+            self.most[rows] += sampled - drafts[unsure] - 1
+            self.least[rows] += sampled - 1
+            self.scheduled[rows] = np.minimum(self.most[rows], self.max_length[rows]) - 1
