@@ -277,18 +277,39 @@ def version() -> None:
 @bench_app.command("serve")
 def bench_serve(
     url: Annotated[str | None, typer.Option(help="A running OpenAI-compatible server. Default: start one.")] = None,
-    concurrency: Annotated[int, typer.Option(help="Requests under way at once.")] = 16,
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests under way at once, without a rate.")] = 16,
+    request_rate: Annotated[
+        float | None, typer.Option(min=0.001, help="Requests a second, at random times (Poisson).")
+    ] = None,
+    trace: Annotated[Path | None, typer.Option(help="A trace to replay, with its own times and lengths.")] = None,
+    scale: Annotated[int, typer.Option(min=1, help="Lengths of the trace are divided by this.")] = 32,
+    speed: Annotated[float, typer.Option(min=0.001, help="The trace is replayed so many times as fast.")] = 1.0,
     num_prompts: Annotated[int, typer.Option(help="Requests in all.")] = 64,
     input_len: Annotated[int, typer.Option(help="Prompt tokens.")] = 256,
     output_len: Annotated[int, typer.Option(help="Output tokens.")] = 64,
     shared_prefix: Annotated[float, typer.Option(min=0, max=1, help="Share of the prompt common to all.")] = 0.5,
+    goodput: Annotated[
+        list[str] | None, typer.Option(help="An objective, like ttft:500, tpot:50 or e2el:5000 (ms); repeat it.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="Write the figures here as JSON.")] = None,
     seed: int = 0,
 ) -> None:
-    """Throughput, time to first token, latency between tokens and hit rate of a server."""
-    from freehold.bench.client import Load
-    from freehold.bench.serve import bench_server
+    """Throughput, goodput, latencies and hit rate of a server: closed loop, at a rate, or replaying a trace."""
+    from freehold.bench.load import Load
+    from freehold.bench.serve import Objectives, bench_server
 
-    bench_server(url, Load(concurrency, num_prompts, input_len, output_len, shared_prefix, seed))
+    try:
+        if trace is not None:
+            load = Load.trace(trace, scale, speed, num_prompts)
+        elif request_rate is not None:
+            load = Load.random(None, num_prompts, input_len, output_len, shared_prefix, seed).at_rate(
+                request_rate, seed
+            )
+        else:
+            load = Load.random(concurrency, num_prompts, input_len, output_len, shared_prefix, seed)
+        bench_server(url, load, Objectives.parse(goodput or []), output)
+    except (ValueError, OSError) as error:
+        raise _fail(error) from error
 
 
 @bench_app.command("peers")

@@ -1,10 +1,10 @@
-"""A closed-loop load on any OpenAI-compatible server, measured at the client."""
+"""A load on any OpenAI-compatible server, measured at the client."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,35 +12,14 @@ from typing import Any
 
 import httpx
 
-
-@dataclass(frozen=True)
-class Load:
-    """`shared_prefix` is the share of each prompt that all have in common."""
-
-    concurrency: int
-    num_prompts: int
-    input_len: int
-    output_len: int
-    shared_prefix: float
-    seed: int = 0
-
-    def prompts(self, vocab_size: int = 20_000) -> list[list[int]]:
-        """Token ids, reproducible."""
-        rng = random.Random(self.seed)
-        common = int(self.input_len * self.shared_prefix)
-
-        def tokens(count: int) -> list[int]:
-            return [rng.randrange(1000, vocab_size) for _ in range(count)]
-
-        prefix = tokens(common)
-        return [prefix + tokens(self.input_len - common) for _ in range(self.num_prompts)]
+from freehold.bench.load import Load, Planned
 
 
 @dataclass
 class Sample:
     """One request as its client saw it; seconds."""
 
-    first_token: float = 0.0
+    first_token: float = 0.0  # since it was due
     gaps: list[float] = field(default_factory=list[float])
     output_tokens: int = 0
     prompt_tokens: int = 0
@@ -48,10 +27,18 @@ class Sample:
     text: str = ""
     error: str | None = None
 
+    @property
+    def per_token(self) -> float:
+        """Mean time of an output token after the first."""
+        return sum(self.gaps) / max(self.output_tokens - 1, 1)
+
+    @property
+    def total(self) -> float:
+        return self.first_token + sum(self.gaps)
+
 
 @dataclass(frozen=True)
 class Measured:
-    load: Load
     seconds: float
     samples: list[Sample]
 
@@ -61,24 +48,28 @@ class Measured:
 
 
 async def measure(url: str, load: Load, on_progress: Callable[[int], None] = lambda done: None) -> Measured:
-    """Send the load, `concurrency` requests at a time."""
+    """Send the load. A request that cannot be sent when it is due waits, and that counts."""
     limits = httpx.Limits(max_connections=load.concurrency)
-    gate = asyncio.Semaphore(load.concurrency)
+    gate = contextlib.nullcontext() if load.concurrency is None else asyncio.Semaphore(load.concurrency)
     done = 0
     async with httpx.AsyncClient(base_url=url, timeout=600, limits=limits) as client:
         model = (await client.get("/v1/models")).json()["data"][0]["id"]
 
-        async def one(prompt: list[int]) -> Sample:
+        started = time.monotonic()
+
+        async def one(planned: Planned) -> Sample:
             nonlocal done
+            await asyncio.sleep(planned.at - (time.monotonic() - started))
             async with gate:
-                sample = await complete(client, model, prompt, load.output_len)
+                late = time.monotonic() - started - planned.at if planned.at else 0.0
+                sample = await complete(client, model, planned.prompt, planned.output_len)
+            sample.first_token += late
             done += 1
             on_progress(done)
             return sample
 
-        started = time.monotonic()
-        samples = await asyncio.gather(*(one(prompt) for prompt in load.prompts()))
-        return Measured(load, time.monotonic() - started, list(samples))
+        samples = await asyncio.gather(*(one(planned) for planned in load.requests))
+        return Measured(time.monotonic() - started, list(samples))
 
 
 async def complete(client: httpx.AsyncClient, model: str, prompt: list[int] | str, output_len: int) -> Sample:

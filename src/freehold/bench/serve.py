@@ -4,47 +4,98 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from freehold.bench.client import Load, Measured, measure
+from freehold.bench.client import Measured, Sample, measure
+from freehold.bench.load import Load
 from freehold.server.launch import running_server
 
+LATENCIES = {
+    "ttft": ("time to first token", lambda sample: [sample.first_token]),
+    "tpot": ("time per output token", lambda sample: [sample.per_token]),
+    "itl": ("inter-token latency", lambda sample: sample.gaps),
+    "e2el": ("whole request", lambda sample: [sample.total]),
+}
 
-def bench_server(url: str | None, load: Load) -> Measured:
-    """Measure the server at `url`, or one of our own, and print the result."""
+
+@dataclass(frozen=True)
+class Objectives:
+    """Milliseconds that a request may take at most, by latency: ttft, tpot, e2el."""
+
+    limits: dict[str, float]
+
+    @classmethod
+    def parse(cls, texts: Sequence[str]) -> Objectives:
+        """["ttft:500", "tpot:50"]. Raises ValueError naming the flag."""
+        limits: dict[str, float] = {}
+        for text in texts:
+            name, colon, limit = text.partition(":")
+            if not colon or name not in ("ttft", "tpot", "e2el"):
+                raise ValueError(f"goodput: '{text}' is not one of ttft, tpot, e2el, a colon and milliseconds")
+            try:
+                limits[name] = float(limit)
+            except ValueError:
+                raise ValueError(f"goodput: '{limit}' in '{text}' is no number of milliseconds") from None
+        return cls(limits)
+
+    def met_by(self, sample: Sample) -> bool:
+        return all(max(LATENCIES[name][1](sample)) * 1e3 <= limit for name, limit in self.limits.items())
+
+
+def bench_server(url: str | None, load: Load, objectives: Objectives, output: Path | None) -> Measured:
+    """Measure the server at `url`, or one of our own, print the result and write it to `output` as JSON."""
     console = Console()
     with contextlib.ExitStack() as stack:
-        target = url or stack.enter_context(running_server("--max-running-requests", str(load.concurrency)))
+        flags = [] if load.concurrency is None else ["--max-running-requests", str(load.concurrency)]
+        target = url or stack.enter_context(running_server(*flags))
         progress = stack.enter_context(Progress(console=Console(stderr=True)))
-        task = progress.add_task("Requests", total=load.num_prompts)
-        asyncio.run(measure(target, Load(1, 2, load.input_len, 8, 0.0, seed=load.seed + 1)))  # warm-up
+        task = progress.add_task("Requests", total=len(load.requests))
+        asyncio.run(measure(target, Load.random(1, 2, 64, 8, 0.0, seed=1)))  # warm-up
         result = asyncio.run(measure(target, load, lambda done: progress.update(task, completed=done)))
-    console.print(report(result))
+    figures = summary(result, objectives)
+    console.print(report(result, figures))
+    if output is not None:
+        output.write_text(json.dumps(figures, indent=1) + "\n")
     return result
 
 
-def report(result: Measured) -> Table:
+def summary(result: Measured, objectives: Objectives) -> dict[str, float]:
+    """Figures by name; latencies in ms."""
     good = result.good
-    table = Table("measure", "value", title=f"{len(good)} of {len(result.samples)} requests answered")
+    prompt = sum(sample.prompt_tokens for sample in good)
+    figures = {
+        "wall time, s": result.seconds,
+        "requests/s": len(good) / result.seconds,
+        "output tokens/s": sum(sample.output_tokens for sample in good) / result.seconds,
+        "prompt tokens/s": prompt / result.seconds,
+        "prefix hit rate": sum(sample.cached_tokens for sample in good) / max(prompt, 1),
+    }
+    if objectives.limits:
+        within = sum(map(objectives.met_by, good))
+        figures["goodput, requests/s"] = within / result.seconds
+        figures["within the objectives"] = within / max(len(result.samples), 1)
+    for name, of in LATENCIES.values():
+        values = [value for sample in good for value in of(sample)]
+        if values:
+            for percent, value in zip((50, 95, 99), np.percentile(values, [50, 95, 99]), strict=True):
+                figures[f"{name} p{percent}, ms"] = 1e3 * float(value)
+    return figures
+
+
+def report(result: Measured, figures: dict[str, float]) -> Table:
+    table = Table("measure", "value", title=f"{len(result.good)} of {len(result.samples)} requests answered")
     table.columns[1].justify = "right"
-    if not good:
+    if not result.good:
         table.add_row("first error", result.samples[0].error)
         return table
-    output = sum(sample.output_tokens for sample in good)
-    prompt = sum(sample.prompt_tokens for sample in good)
-    cached = sum(sample.cached_tokens for sample in good)
-    first = np.array([sample.first_token for sample in good]) * 1e3
-    gaps = np.array([gap for sample in good for gap in sample.gaps] or [0.0]) * 1e3
-    table.add_row("wall time", f"{result.seconds:.2f} s")
-    table.add_row("requests", f"{len(good) / result.seconds:.2f} /s")
-    table.add_row("output tokens", f"{output / result.seconds:.1f} /s")
-    table.add_row("prompt tokens", f"{prompt / result.seconds:.1f} /s")
-    table.add_row("prefix hit rate", f"{cached / max(prompt, 1):.1%}")
-    for name, values in (("time to first token", first), ("inter-token latency", gaps)):
-        p50, p95, p99 = np.percentile(values, [50, 95, 99])
-        table.add_row(f"{name}, p50 / p95 / p99", f"{p50:.1f} / {p95:.1f} / {p99:.1f} ms")
+    for name, value in figures.items():
+        table.add_row(name, f"{value:.2f}")
     return table

@@ -13,8 +13,8 @@ from pydoc_data.topics import topics
 import httpx
 
 from freehold.bench.client import Sample, complete
+from freehold.bench.load import VOCABULARY
 
-VOCABULARY = range(1000, 20_000)
 Figures = dict[str, float]
 
 

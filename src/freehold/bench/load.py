@@ -1,0 +1,68 @@
+"""What a benchmark sends, and when: as fast as answers come, at a rate, or as a trace says."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from freehold.simulation.trace import read_trace
+
+VOCABULARY = range(1000, 20_000)  # ordinary tokens in every model
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A request, due `at` seconds after the start."""
+
+    prompt: list[int]
+    output_len: int
+    at: float = 0.0
+
+
+@dataclass(frozen=True)
+class Load:
+    """At most `concurrency` requests are under way at once; None: each is sent when it is due, however many wait."""
+
+    requests: list[Planned]
+    concurrency: int | None
+
+    @classmethod
+    def random(
+        cls, concurrency: int | None, count: int, input_len: int, output_len: int, shared_prefix: float, seed: int = 0
+    ) -> Load:
+        """Prompts of random tokens, of which all have the share `shared_prefix` in common."""
+        rng = random.Random(seed)
+        common = int(input_len * shared_prefix)
+        prefix = rng.choices(VOCABULARY, k=common)
+        prompts = (prefix + rng.choices(VOCABULARY, k=input_len - common) for _ in range(count))
+        return cls([Planned(prompt, output_len) for prompt in prompts], concurrency)
+
+    @classmethod
+    def trace(cls, path: Path, scale: int, speed: float, limit: int | None) -> Load:
+        """The first `limit` requests of a trace, lengths divided by `scale`, `speed` times as fast. Equal blocks of
+        the trace are equal tokens here. Raises ValueError for a format that is not known."""
+        arrivals = read_trace(path, scale)[:limit]
+        if not arrivals:
+            raise ValueError(f"trace: {path.name} has no requests")
+        start, first, size = arrivals[0].at, VOCABULARY.start, len(VOCABULARY)
+        return cls(
+            [
+                Planned((first + one.prompt % size).tolist(), one.output_length, (one.at - start) / speed)
+                for one in arrivals
+            ],
+            None,
+        )
+
+    def at_rate(self, rate: float, seed: int = 0) -> Load:
+        """The same requests at random times, `rate` a second on average (a Poisson process)."""
+
+        def due() -> Iterator[float]:
+            rng, now = random.Random(seed), 0.0
+            while True:
+                yield now
+                now += rng.expovariate(rate)
+
+        timed = [replace(one, at=at) for one, at in zip(self.requests, due(), strict=False)]
+        return replace(self, requests=timed)
