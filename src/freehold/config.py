@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 SCHEDULE_POLICIES = ("fcfs", "lpm", "priority")
 SPECULATIVE_ALGORITHMS = ("ngram", "draft")
-LINEAR_COMPUTE = ("float32", "int8")
+LINEAR_COMPUTE = ("float32", "int16", "int8")
 KV_CACHE_DTYPES = ("float32", "bfloat16", "int8")
 EVICTION_POLICIES = ("lru", "lfu", "fifo", "priority")
 KV_BYTES_DEFAULT = 1 << 30

@@ -65,25 +65,28 @@ def rounded(x: np.ndarray, limit: int) -> np.ndarray:
     return (np.rint(blocks / np.where(scale > 0, scale, 1)) * scale).reshape(x.shape)
 
 
+@pytest.mark.parametrize("inputs", ["int8", "int16"])
 @pytest.mark.parametrize("kind", INTEGER_FORMATS)
 @pytest.mark.parametrize("rows", [8, 32, 40, 96])
-def test_integer_products_are_exact_but_for_the_rounding_of_inputs(kind, rows):
+def test_integer_products_are_exact_but_for_the_rounding_of_inputs(kind, rows, inputs):
     rng = np.random.default_rng(rows)
     tensor = stored(rng.standard_normal((rows, 192)).astype(np.float32), kind)
-    weight = IntegerMatrix.pack(kind, tensor.data, rows, 192)
+    weight = IntegerMatrix.pack(kind, tensor.data, rows, 192, inputs)
+    limit = 127 if inputs == "int8" and kind is not TensorFormat.Q8_0 else 32767
     np.testing.assert_array_equal(weight.gather(np.arange(rows, dtype=np.int32)), tensor.to_float32())
     for count in (1, 3, 4, 9):
         x = rng.standard_normal((count, 192)).astype(np.float32)
         x[-1, 32:64] = 0
-        right = rounded(x, 32767 if kind is TensorFormat.Q8_0 else 127) @ tensor.to_float32().astype(np.float64).T
+        right = rounded(x, limit) @ tensor.to_float32().astype(np.float64).T
         np.testing.assert_allclose(product(weight, x), right, rtol=1e-4, atol=2e-4)
 
 
+@pytest.mark.parametrize("inputs", ["int8", "int16"])
 @pytest.mark.parametrize("kind", INTEGER_FORMATS)
-def test_a_row_of_an_integer_product_is_the_same_bits_in_any_batch(kind):
+def test_a_row_of_an_integer_product_is_the_same_bits_in_any_batch(kind, inputs):
     rng = np.random.default_rng(1)
     tensor = stored(rng.standard_normal((72, 192)).astype(np.float32), kind)
-    weight = IntegerMatrix.pack(kind, tensor.data, 72, 192)
+    weight = IntegerMatrix.pack(kind, tensor.data, 72, 192, inputs)
     x = rng.standard_normal((50, 192)).astype(np.float32)
     whole = product(weight, x)
     for size in (1, 2, 3, 4, 5, 7, 16, 33):
@@ -91,12 +94,13 @@ def test_a_row_of_an_integer_product_is_the_same_bits_in_any_batch(kind):
         np.testing.assert_array_equal(product(weight, np.ascontiguousarray(x[-size:])), whole[-size:])
 
 
-def test_words_never_overflow():
+@pytest.mark.parametrize("inputs", ["int8", "int16"])
+def test_sums_never_overflow(inputs):
     """The largest codes everywhere."""
     values = np.tile(np.linspace(-8, 7, 16, dtype=np.float32), (32, 4))
     values[:, 32:] = 7
     tensor = stored(values, TensorFormat.Q4_0)
-    weight = IntegerMatrix.pack(tensor.format, tensor.data, 32, 64)
+    weight = IntegerMatrix.pack(tensor.format, tensor.data, 32, 64, inputs)
     for sign in (1, -1):
         x = np.full((4, 64), sign, np.float32)
         np.testing.assert_allclose(product(weight, x), x @ tensor.to_float32().T, rtol=1e-5)

@@ -40,8 +40,8 @@ class CpuKV:
 
 
 class CpuBackend:
-    """Implements `freehold.models.backend.Backend` for float32 arrays. `compute` says what products are made
-    of: float32, or int8 for weights that are stored in a few bits."""
+    """Implements `freehold.models.backend.Backend` for float32 arrays. `compute` says what inputs are
+    rounded to for products with weights that are stored in a few bits: int16, int8, or nothing (float32)."""
 
     def __init__(self, spec: DecoderSpec, kv: CpuKV, position_count: int, compute: str = "float32"):
         self.kv = kv
@@ -49,9 +49,9 @@ class CpuBackend:
         self._cos, self._sin = rotary_tables(spec, position_count)
 
     def pack(self, tensors: Sequence[StoredTensor]) -> Matrix:
-        if self._compute == "int8" and can_pack(tensors):
+        if self._compute != "float32" and can_pack(tensors):
             data = np.concatenate([tensor.data for tensor in tensors])
-            return IntegerMatrix.pack(tensors[0].format, data, len(data), tensors[0].columns)
+            return IntegerMatrix.pack(tensors[0].format, data, len(data), tensors[0].columns, self._compute)
         return pack(tensors)
 
     def vector(self, tensors: Sequence[StoredTensor]) -> Float32:

@@ -238,6 +238,30 @@ def load_words(typingctx, array, at):
 
 
 @intrinsic
+def load_raw_words(typingctx, array, at):
+    """array u8[*] -> 16 words made of the 32 bytes from `at`."""
+
+    def codegen(context, builder, signature, args):
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        return builder.load(builder.bitcast(builder.gep(data, [args[1]]), _V16.as_pointer()), align=1)
+
+    return I16x16(array, types.intp), codegen
+
+
+@intrinsic
+def word_nibbles(typingctx, words, shift):
+    """Four bits of each word, from bit `shift` (a constant) on."""
+    if not isinstance(shift, types.IntegerLiteral):
+        return None
+
+    def codegen(context, builder, signature, args):
+        moved = builder.lshr(args[0], ir.Constant(_V16, [shift.literal_value] * 16))
+        return builder.and_(moved, ir.Constant(_V16, [15] * 16))
+
+    return I16x16(I16x16, shift), codegen
+
+
+@intrinsic
 def splat_pair(typingctx, array, at):
     """array i16[*] -> its two words from `at`, eight times."""
 
