@@ -73,8 +73,8 @@ def serve(
     cache_retained_share: Annotated[float, typer.Option(help="Share of the pool that hints may retain.")] = 0.5,
     cache_pinned_share: Annotated[float, typer.Option(help="Share of the pool that operators may pin.")] = 0.25,
     linear_compute: Annotated[
-        str, typer.Option(help="float32, or int8: faster, with inputs of quantized weights rounded to bytes.")
-    ] = "float32",
+        str, typer.Option(help="What inputs of quantized weights are rounded to: float32 (not at all), int16 or int8.")
+    ] = "int16",
     kv_cache_dtype: Annotated[
         str, typer.Option(help="float32, bfloat16 or int8 (with scales): what keys and values are kept as.")
     ] = "bfloat16",

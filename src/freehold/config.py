@@ -24,8 +24,9 @@ class EngineConfig:
     those that wait so long to be scheduled, `running_timeout` those that run so long; `watchdog_timeout` gives
     up on a step. Hints may retain `cache_retained_share` of the pool, operators pin `cache_pinned_share`;
     tenants (salts) whose prefixes fill more than `cache_tenant_quota` of it are evicted first.
-    `linear_compute` int8 multiplies weights of four and eight bits in integers. `kv_cache_dtype` is what keys and
-    values are kept as; int8 has a scale for each position and head.
+    `linear_compute` is what inputs of weights of four and eight bits are rounded to for products in integers: int16,
+    int8, or float32 for not at all. `kv_cache_dtype` is what keys and values are kept as; int8 has a scale for each
+    position and head.
     `target_itl_ms`: prompts get no more of a step than lets decoding requests have a token so often.
     `speculative_algorithm` is ngram (prompt lookup) or draft (a second model: `speculative_draft_model_path`,
     the model itself by default, cut to its first `speculative_draft_layers`).
@@ -50,7 +51,7 @@ class EngineConfig:
     cache_tenant_quota: float | None = None
     cache_retained_share: float = 0.5
     cache_pinned_share: float = 0.25
-    linear_compute: str = "float32"
+    linear_compute: str = "int16"
     kv_cache_dtype: str = "bfloat16"
     num_threads: int | None = None
     priority_scheduling_preemption_threshold: int | None = None

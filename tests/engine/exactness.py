@@ -71,7 +71,7 @@ class Precision(StrEnum):
     """What products are made of, and what KV is kept as."""
 
     EXACT = "float32/float32"
-    DEFAULT = "float32/bfloat16"
+    DEFAULT = "int16/bfloat16"
     SMALLEST = "int8/int8"
 
     @property

@@ -14,7 +14,7 @@ PARAMS = SamplingParams(temperature=0, max_tokens=20, logprobs=2, ignore_eos=Tru
 
 
 def run(prompts, **options):
-    with LLM(**{"linear_compute": "int8", "num_pages": 600, **options}) as llm:  # KV by default
+    with LLM(**{"num_pages": 600, **options}) as llm:
         first = llm.generate(prompts, PARAMS)
         again = llm.generate(prompts, PARAMS)
     for cold, warm in zip(first, again, strict=True):

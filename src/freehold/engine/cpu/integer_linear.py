@@ -72,7 +72,8 @@ class IntegerMatrix:
         """out [n, rows] += prepared(x) [n, columns] @ weight.T, all C-contiguous."""
         _multiply(
             step, x.ravel(), norm, np.float32(epsilon), self.codes, self.scales, self.minimums,
-            np.empty(len(out) * self.columns, self.inputs), self.columns // BLOCK, len(out), out.ravel(), self.rows,
+            np.empty(len(out) * self.columns, self.inputs), self.columns // BLOCK, 4 if len(self.minimums) else 16,
+            len(out), out.ravel(), self.rows,
         )  # fmt: skip
 
     def gather(self, rows: Int32) -> Float32:
@@ -129,7 +130,7 @@ def _quantize_row(step, x, row, count, norm, epsilon, blocks, order, codes, scal
 
 
 @njit(parallel=True, nogil=True, cache=True, error_model="numpy")
-def _multiply(step, source, norm, epsilon, codes, scales, minimums, x, blocks, count, out, width):
+def _multiply(step, source, norm, epsilon, codes, scales, minimums, x, blocks, loads, count, out, width):
     """out [count, width] += prepared source @ weight.T; `x` is room for the codes of inputs, of their type."""
     order = np.arange(BLOCK) if x.itemsize == 1 or len(minimums) == 0 else ORDER
     panel_size = blocks * BLOCK * LANES // (2 if len(minimums) else 1)
@@ -152,13 +153,13 @@ def _multiply(step, source, norm, epsilon, codes, scales, minimums, x, blocks, c
                 for row in range(first, fours if left > 0 else 0, ROWS):
                     four_rows(
                         codes, at + panel * panel_size, scales, minimums, scale_at + panel * blocks * LANES, blocks,
-                        x, row * blocks * BLOCK, x_scales, x_sums, row * blocks,
+                        loads, x, row * blocks * BLOCK, x_scales, x_sums, row * blocks,
                         out, row * width + to + panel * LANES, width, left, spare,
                     )  # fmt: skip
             for row in range(fours, last):
                 one_row(
-                    codes, at, scales, minimums, scale_at, blocks, x, row * blocks * BLOCK, x_scales, x_sums,
-                    row * blocks, out, row * width + to, width - to, spare,
+                    codes, at, scales, minimums, scale_at, blocks, loads, x, row * blocks * BLOCK,
+                    x_scales, x_sums, row * blocks, out, row * width + to, width - to, spare,
                 )  # fmt: skip
 
 

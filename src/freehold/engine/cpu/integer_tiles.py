@@ -1,7 +1,8 @@
 """One or four rows of inputs times a panel or a group of weights: the inner loops of `integer_linear`.
 
 `codes`, `scales` and `minimums` are laid out as in `IntegerMatrix`. Results are added to `out`, of which only `left`
-rows of weights exist.
+rows of weights exist. A panel's block takes `loads` loads: the compiler must not know how many, for where it unrolls
+that loop it keeps more than there are registers.
 """
 
 from __future__ import annotations
@@ -60,13 +61,13 @@ def _add_to(out, at, left, result, spare):
 
 
 def _nibbles_bytes4(
-    codes, at, scales, minimums, scale_at, blocks, x, x_at, x_scales, x_sums, xs_at, out, to, width, left, spare
+    codes, at, scales, minimums, scale_at, blocks, loads, x, x_at, x_scales, x_sums, xs_at, out, to, width, left, spare
 ):
     """Four rows of x times one panel."""
     r0 = r1 = r2 = r3 = splat_float(np.float32(0))
     for b in range(blocks):
         s0 = s1 = s2 = s3 = zero_words()
-        for j in range(4):
+        for j in range(loads):
             raw = load_bytes(codes, at + b * 128 + j * 32)
             low, high = low_nibbles(raw), high_nibbles(raw)
             k = x_at + b * ROWS * BLOCK + 4 * j
@@ -102,13 +103,13 @@ def _nibbles_bytes4(
 
 
 def _nibbles_bytes1(
-    codes, at, scales, minimums, scale_at, blocks, x, x_at, x_scales, x_sums, xs_at, out, to, left, spare
+    codes, at, scales, minimums, scale_at, blocks, loads, x, x_at, x_scales, x_sums, xs_at, out, to, left, spare
 ):
     """One row of x times the four panels of a group."""
     r0 = r1 = r2 = r3 = splat_float(np.float32(0))
     for b in range(blocks):
         s0 = s1 = s2 = s3 = zero_words()
-        for j in range(4):
+        for j in range(loads):
             base = at + b * 128 + j * 32
             k = x_at + b * BLOCK + 4 * j
             low, high = splat_quad(x, k), splat_quad(x, k + 16)
@@ -138,13 +139,13 @@ def _nibbles_bytes1(
 
 
 def _nibbles_words4(
-    codes, at, scales, minimums, scale_at, blocks, x, x_at, x_scales, x_sums, xs_at, out, to, width, left, spare
+    codes, at, scales, minimums, scale_at, blocks, loads, x, x_at, x_scales, x_sums, xs_at, out, to, width, left, spare
 ):
     """Four rows of words, in the order of `ORDER`, times one panel."""
     r0 = r1 = r2 = r3 = splat_float(np.float32(0))
     for b in range(blocks):
         s0 = s1 = s2 = s3 = zero_ints()
-        for j in range(4):
+        for j in range(loads):
             raw = load_raw_words(codes, at + b * 128 + j * 32)
             k = x_at + b * ROWS * BLOCK + 8 * j
             w = word_nibbles(raw, 0)
@@ -191,13 +192,13 @@ def _nibbles_words4(
 
 
 def _nibbles_words1(
-    codes, at, scales, minimums, scale_at, blocks, x, x_at, x_scales, x_sums, xs_at, out, to, left, spare
+    codes, at, scales, minimums, scale_at, blocks, loads, x, x_at, x_scales, x_sums, xs_at, out, to, left, spare
 ):
     """One row of words, in the order of `ORDER`, times the four panels of a group."""
     r0 = r1 = r2 = r3 = splat_float(np.float32(0))
     for b in range(blocks):
         s0 = s1 = s2 = s3 = zero_ints()
-        for j in range(4):
+        for j in range(loads):
             base, k = at + b * 128 + j * 32, x_at + b * BLOCK + 8 * j
             x0, x1, x2, x3 = splat_pair(x, k), splat_pair(x, k + 2), splat_pair(x, k + 4), splat_pair(x, k + 6)
             raw = load_raw_words(codes, base)
@@ -236,13 +237,13 @@ def _nibbles_words1(
 
 
 def _bytes_words4(
-    codes, at, scales, minimums, scale_at, blocks, x, x_at, x_scales, x_sums, xs_at, out, to, width, left, spare
+    codes, at, scales, minimums, scale_at, blocks, loads, x, x_at, x_scales, x_sums, xs_at, out, to, width, left, spare
 ):
     """Four rows of x times one panel."""
     r0 = r1 = r2 = r3 = splat_float(np.float32(0))
     for b in range(blocks):
         s0 = s1 = s2 = s3 = zero_ints()
-        for j in range(16):
+        for j in range(loads):
             w = load_words(codes, at + b * 256 + j * 16)
             k = x_at + b * ROWS * BLOCK + 2 * j
             s0 = add_products(s0, w, splat_pair(x, k))
@@ -261,13 +262,13 @@ def _bytes_words4(
 
 
 def _bytes_words1(
-    codes, at, scales, minimums, scale_at, blocks, x, x_at, x_scales, x_sums, xs_at, out, to, left, spare
+    codes, at, scales, minimums, scale_at, blocks, loads, x, x_at, x_scales, x_sums, xs_at, out, to, left, spare
 ):
     """One row of x times the four panels of a group."""
     r0 = r1 = r2 = r3 = splat_float(np.float32(0))
     for b in range(blocks):
         s0 = s1 = s2 = s3 = zero_ints()
-        for j in range(16):
+        for j in range(loads):
             base, pair = at + b * 256 + j * 16, splat_pair(x, x_at + b * BLOCK + 2 * j)
             s0 = add_products(s0, load_words(codes, base), pair)
             s1 = add_products(s1, load_words(codes, base + blocks * 256), pair)
@@ -296,7 +297,7 @@ def one_row(*arguments):
 
 @overload(four_rows, inline="always")
 def _four_rows(
-    codes, at, scales, minimums, scale_at, blocks, x, x_at, x_scales, x_sums, xs_at, out, to, width, left, spare
+    codes, at, scales, minimums, scale_at, blocks, loads, x, x_at, x_scales, x_sums, xs_at, out, to, width, left, spare
 ):
     if codes.dtype == types.int8:
         return _bytes_words4
@@ -304,7 +305,9 @@ def _four_rows(
 
 
 @overload(one_row, inline="always")
-def _one_row(codes, at, scales, minimums, scale_at, blocks, x, x_at, x_scales, x_sums, xs_at, out, to, left, spare):
+def _one_row(
+    codes, at, scales, minimums, scale_at, blocks, loads, x, x_at, x_scales, x_sums, xs_at, out, to, left, spare
+):
     if codes.dtype == types.int8:
         return _bytes_words1
     return _nibbles_bytes1 if x.dtype == types.int8 else _nibbles_words1
