@@ -79,7 +79,7 @@ def test_evicted_when_and_by_what():
     assert miss.reason == "evicted"
     assert miss.cached == 8
     assert "evicted at step 2 by a step that needed 3 pages" in str(miss)
-    assert memory.tree.ages.evicted.sum() == 3
+    assert sum(memory.tree.ages.evicted) == 3
     memory.tree.flush()
     assert "a flush of the cache" in str(explain(memory, PROMPT))
 

@@ -13,7 +13,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from freehold.bench.scheduler import decode_step_us, prefix_match_us
+from freehold.bench.prefix_tree import prefix_match_us
+from freehold.bench.scheduler import decode_step_us
 from freehold.llm import LLM
 from freehold.sampling_params import SamplingParams
 

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from freehold.bench.peers.export import exported
 from freehold.bench.peers.peer import FOLDER, PEERS
+from freehold.bench.prefix_tree import evict_us, prefix_match_us, publish_us
 from freehold.config import EngineConfig
 from freehold.memory import Memory, MemoryShape
 from freehold.models.loading.resolve import resolve_model
@@ -53,25 +54,6 @@ def decode_step_us(sequences: int, context: int = PROMPT, steps: int = STEPS, pa
     return float(np.median(times)) * 1e6
 
 
-def prefix_match_us(tokens: int, repeats: int = 200, page_size: int = 16) -> float:
-    """Median microseconds to match a cached prompt, lease its pages and give them back."""
-    memory = Memory(MemoryShape(tokens // page_size + 8, page_size, 2, tokens + page_size))
-    prompt = np.random.default_rng(0).integers(0, 50_000, tokens + 1).astype(np.int32)
-    lease = memory.leases.open(memory.match("", prompt))
-    lease.extend(tokens)
-    lease.commit(tokens)
-    lease.publish(prompt)
-    lease.release()
-    times: list[float] = []
-    for _ in range(repeats):
-        started = time.perf_counter()
-        lease = memory.leases.open(memory.match("", prompt))
-        lease.release()
-        times.append(time.perf_counter() - started)
-        memory.leases.take_updates()
-    return float(np.median(times)) * 1e6
-
-
 def show_scheduler_cost(beside_vllm: bool) -> None:
     """Raises RuntimeError if vLLM can't be installed or run."""
     console = Console(soft_wrap=True)
@@ -91,10 +73,13 @@ def show_scheduler_cost(beside_vllm: bool) -> None:
                 for context in CONTEXTS
             ]
             contexts.add_row(str(batch), *costs)
-        matches = Table("cached prompt", "match + lease + release")
+        matches = Table("prompt", "match + lease + release", "publish", title="Prefix tree")
         for tokens in (1_000, 32_000, 128_000):
-            matches.add_row(f"{tokens:,} tokens", f"{prefix_match_us(tokens):.0f} us")
-    for one in (table, contexts, matches):
+            matches.add_row(f"{tokens:,} tokens", f"{prefix_match_us(tokens):.0f} us", f"{publish_us(tokens):.0f} us")
+        evictions = Table("pages of a leaf", "a page", title="Eviction of 1,024 pages among 100,000 leaves")
+        for pages in (1, 4, 16):
+            evictions.add_row(str(pages), f"{evict_us(100_000, pages):.2f} us")
+    for one in (table, contexts, matches, evictions):
         console.print(one)
 
 

@@ -6,10 +6,6 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-import numpy as np
-
-from freehold.arrays import Int64
-
 AGE_BUCKETS = 24  # bucket b counts ages below 2**b steps
 
 
@@ -50,8 +46,8 @@ class PageAges:
     """Pages by the steps since their last use, when they were hit and when they were evicted."""
 
     def __init__(self) -> None:
-        self.hit: Int64 = np.zeros(AGE_BUCKETS, np.int64)
-        self.evicted: Int64 = np.zeros(AGE_BUCKETS, np.int64)
+        self.hit = [0] * AGE_BUCKETS
+        self.evicted = [0] * AGE_BUCKETS
 
     @staticmethod
     def bucket(age: int) -> int:
@@ -60,7 +56,7 @@ class PageAges:
     def as_dict(self) -> dict[str, dict[str, int]]:
         """Pages by age: {"hit": {"<8": 12, ...}, "evicted": {...}}, empty buckets left out."""
 
-        def named(counts: Int64) -> dict[str, int]:
-            return {f"<{1 << b}": int(count) for b, count in enumerate(counts) if count}
+        def named(counts: list[int]) -> dict[str, int]:
+            return {f"<{1 << b}": count for b, count in enumerate(counts) if count}
 
         return {"hit": named(self.hit), "evicted": named(self.evicted)}

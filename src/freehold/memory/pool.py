@@ -1,5 +1,7 @@
 """The pool: all pages of one cache group on one tier, and the ledger of who owns each."""
 
+from __future__ import annotations
+
 from enum import StrEnum
 
 import numpy as np
@@ -15,6 +17,22 @@ class Tier(StrEnum):
     DEVICE = "device"
     HOST = "host"
     STORAGE = "storage"
+
+
+class FreedPages:
+    """Pages of many owners on their way back to a pool: one move for all that wait for the same step."""
+
+    def __init__(self) -> None:
+        self._parts: dict[int, tuple[list[Int32], list[int]]] = {}
+
+    def add(self, pages: Int32, source: int, fence: int) -> None:
+        parts, owners = self._parts.setdefault(fence, ([], []))
+        parts.append(pages)
+        owners.append(source)
+
+    def give_back(self, pool: PagePool) -> None:
+        for fence, (parts, owners) in self._parts.items():
+            pool.free(np.concatenate(parts), np.repeat(owners, [len(part) for part in parts]), fence)
 
 
 class PagePool:

@@ -13,7 +13,7 @@ from freehold.memory.errors import LeaseError
 from freehold.memory.eviction import FairEviction
 from freehold.memory.history import Eviction, EvictionHistory, PageAges
 from freehold.memory.node import Match, Namespace, Node, PinKind
-from freehold.memory.pool import PagePool
+from freehold.memory.pool import FreedPages, PagePool
 from freehold.memory.retention import DONE, Fading, Retention
 
 
@@ -275,42 +275,42 @@ class PrefixTree:
         return upper
 
     def evict(self, page_count: int, cause: str) -> int:
-        """Give up to `page_count` pages of each group back to the pools, by policy, from the leaves
-        -> how many left the tree. Those that a step in flight may read go through limbo. `cause` is kept
-        for whoever asks why a prefix is gone."""
-        evicted = 0
+        """Give up to `page_count` pages of each group back, by policy, from the leaves -> how many left the tree.
+        Those that a step in flight may read go through limbo. `cause` is kept for who asks why they are gone."""
+        evicted, given = 0, [FreedPages() for _ in self.pools]
         while evicted < page_count:
             node = self._queue.pop()
             if node is None:
                 break
-            evicted += self._evict_tail(node, page_count - evicted, cause)
+            evicted += self._evict_tail(node, page_count - evicted, cause, given)
+        for pool, pages in zip(self.pools, given, strict=True):
+            pages.give_back(pool)
         self.evicted_page_count += evicted
         return evicted
 
-    def _evict_tail(self, node: Node, page_count: int, cause: str) -> int:
-        """Evict the last pages of a leaf, all of it if need be."""
+    def _evict_tail(self, node: Node, page_count: int, cause: str, given: list[FreedPages]) -> int:
+        """Take the last pages of a leaf, all of it if need be, out of the tree."""
         self.version += 1
         have = node.page_count
         gone = min(have, page_count)
-        for group, pool in enumerate(self.pools):
-            pool.free(node.pages[group][have - gone :], owner.node(node.serial), node.fence)
+        for pages, freed in zip(node.pages, given, strict=True):
+            freed.add(pages[have - gone :], owner.node(node.serial), node.fence)
         self._count(node, -gone)
         idle = self.epochs.submitted - node.used_at
         self.ages.evicted[PageAges.bucket(idle)] += gone
         eviction = Eviction(self.epochs.submitted, cause, gone, idle)
         if gone < have:
             keep = have - gone
-            first = node.tokens[keep * self.page_size : (keep + 1) * self.page_size]
-            self.history.record(node.place, first.tobytes(), eviction)
-            node.tokens = node.tokens[: keep * self.page_size]
+            end = keep * self.page_size
+            self.history.record(node.place, node.tokens[end : end + self.page_size].tobytes(), eviction)
+            node.tokens, node.end = node.tokens[:end], node.start + end
             node.pages = [part[:keep] for part in node.pages]
-            node.end -= gone * self.page_size
             self._queue.push(node)
             return gone
-        parent = node.parent
+        parent, key = node.parent, self._key(node)
         assert parent is not None
-        self.history.record(parent.place, self._key(node), eviction)
-        del parent.children[self._key(node)]
+        self.history.record(parent.place, key, eviction)
+        del parent.children[key]
         node.parent = None
         if parent.evictable:
             self._queue.push(parent)

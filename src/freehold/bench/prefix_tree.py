@@ -1,0 +1,72 @@
+"""What the prefix tree costs, ledger included."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from freehold.arrays import Int32
+from freehold.memory import Memory, MemoryShape
+
+
+def _prompt(tokens: int, seed: int = 0) -> Int32:
+    return np.random.default_rng(seed).integers(0, 50_000, tokens).astype(np.int32)
+
+
+def _memory(tokens: int, page_size: int) -> Memory:
+    return Memory(MemoryShape(tokens // page_size + 8, page_size, 2, tokens + page_size))
+
+
+def prefix_match_us(tokens: int, repeats: int = 200, page_size: int = 16) -> float:
+    """Median microseconds to match a cached prompt, lease its pages and give them back."""
+    memory, prompt = _memory(tokens, page_size), _prompt(tokens + 1)
+    lease = memory.leases.open(memory.match("", prompt))
+    lease.extend(tokens)
+    lease.commit(tokens)
+    lease.publish(prompt)
+    lease.release()
+    times: list[float] = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        lease = memory.leases.open(memory.match("", prompt))
+        lease.release()
+        times.append(time.perf_counter() - started)
+        memory.leases.take_updates()
+    return float(np.median(times)) * 1e6
+
+
+def publish_us(tokens: int, repeats: int = 50, page_size: int = 16) -> float:
+    """Median microseconds to give a computed prompt, of which nothing is cached, to the tree."""
+    memory, times = _memory(tokens, page_size), []
+    for i in range(repeats):
+        prompt = _prompt(tokens, i)
+        lease = memory.leases.open(memory.match("", prompt))
+        lease.extend(tokens)
+        lease.commit(tokens)
+        started = time.perf_counter()
+        lease.publish(prompt)
+        times.append(time.perf_counter() - started)
+        lease.release()
+        memory.tree.flush()
+        memory.leases.take_updates()
+    return float(np.median(times)) * 1e6
+
+
+def evict_us(leaves: int, leaf_pages: int, page_size: int = 16, together: int = 1024, repeats: int = 10) -> float:
+    """Median microseconds a page, when `together` pages are evicted from a tree of so many leaves."""
+    size = leaf_pages * page_size
+    memory = Memory(MemoryShape(leaves * leaf_pages, page_size, 1, size))
+    for first in range(leaves):
+        prompt = np.full(size, first, np.int32)
+        lease = memory.leases.open(memory.match("", prompt))
+        lease.extend(size)
+        lease.commit(size)
+        lease.publish(prompt)
+        lease.release()
+    times: list[float] = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        memory.tree.evict(together, "a measurement")
+        times.append(time.perf_counter() - started)
+    return float(np.median(times)) / together * 1e6
