@@ -6,6 +6,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
+
 from freehold.arrays import Bool, Int32, Int64
 from freehold.sampling_params import SamplingParams
 
@@ -74,6 +76,15 @@ class StepResult:
     # Of prompt tokens, by index of the sequence: those that follow the tokens it computed, from `scored_from` on.
     scores: dict[int, list[TokenLogprobs]] = field(default_factory=dict[int, list[TokenLogprobs]])
     seconds: float = 0.0  # that it took; 0 if nobody measured
+
+    def only(self, live: Int64) -> StepResult:
+        """What concerns the sequences with indices `live` [n]."""
+        counts = self.counts[live]
+        flat = np.repeat(self.counts.cumsum()[live] - counts.cumsum(), counts) + np.arange(int(counts.sum()))
+        logprobs = {i: self.logprobs[at] for i, at in enumerate(flat.tolist()) if at in self.logprobs}
+        scores = {i: self.scores[at] for i, at in enumerate(live.tolist()) if at in self.scores}
+        written, proposed = self.written[live], self.proposed[live]
+        return StepResult(self.tokens[flat], counts, written, proposed, logprobs, scores, self.seconds)
 
 
 @dataclass(frozen=True)

@@ -154,14 +154,16 @@ class Planner:
 
     def _step(self, batch: Batch) -> Step:
         running, memory = self._running, self._memory
-        rows, counts = batch.rows, batch.counts
-        samples = batch.decodes | (batch.starts + counts >= running.prefill_end[rows])
+        rows = batch.rows
+        samples = batch.decodes
+        if not batch.all_decode:
+            samples = samples | (batch.starts + batch.counts >= running.prefill_end[rows])
         number = memory.epochs.submit()
         step = Step(
             number=number,
             rows=rows,
             starts=batch.starts,
-            counts=counts,
+            counts=batch.counts,
             tokens=self._input_tokens(batch),
             samples=samples,
             drafts=batch.drafts,
@@ -169,9 +171,7 @@ class Planner:
             page_updates=memory.leases.take_updates(),
         )
         self._lifecycle.row_starts = []
-        running.scheduled[rows] = batch.targets
-        running.most[rows] += batch.drafts + samples
-        running.least[rows] += samples
+        running.submit(batch, samples)
         memory.leases.submit(rows, number)
         self._admission.growth.went_well()
         self._steps_since_retraction += 1
@@ -181,7 +181,7 @@ class Planner:
         """The step's flat input. What was sampled in this row is taken from the device: it may not even
         be known here yet."""
         running, rows, starts, counts = self._running, batch.rows, batch.starts, batch.counts
-        if np.count_nonzero(batch.decodes) == len(rows):
+        if batch.all_decode:
             return np.full(len(rows), FROM_DEVICE, np.int32)
         tokens = np.where(batch.decodes, FROM_DEVICE, running.tokens[rows, starts]).astype(np.int32)
         if (counts == 1).all():

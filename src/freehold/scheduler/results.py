@@ -62,26 +62,26 @@ class Results:
     def take(self, step: Step, result: StepResult, live: Int64, output: StepOutput) -> None:
         """`live` indexes the rows of the step that still have their request."""
         if result.seconds:
-            decoding = int((step.counts == 1).sum())
+            decoding = int(np.count_nonzero(step.counts == 1))
             self._chunks.learn(decoding, int(step.counts.sum()) - decoding, result.seconds)
-        running, rows, counts = self._running, step.rows[live], result.counts[live]
+        running, rows, starts, drafts = self._running, step.rows, step.starts, step.drafts
+        if len(live) < len(rows):
+            rows, starts, drafts, result = rows[live], starts[live], drafts[live], result.only(live)
+        counts, before = result.counts, running.length[rows]
         which, offset = _spread(counts)
-        flat = (result.counts.cumsum()[live] - counts)[which] + offset
-        token_rows, tokens = rows[which], result.tokens[flat]
-        before = running.length[rows]
-        at = before[which] + offset
-        running.tokens[token_rows, at] = tokens
-        self.token_count += len(tokens)
-        running.settle(rows, counts, step.drafts[live])
-        self._memory.leases.commit(rows, result.written[live], running.scheduled[rows])
-        fresh = (step.starts[live] < running.prefill_end[rows]).nonzero()[0]
+        token_rows, at = rows[which], before[which] + offset
+        running.tokens[token_rows, at] = result.tokens
+        self.token_count += len(result.tokens)
+        running.settle(rows, counts, drafts)
+        self._memory.leases.commit(rows, result.written, running.scheduled[rows])
+        fresh = (starts < running.prefill_end[rows]).nonzero()[0]
         if len(fresh):
             self._publish_prompts(rows[fresh], before[fresh])
-        self._learn(rows, result.proposed[live], counts)
-        for i in np.flatnonzero(np.isin(live, list(result.scores))) if result.scores else ():
-            running.request(int(rows[i])).prompt_logprobs += result.scores[int(live[i])]
-        self._note_first_tokens(rows[fresh[counts[fresh] > 0]], output)
-        self._deliver(token_rows, at + 1, flat, result, output)
+            self._note_first_tokens(rows[fresh[counts[fresh] > 0]], output)
+        self._learn(rows, result.proposed, counts)
+        for i, scores in result.scores.items():
+            running.request(int(rows[i])).prompt_logprobs += scores
+        self._deliver(token_rows, at + 1, result, output)
 
     def fail(self, rows: Int64, error: BaseException) -> None:
         """The step did not complete: nothing was committed, and those who were in it hear of it."""
@@ -120,11 +120,10 @@ class Results:
 
     # -- tokens ---------------------------------------------------------------------------------------
 
-    def _deliver(self, rows: Int64, length: Int64, flat: Int64, result: StepResult, output: StepOutput) -> None:
+    def _deliver(self, rows: Int64, length: Int64, result: StepResult, output: StepOutput) -> None:
         """Hand the tokens on, up to the first that ends its request. `length` [tokens] is its sequence's with
         that token."""
-        running = self._running
-        tokens = result.tokens[flat]
+        running, tokens = self._running, result.tokens
         eos = self._vocabulary.is_eos(tokens)
         notable = eos | (length >= running.watch_from[rows])
         requests = running.requests_of(rows)
@@ -138,7 +137,7 @@ class Results:
         for i, request in enumerate(requests):
             if request.state is RequestState.ENDED:
                 continue
-            token, logprobs = int(tokens[i]), result.logprobs.get(int(flat[i]))
+            token, logprobs = int(tokens[i]), result.logprobs.get(i)
             output.append(request, token, logprobs)
             if notable[i]:
                 finish = self._finish(request, token, logprobs, bool(may_stop[i]), bool(eos[i]), bool(full[i]))
@@ -186,10 +185,10 @@ class Results:
         return None if found is None else Finish(FinishKind.STOP, found[1])
 
 
-def _spread(counts: Int64) -> tuple[Int64, Int64]:
+def _spread(counts: Int64) -> tuple[Int64 | slice, Int64 | int]:
     """For each of counts[0] things, then of counts[1], ...: the index of its count, and 0 .. count - 1."""
     if counts.max(initial=0) <= 1:
-        which = counts.nonzero()[0]
-        return which, np.zeros(len(which), np.int64)
+        everybody = np.count_nonzero(counts) == len(counts)
+        return slice(None) if everybody else counts.nonzero()[0], 0
     ends = counts.cumsum()
     return np.arange(len(counts)).repeat(counts), np.arange(int(ends[-1])) - (ends - counts).repeat(counts)

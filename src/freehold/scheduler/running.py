@@ -1,12 +1,12 @@
 """The running requests as rows of NumPy arrays, beside the lease table and with the same row numbers.
 
-    tokens of a row    0 ....... scheduled ....... length ....... least ....... most
-                       |  computed or |   known, not  |   sampled by the steps   |
-                       |  in flight   |   scheduled   |        in flight         |
+    tokens of a row    0 ....... scheduled ....... length ....... most - unsure ....... most
+                       |  computed or |   known, not  |       sampled by the steps      |
+                       |  in flight   |   scheduled   |            in flight            |
 
 A row has work to do while `scheduled < most`. A prompt, its chunks, and decoding differ only in how much.
-A step that verifies drafts gives one token at least and all of them at most: both are counted (`least`,
-`most`), and the result settles them.
+A step that verifies drafts gives one token at least and all of them at most: those are `unsure`, and the
+result settles them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class RunningTable:
         self.length = column()
         self.scheduled = column()
         self.most = column()  # tokens known when the steps in flight are done, at most
-        self.least = column()  # and at least
+        self.unsure = column()  # those of them that are drafts
         self.prompt_length = column()
         self.prefill_end = column()  # tokens known when the row was taken: later ones are on the device
         self.min_length = column()  # no stop before this many tokens
@@ -54,9 +54,9 @@ class RunningTable:
         params = request.params
         prompt_length = len(request.prompt)
         self.tokens[row, : len(tokens)] = tokens
-        for column in (self.length, self.most, self.least, self.prefill_end):
-            column[row] = len(tokens)
+        self.length[row] = self.most[row] = self.prefill_end[row] = len(tokens)
         self.scheduled[row] = computed
+        self.unsure[row] = 0
         self.prompt_length[row] = prompt_length
         self.min_length[row] = prompt_length + params.min_tokens
         self.max_length[row] = max_length
@@ -92,8 +92,8 @@ class RunningTable:
         """Rows with tokens to compute, in order of admission. A row that will be finished by length
         when the steps in flight are done has none: nothing is allocated for it any more."""
         rows = self.order
-        waiting = self.most[rows] > self.scheduled[rows]
-        return rows[waiting & (self.least[rows] < self.max_length[rows])]
+        most = self.most[rows]
+        return rows[(most > self.scheduled[rows]) & (most - self.unsure[rows] < self.max_length[rows])]
 
     def todo(self, rows: Int64) -> Int64:
         """Tokens of prompts [n] that are not scheduled yet."""
@@ -106,13 +106,22 @@ class RunningTable:
         targets = np.minimum(starts + counts + drafts, self.max_length[rows] - 1)
         return Batch(rows, starts, counts, drafts, starts >= self.prefill_end[rows], targets)
 
+    def submit(self, batch: Batch, samples: Bool) -> None:
+        """A step computes the batch, and samples where `samples` [n]."""
+        rows = batch.rows
+        self.scheduled[rows] = batch.targets
+        self.most[rows] += samples
+        if np.count_nonzero(batch.drafts):
+            self.most[rows] += batch.drafts
+            self.unsure[rows] += batch.drafts
+
     def settle(self, rows: Int64, sampled: Int64, drafts: Int64) -> None:
         """Steps gave `sampled` [n] tokens, which are in place, where as many as `drafts` [n] and one more were
         possible: all that was planned on top of those that are missing moves back."""
         self.length[rows] += sampled
         unsure = drafts.nonzero()[0]
         if len(unsure):
-            rows, sampled = rows[unsure], sampled[unsure]
-            self.most[rows] += sampled - drafts[unsure] - 1
-            self.least[rows] += sampled - 1
+            rows, sampled, drafts = rows[unsure], sampled[unsure], drafts[unsure]
+            self.most[rows] += sampled - drafts - 1
+            self.unsure[rows] -= drafts
             self.scheduled[rows] = np.minimum(self.most[rows], self.max_length[rows]) - 1
