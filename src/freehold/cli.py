@@ -58,8 +58,8 @@ def serve(
     ] = None,
     schedule_policy: Annotated[str, typer.Option(help="fcfs, lpm (longest prefix match) or priority.")] = "fcfs",
     eviction_policy: Annotated[
-        str, typer.Option("--eviction-policy", "--radix-eviction-policy", help="lru, lfu, fifo or priority.")
-    ] = "lru",
+        str, typer.Option("--eviction-policy", "--radix-eviction-policy", help="reuse, lru, lfu, fifo or priority.")
+    ] = "reuse",
     disable_overlap_schedule: Annotated[bool, typer.Option("--disable-overlap-schedule")] = False,
     disable_radix_cache: Annotated[bool, typer.Option("--disable-radix-cache")] = False,
     audit_interval: Annotated[int, typer.Option(help="Recount all pages every k steps; 0: only when idle.")] = 0,
@@ -225,7 +225,7 @@ def simulate(
     num_pages: Annotated[int, typer.Option(help="Pages of the simulated server.")] = 4096,
     max_running_requests: Annotated[int, typer.Option(help="Requests in a batch at most.")] = 64,
     schedule_policy: Annotated[str, typer.Option(help="fcfs, lpm or priority.")] = "fcfs",
-    eviction_policy: Annotated[str, typer.Option(help="lru, lfu, fifo or priority.")] = "lru",
+    eviction_policy: Annotated[str, typer.Option(help="reuse, lru, lfu, fifo or priority.")] = "reuse",
     step_ms: Annotated[float, typer.Option(help="Of a step, whatever it computes.")] = 10.0,
     token_us: Annotated[float, typer.Option(help="And for each token in it.")] = 50.0,
 ) -> None:

@@ -8,7 +8,7 @@ SCHEDULE_POLICIES = ("fcfs", "lpm", "priority")
 SPECULATIVE_ALGORITHMS = ("ngram", "draft")
 LINEAR_COMPUTE = ("float32", "int16", "int8")
 KV_CACHE_DTYPES = ("float32", "bfloat16", "int8")
-EVICTION_POLICIES = ("lru", "lfu", "fifo", "priority")
+EVICTION_POLICIES = ("reuse", "lru", "lfu", "fifo", "priority")
 KV_BYTES_DEFAULT = 1 << 30
 
 
@@ -43,7 +43,7 @@ class EngineConfig:
     chunked_prefill_size: int = 512
     target_itl_ms: float | None = None
     schedule_policy: str = "fcfs"
-    eviction_policy: str = "lru"
+    eviction_policy: str = "reuse"
     disable_overlap_schedule: bool = False
     disable_radix_cache: bool = False
     audit_interval: int = 0

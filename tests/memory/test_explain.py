@@ -79,7 +79,7 @@ def test_evicted_when_and_by_what():
     assert miss.reason == "evicted"
     assert miss.cached == 8
     assert "evicted at step 2 by a step that needed 3 pages" in str(miss)
-    assert sum(memory.tree.ages.evicted) == 3
+    assert sum(memory.tree.history.ages.evicted) == 3
     memory.tree.flush()
     assert "a flush of the cache" in str(explain(memory, PROMPT))
 
@@ -105,7 +105,7 @@ def test_ages_of_hits():
     for _ in range(9):
         memory.complete(memory.epochs.submit())
     memory.leases.open(memory.match("", PROMPT)).release()
-    assert memory.tree.ages.as_dict()["hit"] == {"<16": 4}
+    assert memory.tree.history.ages.as_dict()["hit"] == {"<16": 4}
 
 
 def test_only_one_thread_moves_pages():

@@ -5,6 +5,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from freehold.config import EVICTION_POLICIES
 from freehold.memory import Memory, MemoryShape, OutOfPages, Retention
 from freehold.memory.owner import FREE, OwnerKind, kind_of
 
@@ -28,7 +29,7 @@ class MemoryMachine(RuleBasedStateMachine):
     @initialize(
         page_size=st.sampled_from([1, 4, 16]),
         pages=st.integers(6, 30),
-        policy=st.sampled_from(["lru", "lfu", "fifo", "priority"]),
+        policy=st.sampled_from(EVICTION_POLICIES),
         quota=st.sampled_from([None, 0.3]),
     )
     def start(self, page_size, pages, policy, quota):

@@ -105,8 +105,9 @@ def test_hints_that_are_renewed_for_ever_leave_nothing_behind():
     for now in range(5000):
         memory.tree.retain(node, Retention(3, ttl=0.5), now)
         memory.pass_time(now + 0.6)
-    queue = memory.tree._queue._queues[""]
+    (queue, *others) = memory.tree._queue._queues[""]._queues
     assert len(queue._heap) < 2100
+    assert not any(len(other._heap) for other in others)
     assert len(memory.tree._fading) < 2100
     for now in range(5000):
         memory.tree.retain(node, Retention(3, ttl=1e5), now)

@@ -4,7 +4,7 @@ every page recounted after every step."""
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from freehold.config import EngineConfig
+from freehold.config import EVICTION_POLICIES, EngineConfig
 from freehold.sampling_params import SamplingParams
 from freehold.scheduler.request import FinishKind
 from freehold.simulation.assembly import SimulatedModel
@@ -57,7 +57,7 @@ configs = st.builds(
     st.sampled_from([5, 16, 100]),
     st.booleans(),
     st.sampled_from(["fcfs", "lpm", "priority"]),
-    st.sampled_from(["lru", "lfu", "fifo", "priority"]),
+    st.sampled_from(EVICTION_POLICIES),
     st.integers(1, 12),
     st.booleans(),
     st.sampled_from([0, 0, 1, 3]),

@@ -6,6 +6,8 @@ import heapq
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from freehold.memory.reuse import CLASSES, ReuseStatistics, class_of
+
 if TYPE_CHECKING:
     from freehold.memory.node import Node
 
@@ -34,6 +36,7 @@ def priority(node: Node) -> Key:
 
 
 POLICIES: dict[str, Callable[[Node], Key]] = {"lru": lru, "lfu": lfu, "fifo": fifo, "priority": priority}
+REUSE = "reuse"  # what is least likely to be asked for soon, as `ReuseStatistics` have learned
 
 
 class EvictionQueue:
@@ -96,6 +99,42 @@ class EvictionQueue:
         return node
 
 
+class ReuseQueue:
+    """Candidates by how often they were hit, least recently used first; the head that is worth least goes first.
+    Among pages hit equally often the one that has waited longest is nearly always that."""
+
+    def __init__(self, statistics: ReuseStatistics, clock: Callable[[], int]):
+        self._statistics = statistics
+        self._clock = clock
+        self._queues = [EvictionQueue(lru) for _ in range(CLASSES)]
+
+    def lower(self, node: Node) -> None:
+        """The node is a candidate, and its level may have become smaller."""
+        self._queues[class_of(node.hits)].lower(node)
+
+    def peek(self) -> Node | None:
+        """The one to go next, or None."""
+        heads = [node for kind in range(CLASSES) if (node := self._head(kind)) is not None]
+        return min(heads, key=self._worth) if heads else None
+
+    def pop(self) -> Node | None:
+        """The same, taken out."""
+        node = self.peek()
+        return None if node is None else self._queues[class_of(node.hits)].pop()
+
+    def _head(self, kind: int) -> Node | None:
+        """What was hit since it was queued has gone on to another class."""
+        queue = self._queues[kind]
+        while (node := queue.peek()) is not None and class_of(node.hits) != kind:
+            queue.pop()
+            self.lower(node)
+        return node
+
+    def _worth(self, node: Node) -> tuple[int, float, int]:
+        age = self._clock() - node.last_used
+        return node.level, self._statistics.worth(node.hits, age), node.last_used
+
+
 class FairEviction:
     """One queue for each tenant (salt). While some hold more than `quota` pages in the tree, the one that
     holds most gives first; otherwise whoever has the smallest key. Without a quota all are one tenant.
@@ -103,12 +142,16 @@ class FairEviction:
     A quota is no limit: a tenant may fill memory that nobody else wants.
     """
 
-    def __init__(self, policy: str, quota: int | None = None):
-        if policy not in POLICIES:
-            raise ValueError(f"eviction policy must be one of {', '.join(POLICIES)}, not '{policy}'")
-        self._key = POLICIES[policy]
+    def __init__(self, policy: str, quota: int | None, statistics: ReuseStatistics, clock: Callable[[], int]):
+        known = (REUSE, *POLICIES)
+        if policy not in known:
+            raise ValueError(f"eviction policy must be one of {', '.join(known)}, not '{policy}'")
+        self._key = POLICIES.get(policy, lru)  # between tenants
+        self._new_queue: Callable[[], EvictionQueue | ReuseQueue] = (
+            (lambda: ReuseQueue(statistics, clock)) if policy == REUSE else (lambda: EvictionQueue(self._key))
+        )
         self._quota = quota
-        self._queues: dict[str, EvictionQueue] = {}
+        self._queues: dict[str, EvictionQueue | ReuseQueue] = {}
         # The smallest key of each queue, or a smaller one; entries that differ from `_announced` are stale.
         self._heads: list[tuple[Key, str]] = []
         self._announced: dict[str, Key] = {}
@@ -138,7 +181,7 @@ class FairEviction:
         salt = "" if self._quota is None else node.namespace.salt
         queue = self._queues.get(salt)
         if queue is None:
-            queue = self._queues[salt] = EvictionQueue(self._key)
+            queue = self._queues[salt] = self._new_queue()
         queue.lower(node)
         if self._quota is not None:
             self._announce(salt, self._key(node))

@@ -2,44 +2,113 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from freehold.arrays import Int32
+from freehold.memory.reuse import ReuseStatistics
+
+if TYPE_CHECKING:
+    from freehold.memory.node import Ghost, Node
 
 AGE_BUCKETS = 24  # bucket b counts ages below 2**b steps
 
 
-@dataclass(frozen=True)
+_Where = tuple[Hashable, bytes]
+
+
+@dataclass
 class Eviction:
     """Pages that left the tree: during which step, what wanted the room, and for how many steps nobody had
-    used them."""
+    used them. They stood in the node with place `place`, were hit `hits` times and used last at `last_used`
+    of the tree's ticks; that they have waited for `waited` ticks since is accounted for."""
 
     step: int
     cause: str
     page_count: int
     idle_steps: int
+    place: Hashable
+    hits: int
+    last_used: int
+    waited: int
 
     def __str__(self) -> str:
         return f"evicted at step {self.step} by {self.cause}, {self.idle_steps} steps after its last use"
 
 
-class EvictionHistory:
+class PrefixHistory:
     """The newest `limit` evictions, found by where they were: after the prefix `place` (`Node.place`),
     beginning with page `key`. So "was there more?" takes one look, and one page of tokens is kept.
+
+    How long pages wait for their next use is learned also from those that come back after their eviction.
     """
 
-    def __init__(self, limit: int = 4096):
+    def __init__(self, page_size: int, limit: int = 4096):
+        self.ages = PageAges()
+        self.reuse = ReuseStatistics()
+        self._page_size = page_size
         self._limit = limit
-        self._evictions: OrderedDict[tuple[Hashable, bytes], Eviction] = OrderedDict()
-
-    def record(self, place: Hashable, key: bytes, eviction: Eviction) -> None:
-        self._evictions[place, key] = eviction
-        self._evictions.move_to_end((place, key))
-        if len(self._evictions) > self._limit:
-            self._evictions.popitem(last=False)
+        self._evictions: OrderedDict[_Where, Eviction] = OrderedDict()
+        # When those that still wait are accounted for next; newer evictions and returns leave stale entries.
+        self._due: list[tuple[int, int, _Where, Eviction]] = []
+        self._count = 0
 
     def find(self, place: Hashable, key: bytes) -> Eviction | None:
         return self._evictions.get((place, key))
+
+    def hit(self, node: Node, step: int, tick: int) -> None:
+        """A node is about to be used again."""
+        self.ages.hit[PageAges.bucket(step - node.used_at)] += node.page_count
+        self.reuse.wait(node.hits, 0, tick - node.last_used, node.page_count, True)
+
+    def evicted(self, node: Node, gone: int, step: int, tick: int, cause: str) -> None:
+        """A node is about to lose its last `gone` pages."""
+        idle, keep = step - node.used_at, node.page_count - gone
+        self.ages.evicted[PageAges.bucket(idle)] += gone
+        place = node.place if keep or node.parent is None else node.parent.place
+        where = place, self._key(node.tokens, keep * self._page_size)
+        eviction = Eviction(step, cause, gone, idle, node.place, node.hits, node.last_used, 0)
+        self._evictions[where] = eviction
+        self._evictions.move_to_end(where)
+        self._account(where, eviction, tick)
+        while self._due[0][0] <= tick:
+            _, _, where, eviction = heapq.heappop(self._due)
+            if self._evictions.get(where) is eviction:
+                self._account(where, eviction, tick)
+        if len(self._evictions) > self._limit:
+            _, oldest = self._evictions.popitem(last=False)
+            self._wait(oldest, tick, False)
+
+    def _account(self, where: _Where, eviction: Eviction, tick: int) -> None:
+        """Now, and again at twice the age: who has not come back yet is experience, too."""
+        self._wait(eviction, tick, False)
+        self._count += 1
+        heapq.heappush(self._due, (tick + max(eviction.waited, 1), self._count, where, eviction))
+
+    def _wait(self, eviction: Eviction, tick: int, reused: bool) -> None:
+        age = tick - eviction.last_used
+        self.reuse.wait(eviction.hits, eviction.waited, age, eviction.page_count, reused)
+        eviction.waited = age
+
+    def returned(self, node: Node, after: tuple[Ghost | None, ...], tokens: Int32, tick: int) -> None:
+        """`tokens` have come to the tree, after one of these, and `node` ends with them: those of their pages that had
+        been evicted have waited for this."""
+        node.ghost = None
+        for place, at in (ghost for ghost in after if ghost is not None):
+            known = at > 0
+            while (found := self._evictions.pop((place, self._key(tokens, at)), None)) is not None:
+                self._wait(found, tick, True)
+                node.hits = max(node.hits, found.hits + 1)
+                place, at, known = found.place, at + found.page_count * self._page_size, True
+            if known:
+                node.ghost = place, max(at - len(tokens), 0)
+                return
+
+    def _key(self, tokens: Int32, at: int) -> bytes:
+        return tokens[at : at + self._page_size].tobytes()
 
 
 class PageAges:

@@ -32,7 +32,7 @@ class MemoryShape:
     page_size: int = 16
     row_count: int = 256
     token_limit: int = 8192
-    eviction_policy: str = "lru"
+    eviction_policy: str = "reuse"
     prefix_cache: bool = True
     tenant_quota: float | None = None
     retained_share: float = 0.5

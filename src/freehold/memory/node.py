@@ -27,6 +27,10 @@ class PinKind(IntEnum):
     PREFETCH = 4
 
 
+# Where what once went on from a node's end is remembered: a place, and tokens that it lies behind the end.
+Ghost = tuple[Hashable, int]
+
+
 class Node:
     """A run of whole pages of tokens, and for each cache group the pages that hold their KV.
 
@@ -36,7 +40,7 @@ class Node:
     """
 
     __slots__ = (
-        "children", "created", "end", "fades_at", "fence", "hits", "holds", "last_used", "level", "namespace",
+        "children", "created", "end", "fades_at", "fence", "ghost", "hits", "holds", "last_used", "level", "namespace",
         "pages", "parent", "pins", "priority", "queued", "serial", "tokens", "ttl", "used_at",
     )  # fmt: skip
 
@@ -55,6 +59,7 @@ class Node:
         self.used_at = 0  # the newest step when it was last used
         self.level = 0  # of retention: higher stays longer, below 0 goes first
         self.fades_at = self.ttl = 0.0  # when the level is halved, and how long until the next time
+        self.ghost: Ghost | None = None
         self.fence = 0  # the last step that may read these pages after the last pin went
 
     @property

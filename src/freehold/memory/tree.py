@@ -11,7 +11,7 @@ from freehold.memory import owner
 from freehold.memory.epochs import Epochs
 from freehold.memory.errors import LeaseError
 from freehold.memory.eviction import FairEviction
-from freehold.memory.history import Eviction, EvictionHistory, PageAges
+from freehold.memory.history import PrefixHistory
 from freehold.memory.node import Match, Namespace, Node, PinKind
 from freehold.memory.pool import FreedPages, PagePool
 from freehold.memory.retention import DONE, Fading, Retention
@@ -27,7 +27,7 @@ class PrefixTree:
         self,
         pools: list[PagePool],
         epochs: Epochs,
-        policy: str = "lru",
+        policy: str = "reuse",
         quota: int | None = None,
         retained_limit: int | None = None,
     ):
@@ -39,10 +39,9 @@ class PrefixTree:
         self.held_page_count = 0  # of them, those on a path to a pin
         self.retained_page_count = 0  # those with a retention level above 0
         self.evicted_page_count = 0
-        self.history = EvictionHistory()
-        self.ages = PageAges()
+        self.history = PrefixHistory(self.page_size)
         self._roots: dict[Namespace, Node] = {}
-        self._queue = FairEviction(policy, quota)
+        self._queue = FairEviction(policy, quota, self.history.reuse, lambda: self._tick)
         self._fading = Fading()
         self._retained_limit = pools[0].capacity if retained_limit is None else retained_limit
         self._serial = 0
@@ -134,9 +133,9 @@ class PrefixTree:
             node = self._split(node, match.length)
         self._tick += 1
         for used in self.path(node):
+            self.history.hit(used, self.epochs.submitted, self._tick)
             used.last_used = self._tick
             used.hits += 1
-            self.ages.hit[PageAges.bucket(self.epochs.submitted - used.used_at)] += used.page_count
             used.used_at = self.epochs.submitted
             used.priority = max(used.priority, priority)
             used.level = max(used.level, 0)
@@ -208,6 +207,7 @@ class PrefixTree:
         if done < len(tokens):
             first = done // self.page_size
             rest = [part[first:] for part in pages]
+            after = ((node.place, 0), node.ghost)
             # A leaf that nobody else has pinned grows in place, so that a prompt published chunk by
             # chunk becomes one long node. Another's pin relies on where its node ends, and so does a hint.
             alone = not node.children and node.holds == (node is at) and node.level == 0
@@ -217,6 +217,7 @@ class PrefixTree:
                 node = self._append(node, tokens[done:], rest)
             for pool, part in zip(self.pools, rest, strict=True):
                 pool.move(part, source, owner.node(node.serial))
+            self.history.returned(node, after, tokens[done:], self._tick)
             self._touch(node, priority)
         return node, done
 
@@ -295,22 +296,18 @@ class PrefixTree:
         gone = min(have, page_count)
         for pages, freed in zip(node.pages, given, strict=True):
             freed.add(pages[have - gone :], owner.node(node.serial), node.fence)
+        self.history.evicted(node, gone, self.epochs.submitted, self._tick, cause)
         self._count(node, -gone)
-        idle = self.epochs.submitted - node.used_at
-        self.ages.evicted[PageAges.bucket(idle)] += gone
-        eviction = Eviction(self.epochs.submitted, cause, gone, idle)
         if gone < have:
             keep = have - gone
             end = keep * self.page_size
-            self.history.record(node.place, node.tokens[end : end + self.page_size].tobytes(), eviction)
             node.tokens, node.end = node.tokens[:end], node.start + end
             node.pages = [part[:keep] for part in node.pages]
             self._queue.push(node)
             return gone
-        parent, key = node.parent, self._key(node)
+        parent = node.parent
         assert parent is not None
-        self.history.record(parent.place, key, eviction)
-        del parent.children[key]
+        del parent.children[self._key(node)]
         node.parent = None
         if parent.evictable:
             self._queue.push(parent)

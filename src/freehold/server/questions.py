@@ -69,7 +69,7 @@ class Questions:
         return {
             "page_size": memory.page_size,
             "pages": memory.counts().as_dict(),
-            "page_ages_in_steps": memory.tree.ages.as_dict(),
+            "page_ages_in_steps": memory.tree.history.ages.as_dict(),
             "epoch": {"submitted": memory.epochs.submitted, "completed": memory.epochs.completed},
             "weights": memory.weight_version,
             "waiting": len(scheduler.queue),
@@ -85,7 +85,7 @@ class Questions:
         return {
             "page_size": memory.page_size,
             "pages": memory.counts().as_dict(),
-            "page_ages_in_steps": memory.tree.ages.as_dict(),
+            "page_ages_in_steps": memory.tree.history.ages.as_dict(),
             "evicted_pages": memory.tree.evicted_page_count,
             "parked_sessions": len(memory.tails),
             "retained_pages": memory.tree.retained_page_count,

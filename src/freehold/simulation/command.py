@@ -92,7 +92,7 @@ def simulate_trace(path: Path, scale: int, limit: int | None, config: EngineConf
         result = replay(arrivals, config, speed, lambda ended: progress.update(task, completed=ended))
     _show_replay(result)
     with console.status("Comparing policies of eviction ..."):
-        policies = dict.fromkeys(["lru", config.eviction_policy])
+        policies = dict.fromkeys(["lru", "lfu", config.eviction_policy])
         rates = hit_rates(arrivals, config.page_size, config.num_pages or 0, list(policies))
     table = Table("policy", "hit rate", "of what lies between lru and the optimum", title="eviction alone")
     room = max(rates["optimum"] - rates["lru"], 1e-9)

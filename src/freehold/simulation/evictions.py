@@ -1,33 +1,36 @@
 """What a prefix cache of so many pages would hit in a trace, by policy, beside the best that any policy could.
 
-Requests come one after the other and need no memory of their own: nothing but eviction is compared. A policy
-orders leaves, as in the server, with the server's own queue.
+Requests come one after the other and need no memory but for their prompts: nothing but eviction is compared, in the
+server's own prefix tree. The optimum, which knows the future, has a cache of single pages.
 """
 
 from __future__ import annotations
 
 import bisect
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
-from freehold.memory.eviction import POLICIES, EvictionQueue, Key
+import numpy as np
+
+from freehold.memory import Memory, MemoryShape
+from freehold.memory.eviction import EvictionQueue, Key
+from freehold.memory.node import Namespace
 from freehold.simulation.trace import Arrival
 
 NEVER = 1 << 60
 
 
 class Block:
-    """A page of the cache, with what policies look at (see `freehold.memory.node.Node`)."""
+    """A page of the optimum's cache, with what `EvictionQueue` looks at."""
 
-    def __init__(self, serial: int, parent: Block | None, now: int):
+    def __init__(self, page: int, serial: int, parent: Block | None):
+        self.page = page  # the same number whenever it is in the cache
         self.serial = serial
         self.parent = parent
         self.child_count = 0
         self.cached = True
         self.queued = False
-        self.level = self.hits = self.priority = 0
-        self.created = self.last_used = now
         self.next_used = NEVER
         self.pinned = True  # while its request is looked at
 
@@ -46,15 +49,31 @@ def hit_rates(
     arrivals: Sequence[Arrival], page_size: int, page_count: int, policies: Sequence[str]
 ) -> dict[str, float]:
     """Share of prompt tokens found in the cache, by policy and, as "optimum", with the future known."""
-    paths = _paths(arrivals, page_size)
-    uses: dict[int, list[int]] = defaultdict(list)
-    for now, path in enumerate(paths):
-        for serial in path:
-            uses[serial].append(now)
     total = sum(len(arrival.prompt) for arrival in arrivals)
-    keys: dict[str, Callable[[Any], Key]] = {name: cast(Any, POLICIES[name]) for name in policies}
-    keys["optimum"] = optimum
-    return {name: page_size * _hits(paths, uses, page_count, key) / total for name, key in keys.items()}
+    hits = {name: _hits(arrivals, page_size, page_count, name) for name in policies}
+    hits["optimum"] = page_size * _optimal_hits(_paths(arrivals, page_size), page_count)
+    return {name: count / total for name, count in hits.items()}
+
+
+def _hits(arrivals: Sequence[Arrival], page_size: int, page_count: int, policy: str) -> int:
+    """Tokens found."""
+    longest = max(len(arrival.prompt) for arrival in arrivals)
+    memory = Memory(MemoryShape(page_count, page_size, 1, longest + page_size, policy))
+    hits = 0
+    for arrival in arrivals:
+        match = memory.tree.match(Namespace(), arrival.prompt)
+        hits += match.length
+        lease = memory.leases.open(match)
+        fits = memory.capacity_tokens - memory.tree.held_page_count * page_size + match.length
+        end = min(len(arrival.prompt), max(fits, match.length))
+        row, target = np.array([lease.row]), np.array([end - end % page_size])
+        assert memory.make_room(row, target)
+        memory.leases.extend(row, target)
+        memory.leases.commit(row, target, target)
+        lease.publish(arrival.prompt)
+        lease.release()
+        memory.leases.take_updates()
+    return hits
 
 
 def _paths(arrivals: Sequence[Arrival], page_size: int) -> list[list[int]]:
@@ -70,30 +89,35 @@ def _paths(arrivals: Sequence[Arrival], page_size: int) -> list[list[int]]:
     return paths
 
 
-def _hits(paths: list[list[int]], uses: dict[int, list[int]], page_count: int, key: Callable[[Any], Key]) -> int:
+def _optimal_hits(paths: list[list[int]], page_count: int) -> int:
+    """Pages found."""
+    uses: dict[int, list[int]] = defaultdict(list)
+    for now, path in enumerate(paths):
+        for page in path:
+            uses[page].append(now)
     cached: dict[int, Block] = {}
-    queue = EvictionQueue(key)
-    hits = 0
+    queue = EvictionQueue(cast(Any, optimum))
+    hits = inserted = 0
     for now, path in enumerate(paths):
         found = 0
         while found < len(path) and path[found] in cached:
             found += 1
         hits += found
-        blocks = [cached[serial] for serial in path[:found]]
+        blocks = [cached[page] for page in path[:found]]
         for block in blocks:
-            block.pinned, block.last_used = True, now
-            block.hits += 1
-        for serial in path[found:]:
+            block.pinned = True
+        for page in path[found:]:
             if len(cached) >= page_count and not _evict(cached, queue):
                 break
             parent = blocks[-1] if blocks else None
             if parent is not None:
                 parent.child_count += 1
-            blocks.append(Block(serial, parent, now))
-            cached[serial] = blocks[-1]
+            inserted += 1
+            blocks.append(Block(page, inserted, parent))
+            cached[page] = blocks[-1]
         for block in blocks:
-            following = bisect.bisect_right(uses[block.serial], now)
-            block.next_used = uses[block.serial][following] if following < len(uses[block.serial]) else NEVER
+            following = bisect.bisect_right(uses[block.page], now)
+            block.next_used = uses[block.page][following] if following < len(uses[block.page]) else NEVER
             block.pinned = False
         if blocks and blocks[-1].evictable:
             queue.lower(cast(Any, blocks[-1]))  # its next use has changed, whichever way
@@ -105,10 +129,10 @@ def _evict(cached: dict[int, Block], queue: EvictionQueue) -> bool:
     if block is None:
         return False
     block.cached = False
-    del cached[block.serial]
+    del cached[block.page]
     parent = block.parent
     if parent is not None:
         parent.child_count -= 1
         if parent.evictable:
-            queue.push(cast(Any, parent))
+            queue.lower(cast(Any, parent))  # it may have an entry from before, with a nearer use
     return True

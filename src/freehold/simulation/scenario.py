@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from freehold.config import EngineConfig
+from freehold.config import EVICTION_POLICIES, EngineConfig
 
 REQUESTS = 32
 SESSIONS = 10
@@ -113,7 +113,7 @@ class Scenario:
     happenings: list[Happening]
     forward_retract_interval: int = 0
     chunk: int = 64
-    eviction: str = "lru"
+    eviction: str = "reuse"
     quota: float | None = None
     draft_rate: float = 0.6
 
@@ -146,7 +146,7 @@ class Scenario:
             happenings=happenings,
             forward_retract_interval=interval,
             chunk=rng.choice([7, 64, 256]),
-            eviction=rng.choice(["lru", "lfu", "fifo", "priority"]),
+            eviction=rng.choice(EVICTION_POLICIES),
             quota=rng.choice([None, None, 0.2]),
             draft_rate=rng.choice([0.0, 0.3, 0.7, 1.0]),
         )

@@ -6,7 +6,8 @@
 | agent sessions | JSON lines with requests[] of t (s), in, out, hash_ids | 64 tokens a block, local to a session |
 | Azure | CSV TIMESTAMP, ContextTokens, GeneratedTokens | none |
 
-Lengths and blocks are divided by `scale`; the graph of reuse stays as it is.
+Lengths and blocks are divided by `scale`; the graph of reuse stays as it is. Times of a session begin with it, so
+sessions are made to start at random within four hours.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import csv
 import gzip
 import io
 import json
+import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -28,6 +30,7 @@ from freehold.arrays import Int32
 TOKEN_SPACE = 1 << 30
 MOONCAKE_BLOCK = 512
 SESSION_BLOCK = 64
+SESSIONS_START_WITHIN_S = 4 * 3600.0
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,12 @@ def read_trace(path: Path, scale: int) -> list[Arrival]:
             if rows and "hash_ids" in rows[0]:
                 arrivals = [_mooncake(row, scale) for row in rows]
             elif rows and "requests" in rows[0]:
-                arrivals = [arrival for i, row in enumerate(rows) for arrival in _session(row, i, 0.0, scale)]
+                starts = random.Random(0)
+                arrivals = [
+                    arrival
+                    for i, row in enumerate(rows)
+                    for arrival in _session(row, i, starts.random() * SESSIONS_START_WITHIN_S, scale)
+                ]
             else:
                 raise ValueError(f"trace: {path.name} is of no known format (see `freehold simulate --help`)")
     return sorted(arrivals, key=lambda arrival: arrival.at)

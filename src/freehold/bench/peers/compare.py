@@ -25,6 +25,8 @@ from freehold.config import KV_BYTES_DEFAULT
 from freehold.models.loading.resolve import open_checkpoint, resolve_model
 
 WAKE_REQUESTS, WAKE_TOKENS = 4, 32
+# A server may close a connection that it has kept just when the next request is sent on it.
+NO_KEEP_ALIVE = httpx.Limits(max_connections=64, max_keepalive_connections=0)
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,7 @@ def _measure(entrant: _Entrant, workload: Workload, number: int) -> None:
 
 
 async def _send(url: str, workload: Workload, seed: int) -> Figures:
-    async with httpx.AsyncClient(base_url=url, timeout=600, limits=httpx.Limits(max_connections=64)) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=600, limits=NO_KEEP_ALIVE) as client:
         model = (await client.get("/v1/models")).json()["data"][0]["id"]
         target = Target(client, model, seed)
         # While it was stopped its code went cold, and a busy machine may have dropped it from memory.
