@@ -213,4 +213,9 @@ MUTANTS = [
            "            self._over.add(salt)", "            pass"),
     Mutant("a tenant's queue is lost with its first eviction", RETENTION, "memory/eviction.py",
            "        following = self._queues[salt].peek()", "        following = None"),
+    Mutant("what was learned comes before hints", RETENTION, "memory/eviction.py",
+           "return node.level, self._statistics.worth(node.hits, age), node.last_used",
+           "return 0, self._statistics.worth(node.hits, age), node.last_used"),
+    Mutant("a prefix that comes back counts as new", RETENTION, "memory/history.py",
+           "                node.hits = max(node.hits, found.hits + 1)\n", ""),
 ]  # fmt: skip
