@@ -125,11 +125,16 @@ def test_conversations_that_go_on_outlive_requests_that_never_come_back():
 
 
 def test_a_hint_goes_before_what_was_learned():
+    """Four prefixes: one is never hit, and hinted; the others are of the kind that comes back."""
     memory = make(20)
-    for seed in range(4):
+    for seed in (0, 1, 2, 3, 1, 2, 3):
         use(memory, prompt(seed, 4))
-    nodes = [node for node in memory.tree.nodes() if node.parent is not None]
-    nodes[0].level = 5
+    for _ in range(20):
+        learn(memory.tree.history.reuse, 0, 400, reused=False)
+        learn(memory.tree.history.reuse, 1, 50, reused=True)
+    hinted, *others = sorted((node for node in memory.tree.nodes() if node.parent is not None), key=lambda n: n.hits)
+    assert [node.hits for node in (hinted, *others)] == [0, 1, 1, 1]
+    hinted.level = 5
     memory.tree.evict(12, "a test")
-    assert nodes[0].parent is not None
-    assert [node.parent for node in nodes[1:]] == [None] * 3
+    assert hinted.parent is not None
+    assert [node.parent for node in others] == [None] * 3
