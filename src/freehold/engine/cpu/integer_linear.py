@@ -70,10 +70,10 @@ class IntegerMatrix:
         self, x: Float32, out: Float32, step: int = PLAIN, norm: Float32 = NO_NORM, epsilon: float = 0.0
     ) -> None:
         """out [n, rows] += prepared(x) [n, columns] @ weight.T, all C-contiguous."""
+        room, loads = np.empty(len(out) * self.columns, self.inputs), 4 if len(self.minimums) else 16
         _multiply(
             step, x.ravel(), norm, np.float32(epsilon), self.codes, self.scales, self.minimums,
-            np.empty(len(out) * self.columns, self.inputs), self.columns // BLOCK, 4 if len(self.minimums) else 16,
-            len(out), out.ravel(), self.rows,
+            room, self.columns // BLOCK, loads, len(out), out.ravel(), self.rows,
         )  # fmt: skip
 
     def gather(self, rows: Int32) -> Float32:
@@ -131,7 +131,8 @@ def _quantize_row(step, x, row, count, norm, epsilon, blocks, order, codes, scal
 
 @njit(parallel=True, nogil=True, cache=True, error_model="numpy")
 def _multiply(step, source, norm, epsilon, codes, scales, minimums, x, blocks, loads, count, out, width):
-    """out [count, width] += prepared source @ weight.T; `x` is room for the codes of inputs, of their type."""
+    """out [count, width] += prepared source @ weight.T; `x` is room for the codes of inputs, of their type, and a
+    panel's block of weights takes `loads` loads."""
     order = np.arange(BLOCK) if x.itemsize == 1 or len(minimums) == 0 else ORDER
     panel_size = blocks * BLOCK * LANES // (2 if len(minimums) else 1)
     x_scales, x_sums = np.empty(count * blocks, np.float32), np.empty(count * blocks, np.float32)
