@@ -7,7 +7,7 @@ import time
 import numpy as np
 
 from freehold.arrays import Int32
-from freehold.memory import Memory, MemoryShape
+from freehold.memory import Lease, Memory, MemoryShape
 
 
 def _prompt(tokens: int, seed: int = 0) -> Int32:
@@ -18,12 +18,18 @@ def _memory(tokens: int, page_size: int) -> Memory:
     return Memory(MemoryShape(tokens // page_size + 8, page_size, 2, tokens + page_size))
 
 
-def prefix_match_us(tokens: int, repeats: int = 200, page_size: int = 16) -> float:
-    """Median microseconds to match a cached prompt, lease its pages and give them back."""
-    memory, prompt = _memory(tokens, page_size), _prompt(tokens + 1)
+def _computed(memory: Memory, prompt: Int32, tokens: int) -> Lease:
+    """A lease on a prompt of which nothing was cached."""
     lease = memory.leases.open(memory.match("", prompt))
     lease.extend(tokens)
     lease.commit(tokens)
+    return lease
+
+
+def prefix_match_us(tokens: int, repeats: int = 200, page_size: int = 16) -> float:
+    """Median microseconds to match a cached prompt, lease its pages and give them back."""
+    memory, prompt = _memory(tokens, page_size), _prompt(tokens + 1)
+    lease = _computed(memory, prompt, tokens)
     lease.publish(prompt)
     lease.release()
     times: list[float] = []
@@ -41,9 +47,7 @@ def publish_us(tokens: int, repeats: int = 50, page_size: int = 16) -> float:
     memory, times = _memory(tokens, page_size), []
     for i in range(repeats):
         prompt = _prompt(tokens, i)
-        lease = memory.leases.open(memory.match("", prompt))
-        lease.extend(tokens)
-        lease.commit(tokens)
+        lease = _computed(memory, prompt, tokens)
         started = time.perf_counter()
         lease.publish(prompt)
         times.append(time.perf_counter() - started)
@@ -59,9 +63,7 @@ def evict_us(leaves: int, leaf_pages: int, page_size: int = 16, together: int = 
     memory = Memory(MemoryShape(leaves * leaf_pages, page_size, 1, size))
     for first in range(leaves):
         prompt = np.full(size, first, np.int32)
-        lease = memory.leases.open(memory.match("", prompt))
-        lease.extend(size)
-        lease.commit(size)
+        lease = _computed(memory, prompt, size)
         lease.publish(prompt)
         lease.release()
     times: list[float] = []

@@ -50,7 +50,8 @@ def _load(kind, vector):
     return load
 
 
-load_bytes, load_floats = _load(I8x32, _V8), _load(F32x8, _VF)
+# The 32 bytes, 16 words or 8 floats from `at`; words of an array of bytes are two bytes each.
+load_bytes, load_raw_words, load_floats = _load(I8x32, _V8), _load(I16x16, _V16), _load(F32x8, _VF)
 
 
 @intrinsic
@@ -233,17 +234,6 @@ def load_words(typingctx, array, at):
         vector = ir.VectorType(_I8, 16)
         raw = builder.load(builder.bitcast(builder.gep(data, [args[1]]), vector.as_pointer()), align=1)
         return builder.sext(raw, _V16)
-
-    return I16x16(array, types.intp), codegen
-
-
-@intrinsic
-def load_raw_words(typingctx, array, at):
-    """array u8[*] -> 16 words made of the 32 bytes from `at`."""
-
-    def codegen(context, builder, signature, args):
-        data = context.make_array(signature.args[0])(context, builder, args[0]).data
-        return builder.load(builder.bitcast(builder.gep(data, [args[1]]), _V16.as_pointer()), align=1)
 
     return I16x16(array, types.intp), codegen
 

@@ -50,6 +50,13 @@ def _finish(total, weight_scale, scale, result):
 
 
 @njit(inline="always")
+def _add_block(result, total, scales, minimums, at, x_scales, x_sums, x_at):
+    """result + total x both scales + the block's minimum x the sum of its inputs"""
+    result = fma_floats(load_halves(minimums, at), splat_float_at(x_sums, x_at), result)
+    return _finish(total, load_halves(scales, at), splat_float_at(x_scales, x_at), result)
+
+
+@njit(inline="always")
 def _add_to(out, at, left, result, spare):
     """out[at : at + 8] += result, of which only `left` lanes may exist."""
     if left >= LANES:
@@ -79,23 +86,11 @@ def _nibbles_bytes4(
             s1 = add_words(s1, multiply_pairs(high, splat_quad(x, k + BLOCK + 16)))
             s2 = add_words(s2, multiply_pairs(high, splat_quad(x, k + 2 * BLOCK + 16)))
             s3 = add_words(s3, multiply_pairs(high, splat_quad(x, k + 3 * BLOCK + 16)))
-        scale, minimum = load_halves(scales, scale_at + b * LANES), load_halves(minimums, scale_at + b * LANES)
-        c = xs_at + b * ROWS
-        r0 = _finish(
-            sum_pairs(s0), scale, splat_float_at(x_scales, c), fma_floats(minimum, splat_float_at(x_sums, c), r0)
-        )
-        c += 1
-        r1 = _finish(
-            sum_pairs(s1), scale, splat_float_at(x_scales, c), fma_floats(minimum, splat_float_at(x_sums, c), r1)
-        )
-        c += 1
-        r2 = _finish(
-            sum_pairs(s2), scale, splat_float_at(x_scales, c), fma_floats(minimum, splat_float_at(x_sums, c), r2)
-        )
-        c += 1
-        r3 = _finish(
-            sum_pairs(s3), scale, splat_float_at(x_scales, c), fma_floats(minimum, splat_float_at(x_sums, c), r3)
-        )
+        w, c = scale_at + b * LANES, xs_at + b * ROWS
+        r0 = _add_block(r0, sum_pairs(s0), scales, minimums, w, x_scales, x_sums, c)
+        r1 = _add_block(r1, sum_pairs(s1), scales, minimums, w, x_scales, x_sums, c + 1)
+        r2 = _add_block(r2, sum_pairs(s2), scales, minimums, w, x_scales, x_sums, c + 2)
+        r3 = _add_block(r3, sum_pairs(s3), scales, minimums, w, x_scales, x_sums, c + 3)
     _add_to(out, to, left, r0, spare)
     _add_to(out, to + width, left, r1, spare)
     _add_to(out, to + 2 * width, left, r2, spare)
@@ -123,15 +118,11 @@ def _nibbles_bytes1(
             s1 = add_words(s1, multiply_pairs(high_nibbles(w1), high))
             s2 = add_words(s2, multiply_pairs(high_nibbles(w2), high))
             s3 = add_words(s3, multiply_pairs(high_nibbles(w3), high))
-        x_scale, x_sum = splat_float_at(x_scales, xs_at + b), splat_float_at(x_sums, xs_at + b)
-        c, step = scale_at + b * LANES, blocks * LANES
-        r0 = _finish(sum_pairs(s0), load_halves(scales, c), x_scale, fma_floats(load_halves(minimums, c), x_sum, r0))
-        c += step
-        r1 = _finish(sum_pairs(s1), load_halves(scales, c), x_scale, fma_floats(load_halves(minimums, c), x_sum, r1))
-        c += step
-        r2 = _finish(sum_pairs(s2), load_halves(scales, c), x_scale, fma_floats(load_halves(minimums, c), x_sum, r2))
-        c += step
-        r3 = _finish(sum_pairs(s3), load_halves(scales, c), x_scale, fma_floats(load_halves(minimums, c), x_sum, r3))
+        w, c, step = scale_at + b * LANES, xs_at + b, blocks * LANES
+        r0 = _add_block(r0, sum_pairs(s0), scales, minimums, w, x_scales, x_sums, c)
+        r1 = _add_block(r1, sum_pairs(s1), scales, minimums, w + step, x_scales, x_sums, c)
+        r2 = _add_block(r2, sum_pairs(s2), scales, minimums, w + 2 * step, x_scales, x_sums, c)
+        r3 = _add_block(r3, sum_pairs(s3), scales, minimums, w + 3 * step, x_scales, x_sums, c)
     _add_to(out, to, left, r0, spare)
     _add_to(out, to + LANES, left - LANES, r1, spare)
     _add_to(out, to + 2 * LANES, left - 2 * LANES, r2, spare)
@@ -168,23 +159,11 @@ def _nibbles_words4(
             s1 = add_products(s1, w, splat_pair(x, k + 6 + BLOCK))
             s2 = add_products(s2, w, splat_pair(x, k + 6 + 2 * BLOCK))
             s3 = add_products(s3, w, splat_pair(x, k + 6 + 3 * BLOCK))
-        scale, minimum = load_halves(scales, scale_at + b * LANES), load_halves(minimums, scale_at + b * LANES)
-        c = xs_at + b * ROWS
-        r0 = _finish(
-            to_floats(s0), scale, splat_float_at(x_scales, c), fma_floats(minimum, splat_float_at(x_sums, c), r0)
-        )
-        c += 1
-        r1 = _finish(
-            to_floats(s1), scale, splat_float_at(x_scales, c), fma_floats(minimum, splat_float_at(x_sums, c), r1)
-        )
-        c += 1
-        r2 = _finish(
-            to_floats(s2), scale, splat_float_at(x_scales, c), fma_floats(minimum, splat_float_at(x_sums, c), r2)
-        )
-        c += 1
-        r3 = _finish(
-            to_floats(s3), scale, splat_float_at(x_scales, c), fma_floats(minimum, splat_float_at(x_sums, c), r3)
-        )
+        w, c = scale_at + b * LANES, xs_at + b * ROWS
+        r0 = _add_block(r0, to_floats(s0), scales, minimums, w, x_scales, x_sums, c)
+        r1 = _add_block(r1, to_floats(s1), scales, minimums, w, x_scales, x_sums, c + 1)
+        r2 = _add_block(r2, to_floats(s2), scales, minimums, w, x_scales, x_sums, c + 2)
+        r3 = _add_block(r3, to_floats(s3), scales, minimums, w, x_scales, x_sums, c + 3)
     _add_to(out, to, left, r0, spare)
     _add_to(out, to + width, left, r1, spare)
     _add_to(out, to + 2 * width, left, r2, spare)
@@ -221,15 +200,11 @@ def _nibbles_words1(
             s3 = add_products(s3, word_nibbles(raw, 4), x1)
             s3 = add_products(s3, word_nibbles(raw, 8), x2)
             s3 = add_products(s3, word_nibbles(raw, 12), x3)
-        x_scale, x_sum = splat_float_at(x_scales, xs_at + b), splat_float_at(x_sums, xs_at + b)
-        c, step = scale_at + b * LANES, blocks * LANES
-        r0 = _finish(to_floats(s0), load_halves(scales, c), x_scale, fma_floats(load_halves(minimums, c), x_sum, r0))
-        c += step
-        r1 = _finish(to_floats(s1), load_halves(scales, c), x_scale, fma_floats(load_halves(minimums, c), x_sum, r1))
-        c += step
-        r2 = _finish(to_floats(s2), load_halves(scales, c), x_scale, fma_floats(load_halves(minimums, c), x_sum, r2))
-        c += step
-        r3 = _finish(to_floats(s3), load_halves(scales, c), x_scale, fma_floats(load_halves(minimums, c), x_sum, r3))
+        w, c, step = scale_at + b * LANES, xs_at + b, blocks * LANES
+        r0 = _add_block(r0, to_floats(s0), scales, minimums, w, x_scales, x_sums, c)
+        r1 = _add_block(r1, to_floats(s1), scales, minimums, w + step, x_scales, x_sums, c)
+        r2 = _add_block(r2, to_floats(s2), scales, minimums, w + 2 * step, x_scales, x_sums, c)
+        r3 = _add_block(r3, to_floats(s3), scales, minimums, w + 3 * step, x_scales, x_sums, c)
     _add_to(out, to, left, r0, spare)
     _add_to(out, to + LANES, left - LANES, r1, spare)
     _add_to(out, to + 2 * LANES, left - 2 * LANES, r2, spare)
