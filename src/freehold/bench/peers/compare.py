@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import platform
+import signal
 import statistics
 import time
 from dataclasses import asdict, dataclass
@@ -61,6 +62,8 @@ def run_peers(names: list[str], rounds: int, workloads: list[str], output: Path)
     for peer in (PEERS[name] for name in names):
         with console.status(f"Installing {peer.name} (once; it may be built from source) ..."):
             peer.install()
+    # Told to stop, it must not leave frozen engines behind.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with contextlib.ExitStack() as stack:
         model = exported(resolve_model(None))
         # As much KV as we would take by default in float32: the same number of tokens for everybody.
