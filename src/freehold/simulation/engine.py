@@ -187,15 +187,26 @@ class SimulatedEngine:
         raise WrongKV(f"step {step.number}, row {row}, group {group}, position {position}: {what}", page)
 
 
+class _Answered(Future[StepResult]):
+    """Known from the start: nobody waits, so there is no lock."""
+
+    def __init__(self, answer: StepResult):
+        self._answer = answer
+
+    def exception(self, timeout: float | None = None) -> None:
+        return None
+
+    def result(self, timeout: float | None = None) -> StepResult:
+        return self._answer
+
+
 class InstantEngine:
-    """For measuring the scheduler: every token is 1, at no cost."""
+    """For measuring the scheduler: every token is 1, at next to no cost."""
 
     def execute(self, step: Step) -> Future[StepResult]:
-        future: Future[StepResult] = Future()
-        counts = step.samples.astype(np.int64)
-        tokens = np.ones(int(counts.sum()), np.int32)
-        future.set_result(StepResult(tokens, counts, step.starts + step.counts, np.zeros_like(counts)))
-        return future
+        tokens = np.ones(np.count_nonzero(step.samples), np.int32)
+        proposed = np.zeros(len(step.rows), np.int64)
+        return _Answered(StepResult(tokens, step.samples.astype(np.int64), step.starts + step.counts, proposed))
 
     def load_weights(self, source: str) -> Future[None]:
         raise NotImplementedError("there are none")
