@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -57,12 +57,6 @@ class Load:
 
     def at_rate(self, rate: float, seed: int = 0) -> Load:
         """The same requests at random times, `rate` a second on average (a Poisson process)."""
-
-        def due() -> Iterator[float]:
-            rng, now = random.Random(seed), 0.0
-            while True:
-                yield now
-                now += rng.expovariate(rate)
-
-        timed = [replace(one, at=at) for one, at in zip(self.requests, due(), strict=False)]
-        return replace(self, requests=timed)
+        rng = random.Random(seed)
+        due = itertools.accumulate((rng.expovariate(rate) for _ in self.requests), initial=0.0)
+        return replace(self, requests=[replace(one, at=at) for one, at in zip(self.requests, due, strict=False)])

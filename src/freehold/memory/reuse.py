@@ -10,9 +10,8 @@ from __future__ import annotations
 import bisect
 
 import numpy as np
-import numpy.typing as npt
 
-Float64 = npt.NDArray[np.float64]
+from freehold.arrays import Float64
 
 CLASSES = 4  # hit never, once, twice, more often
 EDGES: Float64 = 2.0 ** np.arange(0.0, 25.0)  # of the buckets of age; the first begins at 0
@@ -35,8 +34,7 @@ class ReuseStatistics:
         self._waits: list[tuple[int, int, int, int, bool]] = []
         self._reused: Float64 = np.zeros((CLASSES, len(EDGES)))  # pages
         self._waited: Float64 = np.zeros((CLASSES, len(EDGES)))  # pages x ticks
-        self._worth: list[list[float]] = []
-        self._refresh()
+        self._worth: list[list[float]] | None = None  # by class and bucket, until something is learned
 
     def wait(self, hits: int, start: int, end: int, pages: int, reused: bool) -> None:
         """Pages that were hit so often waited from age `start` to `end`, and were asked for then; or not, and
@@ -47,6 +45,8 @@ class ReuseStatistics:
 
     def worth(self, hits: int, age: int) -> float:
         """Expected hits for a tick that a page is kept."""
+        if self._worth is None:
+            self._worth = self._best_rates().tolist()
         return self._worth[class_of(hits)][self._bucket(age)]
 
     def _bucket(self, age: int) -> int:
@@ -63,9 +63,9 @@ class ReuseStatistics:
             self._waited[c] = KEPT * self._waited[c] + span[mine].sum(axis=0)
             self._reused[c] = KEPT * self._reused[c] + np.bincount(bucket[came], pages[came], len(EDGES))
         self._waits.clear()
-        self._refresh()
+        self._worth = None
 
-    def _refresh(self) -> None:
+    def _best_rates(self) -> Float64:
         """For each class and age the best that keeping on can bring, whenever one gives up."""
         rate = (self._reused + PRIOR) / (self._waited + PRIOR * EDGES)
         chance = 1.0 - np.exp(-rate * WIDTH)  # that a page still waiting is asked for in this bucket
@@ -76,4 +76,4 @@ class ReuseStatistics:
             waiting = np.concatenate([np.ones((CLASSES, 1)), left[:, :-1]], axis=1)
             hits = np.cumsum(waiting * chance[:, first:], axis=1)
             best[:, first] = (hits / np.cumsum(waiting * time[:, first:], axis=1)).max(axis=1)
-        self._worth = best.tolist()
+        return best

@@ -67,6 +67,24 @@ def _add_to(out, at, left, result, spare):
             out[at + k] += spare[k]
 
 
+@njit(inline="always")
+def _add_rows(out, to, width, left, r0, r1, r2, r3, spare):
+    """Four rows of inputs have met one panel."""
+    _add_to(out, to, left, r0, spare)
+    _add_to(out, to + width, left, r1, spare)
+    _add_to(out, to + 2 * width, left, r2, spare)
+    _add_to(out, to + 3 * width, left, r3, spare)
+
+
+@njit(inline="always")
+def _add_panels(out, to, left, r0, r1, r2, r3, spare):
+    """One row of inputs has met four panels."""
+    _add_to(out, to, left, r0, spare)
+    _add_to(out, to + LANES, left - LANES, r1, spare)
+    _add_to(out, to + 2 * LANES, left - 2 * LANES, r2, spare)
+    _add_to(out, to + 3 * LANES, left - 3 * LANES, r3, spare)
+
+
 def _nibbles_bytes4(
     codes, at, scales, minimums, scale_at, blocks, loads, x, x_at, x_scales, x_sums, xs_at, out, to, width, left, spare
 ):
@@ -91,10 +109,7 @@ def _nibbles_bytes4(
         r1 = _add_block(r1, sum_pairs(s1), scales, minimums, w, x_scales, x_sums, c + 1)
         r2 = _add_block(r2, sum_pairs(s2), scales, minimums, w, x_scales, x_sums, c + 2)
         r3 = _add_block(r3, sum_pairs(s3), scales, minimums, w, x_scales, x_sums, c + 3)
-    _add_to(out, to, left, r0, spare)
-    _add_to(out, to + width, left, r1, spare)
-    _add_to(out, to + 2 * width, left, r2, spare)
-    _add_to(out, to + 3 * width, left, r3, spare)
+    _add_rows(out, to, width, left, r0, r1, r2, r3, spare)
 
 
 def _nibbles_bytes1(
@@ -123,10 +138,7 @@ def _nibbles_bytes1(
         r1 = _add_block(r1, sum_pairs(s1), scales, minimums, w + step, x_scales, x_sums, c)
         r2 = _add_block(r2, sum_pairs(s2), scales, minimums, w + 2 * step, x_scales, x_sums, c)
         r3 = _add_block(r3, sum_pairs(s3), scales, minimums, w + 3 * step, x_scales, x_sums, c)
-    _add_to(out, to, left, r0, spare)
-    _add_to(out, to + LANES, left - LANES, r1, spare)
-    _add_to(out, to + 2 * LANES, left - 2 * LANES, r2, spare)
-    _add_to(out, to + 3 * LANES, left - 3 * LANES, r3, spare)
+    _add_panels(out, to, left, r0, r1, r2, r3, spare)
 
 
 def _nibbles_words4(
@@ -164,10 +176,7 @@ def _nibbles_words4(
         r1 = _add_block(r1, to_floats(s1), scales, minimums, w, x_scales, x_sums, c + 1)
         r2 = _add_block(r2, to_floats(s2), scales, minimums, w, x_scales, x_sums, c + 2)
         r3 = _add_block(r3, to_floats(s3), scales, minimums, w, x_scales, x_sums, c + 3)
-    _add_to(out, to, left, r0, spare)
-    _add_to(out, to + width, left, r1, spare)
-    _add_to(out, to + 2 * width, left, r2, spare)
-    _add_to(out, to + 3 * width, left, r3, spare)
+    _add_rows(out, to, width, left, r0, r1, r2, r3, spare)
 
 
 def _nibbles_words1(
@@ -205,10 +214,7 @@ def _nibbles_words1(
         r1 = _add_block(r1, to_floats(s1), scales, minimums, w + step, x_scales, x_sums, c)
         r2 = _add_block(r2, to_floats(s2), scales, minimums, w + 2 * step, x_scales, x_sums, c)
         r3 = _add_block(r3, to_floats(s3), scales, minimums, w + 3 * step, x_scales, x_sums, c)
-    _add_to(out, to, left, r0, spare)
-    _add_to(out, to + LANES, left - LANES, r1, spare)
-    _add_to(out, to + 2 * LANES, left - 2 * LANES, r2, spare)
-    _add_to(out, to + 3 * LANES, left - 3 * LANES, r3, spare)
+    _add_panels(out, to, left, r0, r1, r2, r3, spare)
 
 
 def _bytes_words4(
@@ -230,10 +236,7 @@ def _bytes_words4(
         r1 = _finish(to_floats(s1), scale, splat_float_at(x_scales, c + 1), r1)
         r2 = _finish(to_floats(s2), scale, splat_float_at(x_scales, c + 2), r2)
         r3 = _finish(to_floats(s3), scale, splat_float_at(x_scales, c + 3), r3)
-    _add_to(out, to, left, r0, spare)
-    _add_to(out, to + width, left, r1, spare)
-    _add_to(out, to + 2 * width, left, r2, spare)
-    _add_to(out, to + 3 * width, left, r3, spare)
+    _add_rows(out, to, width, left, r0, r1, r2, r3, spare)
 
 
 def _bytes_words1(
@@ -254,10 +257,7 @@ def _bytes_words1(
         r1 = _finish(to_floats(s1), load_halves(scales, c + blocks * LANES), x_scale, r1)
         r2 = _finish(to_floats(s2), load_halves(scales, c + 2 * blocks * LANES), x_scale, r2)
         r3 = _finish(to_floats(s3), load_halves(scales, c + 3 * blocks * LANES), x_scale, r3)
-    _add_to(out, to, left, r0, spare)
-    _add_to(out, to + LANES, left - LANES, r1, spare)
-    _add_to(out, to + 2 * LANES, left - 2 * LANES, r2, spare)
-    _add_to(out, to + 3 * LANES, left - 3 * LANES, r3, spare)
+    _add_panels(out, to, left, r0, r1, r2, r3, spare)
 
 
 def four_rows(*arguments):
