@@ -46,7 +46,7 @@ class ReuseStatistics:
     def worth(self, hits: int, age: int) -> float:
         """Expected hits for a tick that a page is kept."""
         if self._worth is None:
-            self._worth = self._best_rates().tolist()
+            self._worth = self._best_rates()
         return self._worth[class_of(hits)][self._bucket(age)]
 
     def _bucket(self, age: int) -> int:
@@ -65,7 +65,7 @@ class ReuseStatistics:
         self._waits.clear()
         self._worth = None
 
-    def _best_rates(self) -> Float64:
+    def _best_rates(self) -> list[list[float]]:
         """For each class and age the best that keeping on can bring, whenever one gives up."""
         rate = (self._reused + PRIOR) / (self._waited + PRIOR * EDGES)
         chance = 1.0 - np.exp(-rate * WIDTH)  # that a page still waiting is asked for in this bucket
@@ -76,4 +76,4 @@ class ReuseStatistics:
             waiting = np.concatenate([np.ones((CLASSES, 1)), left[:, :-1]], axis=1)
             hits = np.cumsum(waiting * chance[:, first:], axis=1)
             best[:, first] = (hits / np.cumsum(waiting * time[:, first:], axis=1)).max(axis=1)
-        return best
+        return best.tolist()
