@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 SCHEDULE_POLICIES = ("fcfs", "lpm", "priority")
@@ -94,8 +95,8 @@ class EngineConfig:
                 raise ValueError(f"{name} must be a share between 0 and 1, not {value}")
         for name in ("request_timeout", "waiting_timeout", "running_timeout", "watchdog_timeout", "target_itl_ms"):
             value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ValueError(f"{name} must be positive, not {value}")
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"{name} must be a positive number, not {value}")
         threshold = self.priority_scheduling_preemption_threshold
         if threshold is not None and (threshold < 1 or self.schedule_policy != "priority"):
             raise ValueError(

@@ -19,6 +19,15 @@ class InvalidParameter(ValueError):
         self.field = field
 
 
+def _is_text(value: str) -> bool:
+    """Whether UTF-8 can encode it."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 @dataclass(frozen=True)
 class SamplingParams:
     """Names and meanings are those of the OpenAI API, extended as in vLLM.
@@ -62,6 +71,8 @@ class SamplingParams:
         for name in ("stop", "stop_regex"):
             if isinstance(getattr(self, name), str):
                 object.__setattr__(self, name, (getattr(self, name),))
+        for name in ("stop", "stop_regex"):
+            check(name, all(map(_is_text, getattr(self, name))), "text without lone surrogates")
         for name in ("stop", "stop_regex", "stop_token_ids", "logprob_token_ids"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         check("n", 1 <= self.n <= SAMPLES_MAX, f"between 1 and {SAMPLES_MAX}")

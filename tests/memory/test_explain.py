@@ -15,6 +15,7 @@ def make(pages=32, **options) -> Memory:
 def compute(memory: Memory, tokens: np.ndarray, salt: str = "") -> None:
     """As a request would: match, extend, write, publish, release."""
     lease = memory.leases.open(memory.match(salt, tokens))
+    lease.use()
     lease.extend(len(tokens) - lease.committed)
     step = memory.epochs.submit()
     memory.leases.submit(np.array([lease.row]), step)
@@ -104,7 +105,10 @@ def test_ages_of_hits():
     compute(memory, PROMPT)
     for _ in range(9):
         memory.complete(memory.epochs.submit())
-    memory.leases.open(memory.match("", PROMPT)).release()
+    lease = memory.leases.open(memory.match("", PROMPT))
+    assert not memory.tree.history.ages.as_dict()["hit"], "to open a lease is no use yet"
+    lease.use()
+    lease.release()
     assert memory.tree.history.ages.as_dict()["hit"] == {"<16": 4}
 
 

@@ -19,6 +19,7 @@ def tokens(first: int, pages: int = 2) -> np.ndarray:
 def compute(memory: Memory, prompt: np.ndarray, hint: Retention | None = None, salt: str = "", now: float = 0.0) -> int:
     """As a request would -> tokens retained."""
     lease = memory.leases.open(memory.match(salt, prompt))
+    lease.use()
     lease.extend(len(prompt) - lease.committed)
     step = memory.epochs.submit()
     memory.leases.submit(np.array([lease.row]), step)

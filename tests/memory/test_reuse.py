@@ -21,6 +21,7 @@ def use(memory: Memory, tokens: np.ndarray, chunk: int | None = None) -> int:
     """Compute a prompt, published chunk by chunk -> tokens that were cached."""
     match = memory.tree.match(Namespace(), tokens)
     lease = memory.leases.open(match)
+    lease.use()
     step = chunk or len(tokens)
     while lease.committed < len(tokens):
         count = min(step, len(tokens) - lease.committed)

@@ -36,6 +36,7 @@ def prefix_match_us(tokens: int, repeats: int = 200, page_size: int = 16) -> flo
     for _ in range(repeats):
         started = time.perf_counter()
         lease = memory.leases.open(memory.match("", prompt))
+        lease.use()
         lease.release()
         times.append(time.perf_counter() - started)
         memory.leases.take_updates()

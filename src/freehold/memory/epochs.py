@@ -22,6 +22,12 @@ class Epochs:
         """From now on the calling thread is the one that allocates and frees."""
         self._thread = threading.get_ident()
 
+    def claim_thread(self) -> None:
+        """Bind the calling thread if none is bound. Raises OwnershipError in any other thread than the bound one."""
+        if self._thread is None:
+            self.bind_thread()
+        self.check_thread()
+
     def check_thread(self) -> None:
         """Raise OwnershipError in any other thread than the bound one: an engine or IO thread reports, it
         never moves a page."""

@@ -75,14 +75,14 @@ class LeaseTable:
     def open_leases(self) -> list[Lease]:
         return [lease for lease in self.leases if lease is not None]
 
-    def open(self, match: Match, priority: int = 0) -> Lease:
+    def open(self, match: Match) -> Lease:
         """Lease a row that starts with the matched prefix, which is pinned. It holds no private pages.
 
         Raises LeaseError if no row is free or the match is stale.
         """
         if not self._free_rows:
             raise LeaseError("no free row for a lease")
-        node = self.tree.pin(match, PinKind.LEASE, priority)
+        node = self.tree.pin(match, PinKind.LEASE)
         row = self._free_rows.pop()
         self._serial += 1
         lease = Lease(self, row, self._serial, node)
@@ -322,16 +322,23 @@ class Lease:
             column[self.row] = start
 
     def release(self) -> None:
-        """The single end: private pages are freed, the pin is dropped, the row is given back.
-
-        Called by the routine that ends a request and by nothing else. Raises LeaseError the second time.
-        """
+        """The single end: private pages are freed, the pin is dropped, the row is given back. Raises LeaseError
+        the second time."""
         table = self._open_table()
         fence = int(table.fence[self.row])
         for pool, pages in zip(table.pools, self.pages(self.shared, self.allocated), strict=True):
             pool.free(pages, self.owner, fence)
         table.tree.unpin(self.node, PinKind.LEASE, fence)
         table.close_row(self.row)
+
+    def withdraw(self) -> None:
+        """The lease is not wanted after all: it holds no private page, and nothing was computed for it."""
+        assert self.shared == self.allocated
+        self.release()
+
+    def use(self, priority: int = 0) -> None:
+        """A request starts with this lease: what it found in the tree counts as used."""
+        self._open_table().tree.use(self.node, priority)
 
     def _open_table(self) -> LeaseTable:
         if self._table.leases[self.row] is not self:

@@ -96,9 +96,11 @@ class Memory:
             Namespace(namespace, self.weight_version), tokens, limit if self.shape.prefix_cache else 0
         )
 
-    def find_tail(self, name: str, match: Match, tokens: Int32) -> Tail | None:
-        """What a parked sequence left behind its last whole page, if it continues the match."""
-        return self.tails.find(name, match.namespace, tokens, match.length)
+    def find_tail(self, name: str, match: Match, tokens: Int32, limit: int | None = None) -> Tail | None:
+        """What a parked sequence left behind its last whole page, if it continues the match and has at most `limit`
+        tokens."""
+        tail = self.tails.find(name, match.namespace, tokens, match.length)
+        return None if tail is None or (limit is not None and tail.end > limit) else tail
 
     def replace_weights(self) -> None:
         """The weights change: what they computed is never found again, and given up where nobody uses it."""
@@ -154,13 +156,27 @@ class Memory:
             self.leases.give_back_excess()
             # What was given back may have been these rows' own.
             needed = int(self.leases.lacking(rows, targets)[1].sum())
+        return self.make_room_for(needed, may_unpin)
+
+    def make_room_for(self, needed: int, may_unpin: bool = False, keep: str | None = None) -> bool:
+        """The same for `needed` pages of each group. The tail of `keep` is not given up."""
         if needed > self.free_page_count:
-            self.tails.give_up(needed - self._coming)
+            self.leases.give_back_excess()
+        if needed > self.free_page_count:
+            self.tails.give_up(needed - self._coming, keep)
             self._evict(needed)
             if needed > self._coming and may_unpin and len(self.pins):
                 self.pins.give_up()
                 self._evict(needed)
         return needed <= self.free_page_count
+
+    def can_make_room(self, needed: int, match: Match, may_unpin: bool = False) -> bool:
+        """Whether `needed` pages can be had, now or when steps in flight complete, without evicting the match.
+        Changes nothing."""
+        room = self.reachable_page_count - self.tree.unheld_page_count(match)
+        if may_unpin:  # what is held is held by operators
+            room = self._coming + self.tails.page_count + self.tree.page_count - match.length // self.page_size
+        return needed <= room
 
     def _evict(self, needed: int) -> None:
         if needed > self._coming:

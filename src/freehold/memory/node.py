@@ -27,6 +27,9 @@ class PinKind(IntEnum):
     PREFETCH = 4
 
 
+# The first page after a prefix: the namespace, the serial of the prefix's node (0: none), the page's tokens.
+PageKey = tuple[Namespace, int, bytes]
+
 # Where what once went on from a node's end is remembered: a place, and tokens that it lies behind the end.
 Ghost = tuple[Hashable, int]
 

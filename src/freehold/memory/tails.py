@@ -90,10 +90,13 @@ class TailTable:
             for pool, part in zip(self._pools, tail.pages, strict=True):
                 pool.free(part, tail.owner, tail.fence)
 
-    def give_up(self, page_count: int) -> None:
-        """Free at least `page_count` pages of each group, if there are as many, oldest tails first."""
-        while page_count > 0 and self._tails:
-            name = next(iter(self._tails))
+    def give_up(self, page_count: int, keep: str | None = None) -> None:
+        """Free at least `page_count` pages of each group, if there are as many, oldest tails first; not that of
+        `keep`."""
+        while page_count > 0:
+            name = next((name for name in self._tails if name != keep), None)
+            if name is None:
+                return
             page_count -= len(self._tails[name].pages[0])
             self.given_up_count += 1
             self.forget(name)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from freehold.memory.epochs import Epochs
 from freehold.memory.errors import LeaseError
 from freehold.memory.eviction import FairEviction
 from freehold.memory.history import PrefixHistory
-from freehold.memory.node import Match, Namespace, Node, PinKind
+from freehold.memory.node import Match, Namespace, Node, PageKey, PinKind
 from freehold.memory.pool import FreedPages, PagePool
 from freehold.memory.retention import DONE, Fading, Retention
 
@@ -74,7 +75,7 @@ class PrefixTree:
                 break
         return Match(namespace, node, at, self.version)
 
-    def next_page_key(self, match: Match, tokens: Int32) -> tuple[Namespace, int, bytes] | None:
+    def next_page_key(self, match: Match, tokens: Int32) -> PageKey | None:
         """Names the first page after a match, so that two sequences that would compute the same page
         can see it: equal keys mean equal prefix and equal next page. None if no whole page follows or
         the match ends inside a node, where the tree itself knows a different continuation."""
@@ -84,13 +85,28 @@ class PrefixTree:
         serial = node.serial if node is not None and match.length else 0
         return match.namespace, serial, tokens[match.length : end].tobytes()
 
-    def unheld_page_count(self, match: Match) -> int:
-        """Pages of the match that could be evicted now, and no longer once it is pinned."""
+    def unheld_page_count(self, match: Match, released: Collection[Node] = ()) -> int:
+        """Pages of the match that could be evicted now, and no longer once it is pinned. `released` nodes count as
+        not held."""
         node, end, count = match.node, match.length, 0
-        while node is not None and node.holds == 0:
+        while node is not None and (node.holds == 0 or node in released):
             count += (end - node.start) // self.page_size
             end, node = node.start, node.parent
         return count
+
+    def held_only_by(self, nodes: Sequence[Node]) -> set[Node]:
+        """The nodes that nothing would hold any more if one pin on each of `nodes` were dropped."""
+        dropped: Counter[Node] = Counter()
+        released: set[Node] = set()
+        stack = list(nodes)
+        while stack:
+            node = stack.pop()
+            dropped[node] += 1
+            if dropped[node] == node.holds:
+                released.add(node)
+                if node.parent is not None:
+                    stack.append(node.parent)
+        return released
 
     def _same_tokens(self, node: Node, tokens: Int32) -> int:
         """How many tokens, in whole pages, `node` and `tokens` have in common."""
@@ -121,8 +137,8 @@ class PrefixTree:
 
     # -- pins ---------------------------------------------------------------------------------------
 
-    def pin(self, match: Match, kind: PinKind, priority: int = 0) -> Node:
-        """Protect a matched prefix and count it as used -> the node that ends where the match ends.
+    def pin(self, match: Match, kind: PinKind) -> Node:
+        """Protect a matched prefix -> the node that ends where the match ends. It does not count as a use.
 
         Raises LeaseError if the tree has changed since the match: match again.
         """
@@ -131,17 +147,17 @@ class PrefixTree:
         node = match.node or self._root(match.namespace)
         if match.length < node.end:
             node = self._split(node, match.length)
-        self._tick += 1
-        for used in self.path(node):
-            self.history.hit(used, self.epochs.submitted, self._tick)
-            used.last_used = self._tick
-            used.hits += 1
-            used.used_at = self.epochs.submitted
-            used.priority = max(used.priority, priority)
-            used.level = max(used.level, 0)
         node.pins[kind] += 1
         self._hold(node)
         return node
+
+    def use(self, node: Node, priority: int = 0) -> None:
+        """A request goes on from the prefix that ends at `node`: count the hit."""
+        self._tick += 1
+        for used in self.path(node):
+            self.history.hit(used, self.epochs.submitted, self._tick)
+            used.hits += 1
+            self._touch(used, priority)
 
     def unpin(self, node: Node, kind: PinKind, fence: int) -> None:
         """Drop one pin; `fence` is the last step that may read the prefix on behalf of it."""
@@ -260,15 +276,16 @@ class PrefixTree:
         self.version += 1
         cut = at - node.start
         page_cut = cut // self.page_size
-        upper = self._new_node(node.parent, node.tokens[:cut], [p[:page_cut] for p in node.pages])
+        # Copies: a view of what it was cut from would keep all of that in memory.
+        upper = self._new_node(node.parent, node.tokens[:cut].copy(), [p[:page_cut].copy() for p in node.pages])
         for name in ("created", "last_used", "used_at", "hits", "priority", "fence", "level", "ttl", "fades_at"):
             setattr(upper, name, getattr(node, name))
         for pool, part in zip(self.pools, upper.pages, strict=True):
             pool.move(part, owner.node(node.serial), owner.node(upper.serial))
         node.parent.children[self._key(upper)] = upper
         node.parent = upper
-        node.tokens = node.tokens[cut:]
-        node.pages = [part[page_cut:] for part in node.pages]
+        node.tokens = node.tokens[cut:].copy()
+        node.pages = [part[page_cut:].copy() for part in node.pages]
         upper.children[self._key(node)] = node
         upper.holds = 1 if node.holds else 0
         if upper.level > 0:
@@ -301,8 +318,8 @@ class PrefixTree:
         if gone < have:
             keep = have - gone
             end = keep * self.page_size
-            node.tokens, node.end = node.tokens[:end], node.start + end
-            node.pages = [part[:keep] for part in node.pages]
+            node.tokens, node.end = _shortened(node.tokens, end), node.start + end
+            node.pages = [_shortened(part, keep) for part in node.pages]
             self._queue.push(node)
             return gone
         parent = node.parent
@@ -395,3 +412,11 @@ class PrefixTree:
             if self._roots.get(node.namespace) is node:
                 del self._roots[node.namespace]
                 self.version += 1
+
+
+def _shortened(array: Int32, length: int) -> Int32:
+    """The first `length` numbers. A view while it is at least half of what it keeps in memory, else a copy: a tail
+    that is evicted page by page costs O(n) in all."""
+    whole = array if array.base is None else array.base
+    kept = array[:length]
+    return kept if 2 * length >= len(whole) else kept.copy()

@@ -6,19 +6,19 @@ from enum import Enum, auto
 
 import numpy as np
 
-from freehold.arrays import Int64
+from freehold.arrays import Int32, Int64
 from freehold.memory import Lease, Match, Memory
 from freehold.memory.lease import pages_to_cover
-from freehold.memory.node import Namespace
+from freehold.memory.node import PageKey
 from freehold.memory.tails import Tail
 from freehold.scheduler.batch import Batch
 from freehold.scheduler.lifecycle import Lifecycle
 from freehold.scheduler.queue import WaitingQueue
 from freehold.scheduler.request import Request
-from freehold.scheduler.running import RETRACTIONS_TRUSTED, RunningTable
+from freehold.scheduler.running import RunningTable
 from freehold.scheduler.speculation import DraftBudget
 
-PASSED_OVER_MAX = 64  # waiting requests looked at and left waiting in one pass
+LOOKED_AT_MAX = 64  # waiting requests looked at and left waiting in one pass
 
 
 class _Verdict(Enum):
@@ -68,43 +68,40 @@ class Admission:
         budget = chunk - int(batch.counts[batch.counts > 1].sum())
         if budget <= 0:
             return admitted
-        self._queue.rank_by_match(lambda request: self.match(request).length)
-        sharing = self._pages_being_computed()
+        queue, leases = self._queue, self._memory.leases
+        if leases.free_row_count == 0:
+            return admitted
+        queue.rank(self._memory.tree.version, lambda request: self.match(request).length)
+        sharing = self.pages_being_computed()
         reserved = self.reserved_page_count()
-        passed_over: list[Request] = []
-        while budget > 0 and self._memory.leases.free_row_count and len(passed_over) < PASSED_OVER_MAX:
-            request = self._queue.pop()
-            if request is None:
-                break
+        position = 0  # in the queue; those before it wait for a prefix
+        while budget > 0 and leases.free_row_count and position < min(len(queue), LOOKED_AT_MAX):
+            request = queue[position]
             verdict, count = self._try_admit(request, budget, reserved, sharing)
-            if verdict is not _Verdict.ADMITTED:
-                passed_over.append(request)
-                if verdict is _Verdict.NO_ROOM:
-                    break
+            if verdict is _Verdict.NO_ROOM:
+                break
+            if verdict is _Verdict.WAITS:
+                position += 1
                 continue
             assert request.lease is not None
             rows = np.array([request.lease.row])
             admitted.append(self._running.batch(rows, np.array([count]), np.zeros(1, np.int64)))
             budget -= count
             reserved += self.growth_page_count(rows)
-        for request in passed_over:
-            self._queue.push(request)
         return admitted
 
-    def _try_admit(
-        self, request: Request, budget: int, reserved: int, sharing: set[tuple[Namespace, int, bytes]]
-    ) -> tuple[_Verdict, int]:
+    def _try_admit(self, request: Request, budget: int, reserved: int, sharing: set[PageKey]) -> tuple[_Verdict, int]:
+        """A request that is not admitted leaves no trace: it keeps its place in the queue, and nothing counts as
+        used."""
         memory = self._memory
         tokens, match = request.tokens, self.match(request)
-        key = memory.tree.next_page_key(match, tokens)
-        if key is not None and key in sharing and match.length + memory.page_size <= request.scored_from:
+        tail = self._tail(request, match, tokens)
+        if self.waits(request, match, sharing) or (tail is not None and not memory.epochs.passed(tail.fence)):
             return _Verdict.WAITS, 0
         if not self._fits_beside(request, match, reserved):
             return _Verdict.NO_ROOM, 0
-        tail = None if request.session is None else memory.find_tail(request.session, match, tokens)
-        if tail is not None and not memory.epochs.passed(tail.fence):
-            return _Verdict.WAITS, 0
         miss = memory.explain_miss(match, tokens, request.scored_from) if request.cached_tokens is None else None
+        key = memory.tree.next_page_key(match, tokens)
         lease = self._lease(request, match, tail, budget)
         if lease is None:
             return _Verdict.NO_ROOM, 0
@@ -118,22 +115,35 @@ class Admission:
             sharing.add(key)
         return _Verdict.ADMITTED, count
 
+    def waits(self, request: Request, match: Match, sharing: set[PageKey]) -> bool:
+        """Whether somebody is computing the next page that the request would compute, too: it can have that soon."""
+        memory = self._memory
+        if self._queue.is_due(request) or match.length + memory.page_size > request.scored_from:
+            return False
+        return memory.tree.next_page_key(match, request.tokens) in sharing
+
+    def _tail(self, request: Request, match: Match, tokens: Int32) -> Tail | None:
+        if request.session is None:
+            return None
+        return self._memory.find_tail(request.session, match, tokens, request.scored_from)
+
     def _lease(self, request: Request, match: Match, tail: Tail | None, budget: int) -> Lease | None:
-        """A lease with pages for the first chunk, or None and nothing has changed. It pins the match, so
-        that making room cannot evict it."""
-        memory, tokens = self._memory, request.tokens
-        lease = memory.leases.open(match, request.priority)
+        """A lease with pages for the first chunk; or None, and it was never there. It pins the match, so that
+        making room cannot evict it."""
+        memory, is_alone = self._memory, len(self._running) == 0
+        begin, covered = (match.length, match.length) if tail is None else (tail.end, match.length + memory.page_size)
+        target = min(len(request.tokens), begin + budget)
+        needed = -(-max(target - covered, 0) // memory.page_size)
+        if not memory.can_make_room(needed, match, may_unpin=is_alone):
+            return None
+        lease = memory.leases.open(match)
+        if not memory.make_room_for(needed, is_alone, keep=None if tail is None else request.session):
+            lease.withdraw()
+            return None
         if tail is not None and request.session is not None:
             lease.adopt(request.session)
-        rows = np.array([lease.row])
-        targets = np.array([min(len(tokens), lease.committed + budget)])
-        if memory.make_room(rows, targets, may_unpin=len(self._running) == 0):
-            memory.leases.extend(rows, targets)
-            return lease
-        if request.session is not None:
-            lease.park(request.session, tokens)
-        lease.release()
-        return None
+        memory.leases.extend(np.array([lease.row]), np.array([target]))
+        return lease
 
     def match(self, request: Request) -> Match:
         """What of a waiting request need not be computed."""
@@ -150,7 +160,7 @@ class Admission:
     def page_count_of(self, request: Request, match: Match) -> int:
         """Pages that a waiting request is expected to need beyond its match."""
         length, size = len(request.prompt) + len(request.output), self._memory.page_size
-        share = 1.0 if request.retractions >= RETRACTIONS_TRUSTED else self.growth.share
+        share = self.growth.share if request.is_trusted else 1.0
         ahead = int(share * (self._lifecycle.max_length(request) - length)) + 1
         return -(-(length + ahead) // size) - match.length // size
 
@@ -167,12 +177,12 @@ class Admission:
         wanted = pages_to_cover(length + ahead, memory.page_size) - have
         return int(np.maximum(wanted, 0).sum())
 
-    def _pages_being_computed(self) -> set[tuple[Namespace, int, bytes]]:
+    def pages_being_computed(self) -> set[PageKey]:
         """The next unpublished page of each prompt that is being computed: a request that would compute
         the same page waits for it instead."""
         running, leases, size = self._running, self._memory.leases, self._memory.page_size
         rows = running.order[leases.committed[running.order] < running.prefill_end[running.order]]
-        keys: set[tuple[Namespace, int, bytes]] = set()
+        keys: set[PageKey] = set()
         if not self._memory.shape.prefix_cache:
             return keys
         for row in map(int, rows):

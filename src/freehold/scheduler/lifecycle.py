@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,11 +12,12 @@ from weakref import ref
 
 from freehold.memory import Lease, Memory
 from freehold.scheduler.queue import WaitingQueue
-from freehold.scheduler.request import Finish, FinishKind, Request
+from freehold.scheduler.request import PROGRESS_TOKENS, Finish, FinishKind, Request
 from freehold.scheduler.running import RunningTable
 from freehold.scheduler.states import Event, RequestState
 from freehold.step import RowStart
-from freehold.stop_regex import StopRegexes
+
+STALE_MAX = 1024
 
 
 class Refused(ValueError):
@@ -46,6 +48,10 @@ class Timeouts:
     running: float | None = None
 
 
+def _is_alive(request: Request | None) -> bool:
+    return request is not None and request.state is not RequestState.ENDED
+
+
 class Lifecycle:
     """Moves requests between queue, rows and the end. Knows nothing of steps."""
 
@@ -67,6 +73,7 @@ class Lifecycle:
         self.row_starts: list[RowStart] = []  # for the next step
         self.ended: list[Request] = []  # since the last output
         self._deadlines: list[tuple[float, int, Deadline, float, ref[Request]]] = []
+        self._deadline_limit = STALE_MAX  # entries at which those of ended requests are looked for
         self._timeouts = timeouts
         self._eos_tokens = eos_tokens
         self._queue_limit = queue_limit
@@ -75,10 +82,10 @@ class Lifecycle:
     def accept(self, request: Request) -> None:
         """Queue a new request. Raises Refused or QueueFull, having changed nothing."""
         self.check_fits(request)
+        request.watch_for_stops()
         if len(self.queue) >= self._queue_limit:
             raise QueueFull(f"{len(self.queue)} requests are waiting, the limit is {self._queue_limit}")
         self._arrivals += 1
-        request.stop_regexes = StopRegexes(request.params.stop_regex) if request.params.stop_regex else None
         request.order = self._arrivals
         request.arrival = request.state_since = self.clock()
         self.queue.push(request)
@@ -86,9 +93,14 @@ class Lifecycle:
         self._set_deadline(request, Deadline.WAITING, self._timeouts.waiting)
 
     def _set_deadline(self, request: Request, kind: Deadline, seconds: float | None) -> None:
-        if seconds is not None:
-            # A request that has ended meanwhile is not kept for it.
-            heapq.heappush(self._deadlines, (self.clock() + seconds, request.order, kind, seconds, ref(request)))
+        if seconds is None:
+            return
+        # A request that has ended meanwhile is not kept for it.
+        heapq.heappush(self._deadlines, (self.clock() + seconds, request.order, kind, seconds, ref(request)))
+        if len(self._deadlines) > self._deadline_limit:
+            self._deadlines = [entry for entry in self._deadlines if _is_alive(entry[4]())]
+            heapq.heapify(self._deadlines)
+            self._deadline_limit = 2 * len(self._deadlines) + STALE_MAX
 
     def expire(self) -> None:
         """End the requests whose time is up."""
@@ -113,6 +125,8 @@ class Lifecycle:
         """Raises Refused if the request can never be served, whatever else runs."""
         params, prompt = request.params, len(request.prompt)
         limit, capacity = self.memory.shape.token_limit, self.memory.capacity_tokens
+        if request.timeout is not None and not 0 < request.timeout < math.inf:
+            raise Refused("timeout", f"timeout must be a positive number of seconds, not {request.timeout:g}")
         if prompt == 0:
             raise Refused("prompt", "the prompt must have at least one token")
         if prompt >= limit:
@@ -121,7 +135,8 @@ class Lifecycle:
                 f"the prompt has {prompt} tokens, the maximum context length is {limit} tokens including output",
             )
         # The last token sampled needs no KV.
-        certain = params.max_tokens if params.ignore_eos and not params.stop else params.min_tokens
+        may_stop = not params.ignore_eos or params.stop or params.stop_regex
+        certain = params.min_tokens if may_stop else params.max_tokens
         needed = prompt + max(certain or 1, 1) - 1
         if needed > capacity:
             raise Refused(
@@ -132,6 +147,8 @@ class Lifecycle:
 
     def start(self, request: Request, lease: Lease) -> None:
         """Admit a request: it takes the lease's row, and the engine hears of it with the next step."""
+        self.queue.remove(request)
+        lease.use(request.priority)
         if request.cached_tokens is None:
             request.cached_tokens = lease.committed
             request.first_scheduled = self.clock()
@@ -162,6 +179,9 @@ class Lifecycle:
         """Take a running request back to the queue. Its output is kept and its KV is published, so that
         resuming costs little if the memory is not needed meanwhile."""
         request = self.running.request(row)
+        if why is Event.RETRACTED:
+            has_progressed = self.running.length[row] - self.running.prefill_end[row] >= PROGRESS_TOKENS
+            request.setbacks = 1 if has_progressed else request.setbacks + 1
         request.happen(why, self.clock())
         self._leave_row(request)
         request.retractions += 1
@@ -174,7 +194,7 @@ class Lifecycle:
         if request.lease is not None:
             self._leave_row(request, finish)
         else:
-            self.queue.discard(request)
+            self.queue.remove(request)
         request.finish = finish
         request.ended = self.clock()
         self.ended.append(request)

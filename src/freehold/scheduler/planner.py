@@ -131,11 +131,7 @@ class Planner:
         self._lifecycle.end(request, Finish(FinishKind.ERROR, message=message))
 
     def _victim(self) -> int:
-        """The row of lowest priority, among equals the one that arrived last."""
-        requests = [self._running.request(int(row)) for row in self._running.order]
-        chosen = min(requests, key=lambda request: (request.priority, -request.order))
-        assert chosen.lease is not None
-        return chosen.lease.row
+        return int(self._running.least_important_first()[0])
 
     def _is_retraction_due(self) -> bool:
         return 0 < self._retract_interval <= self._steps_since_retraction and len(self._running) > 0

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from freehold.arrays import Int64
-from freehold.memory import Memory
-from freehold.scheduler.admission import Admission
+from freehold.memory import Match, Memory
+from freehold.scheduler.admission import LOOKED_AT_MAX, Admission
 from freehold.scheduler.queue import WaitingQueue
 from freehold.scheduler.request import Request
 from freehold.scheduler.running import RunningTable
@@ -25,31 +25,51 @@ class Preemption:
         self._threshold = threshold
 
     def victim(self) -> int | None:
-        """The row to retract, if the most important waiting request has no place, and would have one if less
+        """The row to retract, if the most important request that waits for a place would have one if less
         important ones went. One at a time: the next plan looks again."""
         head = self._queue.peek()
-        if head is None:
+        if head is None or len(self._inferior(head)) == 0:
             return None
-        inferior = self._inferior(head)
-        if not inferior:
+        found = self._next_in_line()
+        if found is None:
             return None
-        admission, leases, tree = self._admission, self._memory.leases, self._memory.tree
-        match = admission.match(head)
-        needed = admission.page_count_of(head, match) + tree.unheld_page_count(match)
-        room = self._memory.reachable_page_count
-        if leases.free_row_count and needed + admission.reserved_page_count() <= room:
+        request, match = found
+        rows = self._inferior(request)
+        if len(rows) == 0 or self._has_place(request, match) or not self._would_fit(request, match, rows):
             return None
-        others = np.array([row for row in self._running.order.tolist() if row not in inferior], np.int64)
-        rows = np.array(inferior, np.int64)
-        private = self._private_page_count(rows)
-        return inferior[0] if needed + admission.growth_page_count(others) <= room + private else None
+        return int(rows[0])
 
-    def _inferior(self, request: Request) -> list[int]:
+    def _next_in_line(self) -> tuple[Request, Match] | None:
+        """The first that does not wait for a prefix: that it would have soon, whoever runs."""
+        sharing = self._admission.pages_being_computed()
+        for position in range(min(len(self._queue), LOOKED_AT_MAX)):
+            request = self._queue[position]
+            match = self._admission.match(request)
+            if not self._admission.waits(request, match, sharing):
+                return request, match
+        return None
+
+    def _has_place(self, request: Request, match: Match) -> bool:
+        memory, admission = self._memory, self._admission
+        needed = admission.page_count_of(request, match) + memory.tree.unheld_page_count(match)
+        room = memory.reachable_page_count
+        return memory.leases.free_row_count > 0 and needed + admission.reserved_page_count() <= room
+
+    def _would_fit(self, request: Request, match: Match, rows: Int64) -> bool:
+        """If the requests in `rows` [n] went: their private pages come back, and so does what only they hold of
+        the tree. Prompts are published as they are computed, so that is most of it."""
+        memory, admission, tree = self._memory, self._admission, self._memory.tree
+        leases = memory.leases
+        taken: set[int] = set(rows.tolist())
+        nodes = [lease.node for lease in leases.open_leases if lease.row in taken]
+        released = tree.held_only_by(nodes)
+        private = int(((leases.allocated[rows] - leases.shared[rows]) // memory.page_size).sum())
+        room = memory.reachable_page_count + private + sum(node.page_count for node in released)
+        others = np.setdiff1d(self._running.order, rows)
+        needed = admission.page_count_of(request, match) + tree.unheld_page_count(match, released)
+        return len(others) == 0 or needed + admission.growth_page_count(others) <= room
+
+    def _inferior(self, request: Request) -> Int64:
         """Rows that may be preempted for `request`, least important first."""
-        running, limit = self._running, request.priority - self._threshold
-        rows = [row for row in running.order.tolist() if running.request(row).priority <= limit]
-        return sorted(rows, key=lambda row: (running.request(row).priority, -running.request(row).order))
-
-    def _private_page_count(self, rows: Int64) -> int:
-        leases = self._memory.leases
-        return int(((leases.allocated[rows] - leases.shared[rows]) // self._memory.page_size).sum())
+        rows = self._running.least_important_first()
+        return rows[self._running.priority[rows] <= request.priority - self._threshold]

@@ -1,77 +1,111 @@
-"""The waiting queue: who is admitted next."""
+"""The waiting queue: who is admitted next, and why nobody waits for ever."""
 
 from __future__ import annotations
 
-import heapq
+from bisect import bisect_left, insort
+from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import islice
 
 from freehold.scheduler.request import Request
 
 Key = tuple[int, int]
 
-# Ranking by longest prefix match looks at every waiting request; a longer queue is served in order of
-# arrival, and a request passed over this often goes first.
-LPM_QUEUE_MAX = 128
-LPM_PASSED_OVER_MAX = 64
+OVERTAKEN_MAX = 64  # departures of later entries after which a request is due
+RANKED_MAX = 16  # requests whose match is looked up in one pass
+_BEFORE_ALL = -(1 << 60)
+
+
+@dataclass
+class _Entry:
+    key: Key
+    number: int  # of entries to the queue, this one included
+    version: int = -1  # of the prefix tree, when the match was looked up
 
 
 class WaitingQueue:
-    """A heap of waiting requests: `fcfs` by arrival, `priority` by priority then arrival, `lpm` by the
+    """The waiting requests in order: `fcfs` by arrival, `priority` by priority then arrival, `lpm` by the
     longest cached prefix. A retracted request keeps its arrival, so it comes back near the front.
 
-    Ended requests are dropped when they surface.
+    Entries are numbered. The request with entry number e is *due* once e + OVERTAKEN_MAX requests have left the
+    queue, for then at least OVERTAKEN_MAX of them came later. Under `lpm` whoever is due goes first, in order of
+    entry; under every policy it no longer waits for a prefix that somebody else computes. So nobody is overtaken
+    for ever, and being looked at costs nobody its turn: a request leaves the queue only when it is admitted or
+    ends. Every operation is O(log n) comparisons, and an ended request leaves nothing behind.
     """
 
     def __init__(self, policy: str = "fcfs"):
         self.policy = policy
-        self._heap: list[tuple[Key, Request]] = []
-        self._waiting: set[Request] = set()
-        self._passed_over: dict[Request, int] = {}
+        self._line: list[tuple[Key, Request]] = []
+        self._entries: dict[Request, _Entry] = {}
+        self._by_number: dict[int, Request] = {}
+        self._entered = 0
+        self._left = 0
+        self._unranked: OrderedDict[Request, None] = OrderedDict()  # least recently looked up first
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._line)
 
     def __contains__(self, request: Request) -> bool:
-        return request in self._waiting
+        return request in self._entries
 
-    def __iter__(self):
-        return iter(self._waiting)
+    def __getitem__(self, position: int) -> Request:
+        """Position 0 is next in line."""
+        return self._line[position][1]
 
     def push(self, request: Request) -> None:
-        self._waiting.add(request)
-        heapq.heappush(self._heap, (self._key(request, 0), request))
+        self._entered += 1
+        entry = self._entries[request] = _Entry(self._key(request), self._entered)
+        self._by_number[entry.number] = request
+        insort(self._line, (entry.key, request))
+        if self.policy == "lpm":
+            self._unranked[request] = None
+            self._unranked.move_to_end(request, last=False)
 
-    def discard(self, request: Request) -> None:
-        self._waiting.discard(request)
-        self._passed_over.pop(request, None)
-
-    def pop(self) -> Request | None:
-        """The next in line, taken out; None when nobody waits."""
-        while self._heap:
-            request = heapq.heappop(self._heap)[1]
-            if request in self._waiting:
-                self.discard(request)
-                return request
-        return None
+    def remove(self, request: Request) -> None:
+        """The request is admitted, or it has ended."""
+        entry = self._entries.pop(request)
+        del self._line[self._position(entry.key)]
+        del self._by_number[entry.number]
+        self._unranked.pop(request, None)
+        self._left += 1
+        # With each departure one entry number becomes due.
+        due = self._by_number.get(self._left - OVERTAKEN_MAX)
+        if due is not None and self.policy == "lpm":
+            self._unranked.pop(due)
+            self._move(due, (_BEFORE_ALL, self._entries[due].number))
 
     def peek(self) -> Request | None:
-        """The next in line, left where it is."""
-        while self._heap and self._heap[0][1] not in self._waiting:
-            heapq.heappop(self._heap)
-        return self._heap[0][1] if self._heap else None
+        """The next in line; None when nobody waits."""
+        return self._line[0][1] if self._line else None
 
-    def rank_by_match(self, match_length: Callable[[Request], int]) -> None:
-        """For policy `lpm`: order the queue by `match_length`, longest first."""
-        if self.policy != "lpm" or len(self._waiting) > LPM_QUEUE_MAX:
-            return
-        for request in self._waiting:
-            self._passed_over[request] = self._passed_over.get(request, 0) + 1
-        self._heap = [(self._key(request, match_length(request)), request) for request in self._waiting]
-        heapq.heapify(self._heap)
+    def is_due(self, request: Request) -> bool:
+        """Whether so many others left the queue before it that it must not wait for any of them."""
+        return self._left - self._entries[request].number >= OVERTAKEN_MAX
 
-    def _key(self, request: Request, match_length: int) -> Key:
-        if self.policy == "priority":
-            return -request.priority, request.order
-        if self.policy == "lpm" and self._passed_over.get(request, 0) < LPM_PASSED_OVER_MAX:
-            return 1 - match_length, request.order
-        return -(1 << 60) if self.policy == "lpm" else 0, request.order
+    def rank(self, version: int, match_length: Callable[[Request], int]) -> None:
+        """For policy `lpm`: bring the order up to date with what is cached. Looks up those whose match was looked
+        up longest ago, RANKED_MAX at most, and nobody twice for the same `version` of the prefix tree."""
+        for request in list(islice(self._unranked, RANKED_MAX)):
+            entry = self._entries[request]
+            if entry.version == version:
+                return
+            entry.version = version
+            self._unranked.move_to_end(request)
+            key = -match_length(request), request.order
+            if key != entry.key:
+                self._move(request, key)
+
+    def _move(self, request: Request, key: Key) -> None:
+        entry = self._entries[request]
+        del self._line[self._position(entry.key)]
+        entry.key = key
+        insort(self._line, (key, request))
+
+    def _position(self, key: Key) -> int:
+        # A key alone sorts before the pair that begins with it, and keys are unique.
+        return bisect_left(self._line, (key,))  # pyright: ignore[reportArgumentType]
+
+    def _key(self, request: Request) -> Key:
+        return (-request.priority if self.policy == "priority" else 0), request.order

@@ -15,6 +15,9 @@ from freehold.scheduler.states import Event, RequestState, after
 from freehold.step import NOT_SCORED, TokenLogprobs
 from freehold.stop_regex import StopRegexes
 
+SETBACKS_TRUSTED = 2
+PROGRESS_TOKENS = 32  # computed since a request was last admitted, they bring trust back
+
 
 class FinishKind(StrEnum):
     STOP = "stop"
@@ -79,15 +82,22 @@ class Request:
     cached_tokens: int | None = None  # prompt tokens not computed, at first scheduling
     miss: str = ""  # why not more of them
     retractions: int = 0
+    setbacks: int = 0  # times in a row that memory ran out before it had made progress
     drafted: int = 0  # draft tokens verified for it, and how many of them were right
     accepted: int = 0
     retained_tokens: int = 0  # of those that a hint asked to keep
+    stop_bytes: tuple[bytes, ...] = ()  # the stop strings
     stop_tail: bytes = b""  # the end of the output, in which a stop string may be growing
     stop_regexes: StopRegexes | None = None
     finish: Finish | None = None
     first_scheduled: float | None = None
     first_token: float | None = None
     ended: float | None = None
+
+    @property
+    def is_trusted(self) -> bool:
+        """Whether it may come back before all its output fits. Only want of memory costs trust."""
+        return self.setbacks < SETBACKS_TRUSTED
 
     @property
     def tokens(self) -> Int32:
@@ -102,6 +112,11 @@ class Request:
         if start is None or start + len(self.prompt_logprobs) >= len(self.prompt) - 1:
             return NOT_SCORED
         return start + len(self.prompt_logprobs)
+
+    def watch_for_stops(self) -> None:
+        """Prepare to look for the request's own stops in its output."""
+        self.stop_bytes = tuple(stop.encode() for stop in self.params.stop)
+        self.stop_regexes = StopRegexes(self.params.stop_regex) if self.params.stop_regex else None
 
     @property
     def is_queued(self) -> bool:

@@ -163,8 +163,7 @@ class Results:
         if logprobs is not None:
             request.logprobs.append(logprobs)
         if params.stop:
-            stops = tuple(stop.encode() for stop in params.stop)
-            found, request.stop_tail = find_stop(request.stop_tail, piece, stops)
+            found, request.stop_tail = find_stop(request.stop_tail, piece, request.stop_bytes)
             if found is not None and may_stop:
                 return Finish(FinishKind.STOP, params.stop[found])
             if found is not None:

@@ -19,8 +19,6 @@ from freehold.arrays import Bool, Int32, Int64
 from freehold.scheduler.batch import Batch
 from freehold.scheduler.request import Request
 
-RETRACTIONS_TRUSTED = 2  # a request retracted more often comes back only if all its output fits
-
 
 class RunningTable:
     """Columns int64 [rows] unless said otherwise."""
@@ -42,6 +40,8 @@ class RunningTable:
         self.watch_from = column()  # from this many on, each token may end it
         self.ignore_eos: Bool = np.zeros(row_count, np.bool_)
         self.trusted: Bool = np.zeros(row_count, np.bool_)  # to stop before max_length
+        self.priority = column()
+        self.arrival = column()  # its place in the order of arrivals
         self.requests: np.ndarray[Any, Any] = np.full(row_count, None, object)  # of Request or None
         self.order: Int64 = np.empty(0, np.int64)  # rows in use, in order of admission
 
@@ -61,7 +61,9 @@ class RunningTable:
         self.min_length[row] = prompt_length + params.min_tokens
         self.max_length[row] = max_length
         self.ignore_eos[row] = params.ignore_eos
-        self.trusted[row] = request.retractions < RETRACTIONS_TRUSTED
+        self.trusted[row] = request.is_trusted
+        self.priority[row] = request.priority
+        self.arrival[row] = request.order
         has_own_stops = params.stop or params.stop_regex or params.stop_token_ids
         self.watch_from[row] = 0 if has_own_stops or params.logprobs is not None else max_length
         self.requests[row] = request
@@ -70,6 +72,10 @@ class RunningTable:
     def remove(self, row: int) -> None:
         self.requests[row] = None
         self.order = self.order[self.order != row]
+
+    def least_important_first(self) -> Int64:
+        """Rows in use: lowest priority first, among equals the one that arrived last."""
+        return self.order[np.lexsort((-self.arrival[self.order], self.priority[self.order]))]
 
     def request(self, row: int) -> Request:
         request = self.requests[row]

@@ -26,6 +26,7 @@ from freehold.scheduler.vocabulary import Vocabulary
 from freehold.step import DraftCost, Engine, Step, StepResult
 
 IDLE_ITERATIONS_MAX = 100
+RESULT_WAIT_S = 0.05  # a longer step is waited for again, so that aborts and timeouts are heard meanwhile
 
 
 class PauseMode(StrEnum):
@@ -37,7 +38,7 @@ class PauseMode(StrEnum):
 
 
 class EngineStuck(Exception):
-    """The engine has not answered for so long that it won't."""
+    """The engine has not answered for so long that it probably never will."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,8 @@ class Scheduler:
         self.requests: dict[str, Request] = {}
         self.audit_error: AuditError | None = None
         self.paused: PauseMode | None = None
+        self.draining = False  # submit nothing, so that the steps in flight become the last ones
+        self.stuck: str | None = None  # what the engine has been waiting for too long
         self._engine = engine
         drafts = None if draft_cost is None else DraftBudget(draft_cost, memory.shape.row_count)
         target = None if config.target_itl_ms is None else config.target_itl_ms / 1000
@@ -82,6 +85,7 @@ class Scheduler:
         self.results = Results(memory, self.running, self.lifecycle, vocabulary, chunks, drafts)
         self._planner = Planner(config, memory, self.queue, self.running, self.lifecycle, chunks, drafts)
         self._in_flight: deque[_InFlight] = deque()
+        self._progress_at = clock()  # when the oldest step in flight began to be the oldest
         self._depth = 1 if config.disable_overlap_schedule else 2
         self._output = StepOutput()
         self._idle_iterations = 0
@@ -114,7 +118,8 @@ class Scheduler:
             self.abort(request_id, message)
 
     def pause(self, mode: PauseMode) -> None:
-        """Compute nothing from now on, once the steps in flight are done. Requests are accepted and wait."""
+        """Compute nothing from now on, once the steps in flight are done. Requests are accepted and wait. Raises
+        EngineStuck if those steps never end; then nothing has changed."""
         self.drain()
         self.paused = mode
         if mode is PauseMode.ABORT:
@@ -129,9 +134,19 @@ class Scheduler:
     def update_weights(self, source: str) -> None:
         """Compute with other weights from the next step on. What the old ones computed is never found
         again; running requests keep their output and compute their KV anew, except those paused in place,
-        which go on with what they have. Raises what the engine raises; then the old weights stay."""
+        which go on with what they have. Raises what the engine raises; then the old weights stay. Raises EngineStuck
+        if loading exceeds the watchdog's timeout; then nobody knows which weights the next step has, and the cache
+        is given up all the same."""
         self.drain()
-        self._engine.load_weights(source).result()
+        loading = self._engine.load_weights(source)
+        try:
+            loading.result(self.config.watchdog_timeout)
+        except TimeoutError:
+            self._forget_weights()
+            raise EngineStuck(f"weights were not loaded within {self.config.watchdog_timeout:g} s") from None
+        self._forget_weights()
+
+    def _forget_weights(self) -> None:
         if self.paused is not PauseMode.IN_PLACE:
             self._retract_all()
         self.memory.replace_weights()
@@ -155,6 +170,11 @@ class Scheduler:
         """Whether `step` would bring anything on."""
         pending = self._in_flight or self.lifecycle.ended or self._output.requests
         return bool(pending or (self.requests and self.paused is None))
+
+    @property
+    def in_flight_count(self) -> int:
+        """Steps submitted whose results were not taken in."""
+        return len(self._in_flight)
 
     @property
     def is_idle(self) -> bool:
@@ -181,55 +201,64 @@ class Scheduler:
     # -- the loop -----------------------------------------------------------------------------------------
 
     def step(self) -> StepOutput:
-        """One iteration: submit the next step, then take in the result of the oldest one.
+        """One iteration: submit the next step, then take in the result of the oldest one, if it comes soon.
 
-        Raises EngineStuck if that does not come; what was computed so far can still be taken.
+        Whatever the engine does, requests whose time is up and those that were aborted are in the output; `stuck`
+        tells what an engine without progress is waiting for. The first call decides which thread moves pages.
         """
-        self.memory.epochs.bind_thread()
+        self.memory.epochs.claim_thread()
         self.lifecycle.expire()
         self.memory.pass_time(self.lifecycle.clock())
         is_submitted = self._submit()
         if self._in_flight and (not is_submitted or len(self._in_flight) >= self._depth):
-            self._take_result()
+            self._take_result(RESULT_WAIT_S)
         self._audit_if_due()
-        self._watch()
+        self.stuck = self._why_stuck()
         return self._take_output()
 
     def _submit(self) -> bool:
-        if self.paused is not None or len(self._in_flight) >= self._depth:
+        if self.paused is not None or self.draining or len(self._in_flight) >= self._depth:
             return False
         plan = self._planner.plan(len(self._in_flight))
         if isinstance(plan, Step):
+            if not self._in_flight:
+                self._progress_at = self.lifecycle.clock()
             self._in_flight.append(_InFlight(plan, self._engine.execute(plan)))
         return isinstance(plan, Step)
 
-    def _watch(self) -> None:
-        """If requests wait and nothing is computed, something must change within a few iterations. Raises
-        EngineStuck with what they wait for; a later call may find it gone."""
-        if self._in_flight or self._output.requests or self.lifecycle.ended or not self.has_work:
+    def _why_stuck(self) -> str | None:
+        """What requests wait for if a step takes longer than the watchdog allows, or if nothing is computed and
+        nothing has changed for many iterations. A later call may find it gone."""
+        if self._in_flight:
             self._idle_iterations = 0
-            return
+            limit = self.config.watchdog_timeout
+            is_late = self.lifecycle.clock() - self._progress_at > limit
+            return f"no result for {limit:g} s: waiting for {self.waits_for()}" if is_late else None
+        if self._output.requests or self.lifecycle.ended or not self.has_work:
+            self._idle_iterations = 0
+            return None
         self._idle_iterations += 1
-        if self._idle_iterations > IDLE_ITERATIONS_MAX:
-            raise EngineStuck(
-                f"nothing has changed for {IDLE_ITERATIONS_MAX} iterations: waiting for {self.waits_for()}"
-            )
+        if self._idle_iterations <= IDLE_ITERATIONS_MAX:
+            return None
+        return f"nothing has changed for {IDLE_ITERATIONS_MAX} iterations: waiting for {self.waits_for()}"
 
     def drain(self) -> None:
-        """Take in the results of all steps in flight; the next `step` delivers them."""
-        self.memory.epochs.bind_thread()
+        """Take in the results of all steps in flight; the next `step` delivers them. Raises EngineStuck if one does
+        not come."""
+        limit = self.config.watchdog_timeout
         while self._in_flight:
-            self._take_result()
+            if not self._take_result(limit):
+                raise EngineStuck(f"no result for {limit:g} s: waiting for {self.waits_for()}")
 
-    def _take_result(self) -> None:
+    def _take_result(self, seconds: float) -> bool:
+        """-> whether the oldest step ended within so many seconds."""
         done = self._in_flight[0]
         try:
-            error = done.result.exception(self.config.watchdog_timeout)
+            error = done.result.exception(seconds)
         except TimeoutError:
-            raise EngineStuck(
-                f"no result for {self.config.watchdog_timeout:g} s: waiting for {self.waits_for()}"
-            ) from None
+            return False
         self._in_flight.popleft()
+        self._progress_at = self.lifecycle.clock()
         step = done.step
         self.memory.complete(step.number)
         # A row whose request has ended meanwhile is nobody's until this step is done.
@@ -238,6 +267,7 @@ class Scheduler:
             self.results.fail(step.rows[live], error)
         else:
             self.results.take(step, done.result.result(), live, self._output)
+        return True
 
     def _take_output(self) -> StepOutput:
         output, self._output = self._output, StepOutput()

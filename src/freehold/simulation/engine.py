@@ -62,6 +62,8 @@ class StepFuture(Future[Any]):
     def exception(self, timeout: float | None = None) -> BaseException | None:
         if not self.done():
             self._ask()
+        if not self.done():
+            raise TimeoutError  # simulated seconds don't pass while somebody waits
         return super().exception(timeout)
 
 

@@ -64,6 +64,7 @@ def _hits(arrivals: Sequence[Arrival], page_size: int, page_count: int, policy: 
         match = memory.tree.match(Namespace(), arrival.prompt)
         hits += match.length
         lease = memory.leases.open(match)
+        lease.use()
         fits = memory.capacity_tokens - memory.tree.held_page_count * page_size + match.length
         end = min(len(arrival.prompt), max(fits, match.length))
         row, target = np.array([lease.row]), np.array([end - end % page_size])

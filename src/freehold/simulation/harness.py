@@ -9,7 +9,7 @@ import numpy as np
 from freehold.config import EngineConfig
 from freehold.sampling_params import SamplingParams
 from freehold.scheduler.request import Request
-from freehold.scheduler.scheduler import StepOutput
+from freehold.scheduler.scheduler import EngineStuck, StepOutput
 from freehold.simulation.assembly import SimulatedModel, assemble
 from freehold.simulation.oracle import check_end
 
@@ -44,6 +44,8 @@ class Harness:
 
     def step(self) -> StepOutput:
         output = self.scheduler.step()
+        if self.scheduler.stuck is not None:
+            raise EngineStuck(self.scheduler.stuck)
         self.memory.audit()
         for request in output.ended:
             # Without max_tokens a request may have what the pool holds, and one token more.

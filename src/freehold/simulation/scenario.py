@@ -62,7 +62,6 @@ class Cell:
             priority_scheduling_preemption_threshold=1 if self.policy == "priority" else None,
             speculative_algorithm=None if self.speculation == "plain" else self.speculation,
             speculative_num_draft_tokens=5,
-            watchdog_timeout=1e-6,  # a held step is not waited for: the world goes on around it
         )
 
 

@@ -13,7 +13,7 @@ from freehold.memory import Lease, OwnershipError, Retention
 from freehold.sampling_params import SamplingParams
 from freehold.scheduler.request import FinishKind, Request
 from freehold.scheduler.results import StepOutput
-from freehold.scheduler.scheduler import EngineStuck, PauseMode
+from freehold.scheduler.scheduler import PauseMode
 from freehold.scheduler.states import TRANSITIONS, Event, RequestState
 from freehold.simulation.assembly import SimulatedModel, assemble
 from freehold.simulation.engine import WrongKV
@@ -108,11 +108,8 @@ class World:
             self._release_at, self.engine.hold = None, False
             self.engine.release()
         is_paused, before = self.scheduler.paused is not None, self.engine.steps_run
-        try:
-            self._take(self.scheduler.step())
-        except EngineStuck:
-            if not self.engine.hold:
-                raise
+        self._take(self.scheduler.step())
+        assert self.scheduler.stuck is None, f"stuck: {self.scheduler.stuck}"
         assert not is_paused or self.engine.steps_run == before, "computed during a pause"
         self.clock.now += STEP_SECONDS + TOKEN_SECONDS * len(self.scheduler.running)
         self.iteration += 1
