@@ -74,10 +74,10 @@ def test_a_hint_fades_by_halves():
     assert cached(memory, tokens(100)), "4 has become 2"
     assert not cached(memory, tokens(0))
     compute(memory, tokens(0), Retention(1, ttl=10), now=10)
-    assert memory.tree.retained_page_count == 4
+    assert memory.tree.hints.page_count == 4
     memory.pass_time(20)
     memory.audit()
-    assert memory.tree.retained_page_count == 2
+    assert memory.tree.hints.page_count == 2
 
 
 def test_a_renewed_hint_is_not_faded_by_the_old_one():
@@ -104,15 +104,15 @@ def test_hints_that_are_renewed_for_ever_leave_nothing_behind():
     compute(memory, tokens(100))
     (node,) = (node for node in memory.tree.nodes() if node.parent is not None)
     for now in range(5000):
-        memory.tree.retain(node, Retention(3, ttl=0.5), now)
+        memory.tree.hints.retain(node, Retention(3, ttl=0.5), now)
         memory.pass_time(now + 0.6)
     (queue, *others) = memory.tree._queue._queues[""]._queues
     assert len(queue._heap) < 2100
     assert not any(len(other._heap) for other in others)
-    assert len(memory.tree._fading) < 2100
+    assert len(memory.tree.hints._fading) < 2100
     for now in range(5000):
-        memory.tree.retain(node, Retention(3, ttl=1e5), now)
-    assert len(memory.tree._fading) < 2100
+        memory.tree.hints.retain(node, Retention(3, ttl=1e5), now)
+    assert len(memory.tree.hints._fading) < 2100
     evict(memory, 2)
     assert memory.counts().free == memory.shape.page_count
 
@@ -158,7 +158,7 @@ def test_a_hint_beyond_the_budget_is_refused():
     memory = make(retained_share=0.1)
     assert compute(memory, tokens(0, 3), Retention(50)) == 12
     assert compute(memory, tokens(100, 3), Retention(50)) == 0
-    assert memory.tree.retained_page_count == 3
+    assert memory.tree.hints.page_count == 3
     evict(memory, 3)
     assert not cached(memory, tokens(100, 3))
 

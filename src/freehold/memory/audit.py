@@ -113,7 +113,7 @@ def _audit_tree(memory: Memory) -> None:
             raise AuditError(f"{node!r}: {node.pins[PinKind.OPERATOR]} operator's pins, counted {pins[node.serial]}")
         if node.evictable and not node.queued:
             raise AuditError(f"{node!r} is evictable but not a candidate for eviction")
-    counted = (tree.page_count, tree.held_page_count, tree.retained_page_count)
+    counted = (tree.page_count, tree.held_page_count, tree.hints.page_count)
     if (pages, held, retained) != counted:
         raise AuditError(f"tree counts {counted} pages in all, held and retained; recounted {pages, held, retained}")
 

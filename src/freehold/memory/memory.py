@@ -76,7 +76,6 @@ class Memory:
         self.shape = shape
         self.page_size = shape.page_size
         self.epochs = Epochs()
-        self.weight_version = 0
         self.pools = [PagePool(shape.page_count, shape.page_size, self.epochs) for _ in shape.groups]
         quota = None if shape.tenant_quota is None else shape.pages(shape.tenant_quota)
         retained = shape.pages(shape.retained_share)
@@ -84,6 +83,10 @@ class Memory:
         self.tails = TailTable(self.pools)
         self.pins = PinTable(self.tree, shape.pages(shape.pinned_share))
         self.leases = LeaseTable(self.pools, self.tree, self.tails, self.epochs, shape.row_count, shape.token_limit)
+
+    @property
+    def weight_version(self) -> int:
+        return self.tree.weights
 
     @property
     def capacity_tokens(self) -> int:
@@ -104,14 +107,24 @@ class Memory:
 
     def replace_weights(self) -> None:
         """The weights change: what they computed is never found again, and given up where nobody uses it."""
-        self.weight_version += 1
         self.tails.give_up(self.tails.page_count)
         self.pins.give_up()
-        self.tree.flush()
+        self.tree.replace_weights()
 
     def retain(self, lease: Lease, hint: Retention, now: float) -> int:
         """Keep what the lease has published for as long as the hint says -> tokens that are kept."""
-        return self.tree.retain(lease.node, hint, now)
+        return self.tree.hints.retain(lease.node, hint, now) if self._is_current(lease) else 0
+
+    def park(self, lease: Lease, name: str, tokens: Int32) -> None:
+        """Leave what does not fill a page as a tail under `name`, for the sequence to go on from."""
+        if self._is_current(lease):
+            lease.park(name, tokens)
+        else:
+            self.tails.forget(name)
+
+    def _is_current(self, lease: Lease) -> bool:
+        """Whether the weights are still those that the lease began with: KV of older ones nobody can find."""
+        return lease.node.namespace.weights == self.weight_version
 
     def pin(self, name: str, namespace: str, tokens: Int32, expires: float | None) -> PinnedPrefix | None:
         """Keep what is cached of `tokens` [n], within the budget, until `expires`. Raises ValueError."""
@@ -120,12 +133,12 @@ class Memory:
 
     def pass_time(self, now: float) -> None:
         """What hints and pins promised for a time ends with it. Called in every iteration."""
-        self.tree.fade(now)
+        self.tree.hints.fade(now)
         self.pins.expire(now)
 
     def publish(self, lease: Lease, tokens: Int32, priority: int = 0) -> None:
         """Share what the lease has committed, if there is a prefix cache."""
-        if self.shape.prefix_cache:
+        if self.shape.prefix_cache and self._is_current(lease):
             lease.publish(tokens, priority)
 
     @property

@@ -69,6 +69,12 @@ class Node:
     def start(self) -> int:
         return self.end - len(self.tokens)
 
+    def shorten(self, page_count: int, page_size: int) -> None:
+        """Keep the first `page_count` pages."""
+        self.end = self.start + page_count * page_size
+        self.tokens = _shortened(self.tokens, page_count * page_size)
+        self.pages = [_shortened(part, page_count) for part in self.pages]
+
     @property
     def page_count(self) -> int:
         """In each group."""
@@ -85,6 +91,14 @@ class Node:
 
     def __repr__(self) -> str:
         return f"<node {self.serial} tokens {self.start}..{self.end} holds {self.holds}>"
+
+
+def _shortened(array: Int32, length: int) -> Int32:
+    """The first `length` numbers. A view while it is at least half of what it keeps in memory, else a copy: so a node
+    evicted page by page costs O(n) in all."""
+    whole = array if array.base is None else array.base
+    kept = array[:length]
+    return kept if 2 * length >= len(whole) else kept.copy()
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import heapq
+import math
 from collections import OrderedDict
 from dataclasses import dataclass
 
@@ -22,12 +24,17 @@ class PinnedPrefix:
     expires: float | None
 
 
+PINS_MAX = 1024
+
+
 class PinTable:
-    """The operator's pins by name, oldest first. Together they hold at most `limit` pages of each group."""
+    """The operator's pins by name, oldest first: PINS_MAX at most. Together they hold at most `limit` pages of each
+    group."""
 
     def __init__(self, tree: PrefixTree, limit: int):
         self._tree = tree
         self._pins: OrderedDict[str, PinnedPrefix] = OrderedDict()
+        self._expiries: list[tuple[float, str]] = []  # a heap, without entries of pins that are gone
         self.limit = limit
         self.given_up_count = 0
 
@@ -47,14 +54,20 @@ class PinTable:
 
     def pin(self, name: str, match: Match, tokens: Int32, expires: float | None) -> PinnedPrefix | None:
         """Keep a matched prefix of `tokens` [n], as much of it as the budget allows; None if that is nothing.
-        Raises ValueError for a name that is in use."""
+        Raises ValueError for a name that is in use, one pin too many, or a time that is no number."""
         if name in self._pins:
             raise ValueError(f"there is a pin '{name}' already")
+        if len(self._pins) >= PINS_MAX:
+            raise ValueError(f"there are {PINS_MAX} pins already, the most there can be: remove some")
+        if expires is not None and not math.isfinite(expires):
+            raise ValueError(f"the time at which a pin expires must be a number, not {expires}")
         match = self._within_budget(match, tokens)
         if match.length == 0:
             return None
         node = self._tree.pin(match, PinKind.OPERATOR)
         pin = self._pins[name] = PinnedPrefix(name, match.namespace.salt, match.length, node, expires)
+        if expires is not None:
+            heapq.heappush(self._expiries, (expires, name))
         return pin
 
     def _within_budget(self, match: Match, tokens: Int32) -> Match:
@@ -78,13 +91,18 @@ class PinTable:
     def unpin(self, name: str) -> bool:
         """-> whether there was such a pin."""
         pin = self._pins.pop(name, None)
-        if pin is not None:
-            self._tree.unpin(pin.node, PinKind.OPERATOR, fence=0)
-        return pin is not None
+        if pin is None:
+            return False
+        if pin.expires is not None:
+            self._expiries.remove((pin.expires, name))
+            heapq.heapify(self._expiries)
+        self._tree.unpin(pin.node, PinKind.OPERATOR, fence=0)
+        return True
 
     def expire(self, now: float) -> None:
-        for pin in [pin for pin in self if pin.expires is not None and pin.expires <= now]:
-            self.unpin(pin.name)
+        """Unpin those whose time is up. Looks at no other."""
+        while self._expiries and self._expiries[0][0] <= now:
+            self.unpin(self._expiries[0][1])
 
     def give_up(self) -> None:
         """Unpin everything: a request could not go on otherwise."""

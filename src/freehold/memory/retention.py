@@ -57,10 +57,12 @@ class Fading:
             heapq.heapify(self._heap)
             self._limit = 2 * len(self._heap) + STALE_MAX
 
-    def due(self, now: float) -> Iterator[Node]:
-        """The nodes whose time has come, taken out one by one: dealing with one may make another entry of
-        it stale."""
-        while self._heap and self._heap[0][0] <= now:
+    def due(self, now: float, limit: int) -> Iterator[Node]:
+        """Nodes whose time has come, `limit` entries at most, taken out one by one: dealing with one may make
+        another entry of it stale."""
+        for _ in range(limit):
+            if not self._heap or self._heap[0][0] > now:
+                return
             entry = heapq.heappop(self._heap)
             if _is_current(entry):
                 yield entry[2]

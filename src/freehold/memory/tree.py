@@ -12,10 +12,10 @@ from freehold.memory import owner
 from freehold.memory.epochs import Epochs
 from freehold.memory.errors import LeaseError
 from freehold.memory.eviction import FairEviction
+from freehold.memory.hints import Hints
 from freehold.memory.history import PrefixHistory
 from freehold.memory.node import Match, Namespace, Node, PageKey, PinKind
 from freehold.memory.pool import FreedPages, PagePool
-from freehold.memory.retention import DONE, Fading, Retention
 
 
 class PrefixTree:
@@ -36,15 +36,14 @@ class PrefixTree:
         self.page_size = pools[0].page_size
         self.epochs = epochs
         self.version = 0
+        self.weights = 0  # counts replacements
         self.page_count = 0  # pages of each group in the tree
         self.held_page_count = 0  # of them, those on a path to a pin
-        self.retained_page_count = 0  # those with a retention level above 0
         self.evicted_page_count = 0
         self.history = PrefixHistory(self.page_size)
         self._roots: dict[Namespace, Node] = {}
         self._queue = FairEviction(policy, quota, self.history.reuse, lambda: self._tick)
-        self._fading = Fading()
-        self._retained_limit = pools[0].capacity if retained_limit is None else retained_limit
+        self.hints = Hints(self, pools[0].capacity if retained_limit is None else retained_limit)
         self._serial = 0
         self._tick = 0
 
@@ -146,7 +145,7 @@ class PrefixTree:
             raise LeaseError("the prefix tree has changed since the match")
         node = match.node or self._root(match.namespace)
         if match.length < node.end:
-            node = self._split(node, match.length)
+            node = self.split(node, match.length)
         node.pins[kind] += 1
         self._hold(node)
         return node
@@ -167,6 +166,8 @@ class PrefixTree:
         for used in self.path(node):
             used.fence = max(used.fence, fence)
         self._unhold(node)
+        if node.namespace.weights != self.weights:
+            self._drop_outdated(node)
 
     def repin(self, old: Node, new: Node, kind: PinKind, fence: int) -> None:
         """Move a pin along a path, without the prefix being unprotected in between."""
@@ -217,7 +218,7 @@ class PrefixTree:
                 break
             same = self._same_tokens(child, tokens[done:])
             if same < len(child.tokens):
-                child = self._split(child, child.start + same)
+                child = self.split(child, child.start + same)
             node, done = child, done + same
             self._touch(node, priority)
         if done < len(tokens):
@@ -265,9 +266,9 @@ class PrefixTree:
         self.page_count += pages
         self._queue.count(node.namespace.salt, pages)
         if node.level > 0:
-            self.retained_page_count += pages
+            self.hints.page_count += pages
 
-    def _split(self, node: Node, at: int) -> Node:
+    def split(self, node: Node, at: int) -> Node:
         """Cut `node` at `at` tokens from the root -> the new upper part. The node itself stays the
         deeper part: pins name the end of a prefix, and that end does not move."""
         assert node.parent is not None
@@ -288,8 +289,7 @@ class PrefixTree:
         node.pages = [part[page_cut:].copy() for part in node.pages]
         upper.children[self._key(node)] = node
         upper.holds = 1 if node.holds else 0
-        if upper.level > 0:
-            self._fading.add(upper)
+        self.hints.split(upper)
         return upper
 
     def evict(self, page_count: int, cause: str) -> int:
@@ -316,10 +316,7 @@ class PrefixTree:
         self.history.evicted(node, gone, self.epochs.submitted, self._tick, cause)
         self._count(node, -gone)
         if gone < have:
-            keep = have - gone
-            end = keep * self.page_size
-            node.tokens, node.end = _shortened(node.tokens, end), node.start + end
-            node.pages = [_shortened(part, keep) for part in node.pages]
+            node.shorten(have - gone, self.page_size)
             self._queue.push(node)
             return gone
         parent = node.parent
@@ -335,53 +332,26 @@ class PrefixTree:
         """Evict everything that is not held -> pages given back in each group."""
         return self.evict(self.evictable_page_count, "a flush of the cache")
 
-    # -- retention ----------------------------------------------------------------------------------
+    def replace_weights(self) -> None:
+        """What the weights so far have computed is never found again: it leaves the tree now, or when its last pin is
+        dropped."""
+        self.weights += 1
+        self.flush()
 
-    def retain(self, node: Node, hint: Retention, now: float) -> int:
-        """Apply a hint to the prefix that ends at `node` -> its tokens that are kept: whole pages, in budget."""
-        if hint.priority == 0:
-            self._discount(node)
-            return 0
-        end = node.end if hint.end is None else min(node.end, hint.end)
-        end -= end % self.page_size
-        kept = 0
-        for part in self.path(node):
-            if part.start >= end:
-                break
-            part = self._split(part, end) if part.end > end else part
-            if part.level <= 0:
-                if self.retained_page_count + part.page_count > self._retained_limit:
-                    break
-                self.retained_page_count += part.page_count
-            if hint.priority >= part.level:
-                part.level, part.ttl, part.fades_at = hint.priority, hint.ttl, now + hint.ttl
-                self._fading.add(part)
-            kept = part.end
-        return kept
+    def _drop_outdated(self, node: Node) -> None:
+        """Nobody can find this prefix: whatever of it nobody holds is given back."""
+        while node.evictable:
+            parent, given = node.parent, [FreedPages() for _ in self.pools]
+            self.evicted_page_count += self._evict_tail(node, node.page_count, "new weights", given)
+            for pool, pages in zip(self.pools, given, strict=True):
+                pages.give_back(pool)
+            assert parent is not None
+            node = parent
 
-    def _discount(self, node: Node) -> None:
-        """Nobody will ask for what only this prefix has."""
-        step = node
-        while step.parent is not None and max(step.holds, len(step.children)) <= 1:
-            if step.level <= 0:
-                step.level = DONE
-                if step.queued or step.evictable:
-                    self._queue.lower(step)
-            step = step.parent
-
-    def fade(self, now: float) -> None:
-        """Halve the levels whose time has come. Called in every iteration; seconds of the scheduler's
-        clock."""
-        for node in self._fading.due(now):
-            halvings = 1 + int((now - node.fades_at) / node.ttl)
-            node.level >>= min(halvings, 8)
-            node.fades_at += halvings * node.ttl
-            if node.level > 0:
-                self._fading.add(node)
-            else:
-                self.retained_page_count -= node.page_count
-            if node.queued or node.evictable:
-                self._queue.lower(node)
+    def reconsider(self, node: Node) -> None:
+        """The node's key for eviction has become smaller."""
+        if node.queued or node.evictable:
+            self._queue.lower(node)
 
     # -- parts --------------------------------------------------------------------------------------
 
@@ -412,11 +382,3 @@ class PrefixTree:
             if self._roots.get(node.namespace) is node:
                 del self._roots[node.namespace]
                 self.version += 1
-
-
-def _shortened(array: Int32, length: int) -> Int32:
-    """The first `length` numbers. A view while it is at least half of what it keeps in memory, else a copy: a tail
-    that is evicted page by page costs O(n) in all."""
-    whole = array if array.base is None else array.base
-    kept = array[:length]
-    return kept if 2 * length >= len(whole) else kept.copy()

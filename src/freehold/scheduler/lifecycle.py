@@ -208,7 +208,7 @@ class Lifecycle:
         if finish is not None and request.retention is not None:
             request.retained_tokens = self.memory.retain(lease, request.retention, self.clock())
         if finish is not None and finish.is_complete and request.session is not None:
-            lease.park(request.session, tokens)
+            self.memory.park(lease, request.session, tokens)
         request.output = self.running.output(row)
         self.running.remove(row)
         lease.release()

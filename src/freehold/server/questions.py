@@ -88,7 +88,7 @@ class Questions:
             "page_ages_in_steps": memory.tree.history.ages.as_dict(),
             "evicted_pages": memory.tree.evicted_page_count,
             "parked_sessions": len(memory.tails),
-            "retained_pages": memory.tree.retained_page_count,
+            "retained_pages": memory.tree.hints.page_count,
             "pinned_pages": {"budget": memory.pins.limit, "pinned": memory.pins.page_count},
             "top_prefixes": [
                 {

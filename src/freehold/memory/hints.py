@@ -1,0 +1,73 @@
+"""What hints of requests keep in the prefix tree: levels of nodes, within a budget, until they fade."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from freehold.memory.retention import DONE, Fading, Retention
+
+if TYPE_CHECKING:
+    from freehold.memory.node import Node
+    from freehold.memory.tree import PrefixTree
+
+FADED_MAX = 64  # levels halved in one iteration; the rest follow in the next ones
+
+
+class Hints:
+    """`page_count` pages of each group have a level above 0: at most `limit`, beyond which hints are refused."""
+
+    def __init__(self, tree: PrefixTree, limit: int):
+        self._tree = tree
+        self._limit = limit
+        self._fading = Fading()
+        self.page_count = 0
+
+    def retain(self, node: Node, hint: Retention, now: float) -> int:
+        """Apply a hint to the prefix that ends at `node` -> its tokens that are kept: whole pages, in budget."""
+        tree = self._tree
+        if hint.priority == 0:
+            self._discount(node)
+            return 0
+        end = node.end if hint.end is None else min(node.end, hint.end)
+        end -= end % tree.page_size
+        kept = 0
+        for part in tree.path(node):
+            if part.start >= end:
+                break
+            part = tree.split(part, end) if part.end > end else part
+            if part.level <= 0:
+                if self.page_count + part.page_count > self._limit:
+                    break
+                self.page_count += part.page_count
+            if hint.priority >= part.level:
+                part.level, part.ttl, part.fades_at = hint.priority, hint.ttl, now + hint.ttl
+                self._fading.add(part)
+            kept = part.end
+        return kept
+
+    def _discount(self, node: Node) -> None:
+        """Nobody will ask for what only this prefix has."""
+        step = node
+        while step.parent is not None and max(step.holds, len(step.children)) <= 1:
+            if step.level <= 0:
+                step.level = DONE
+                self._tree.reconsider(step)
+            step = step.parent
+
+    def split(self, upper: Node) -> None:
+        """`upper` was cut from a node, and has its level."""
+        if upper.level > 0:
+            self._fading.add(upper)
+
+    def fade(self, now: float) -> None:
+        """Halve the levels whose time has come, a few at a time. Called in every iteration; seconds of the
+        scheduler's clock."""
+        for node in self._fading.due(now, FADED_MAX):
+            halvings = 1 + int((now - node.fades_at) / node.ttl)
+            node.level >>= min(halvings, 8)
+            node.fades_at += halvings * node.ttl
+            if node.level > 0:
+                self._fading.add(node)
+            else:
+                self.page_count -= node.page_count
+            self._tree.reconsider(node)
