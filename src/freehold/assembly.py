@@ -55,6 +55,6 @@ def assemble(config: EngineConfig, checkpoint: Checkpoint | None = None) -> Asse
     kv_shape = KVShape(shape.page_count, shape.page_size, shape.row_count, shape.token_limit, config.kv_cache_dtype)
     runner = CpuRunner(config, checkpoint, kv_shape)
     engine = StepThread(runner, lambda: use_threads(config.num_threads))
-    engine.is_warm.wait()
+    engine.wait_until_warm()
     scheduler = Scheduler(config, Memory(shape), engine, tokenizer.vocabulary, draft_cost=runner.draft_cost)
     return Assembly(config, checkpoint.path, checkpoint.spec, tokenizer, scheduler, engine)

@@ -26,9 +26,13 @@ class StepThread:
     def __init__(self, runner: Runner, prepare: Callable[[], None] = lambda: None):
         self._runner = runner
         self._queue: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
-        self.is_warm = threading.Event()
+        self._warm: Future[None] = Future()
         self._thread = threading.Thread(target=self._work, args=(prepare,), name="engine", daemon=True)
         self._thread.start()
+
+    def wait_until_warm(self) -> None:
+        """Until the kernels are compiled. Raises what preparing raised: then the thread has ended."""
+        self._warm.result()
 
     def execute(self, step: Step) -> Future[StepResult]:
         return self._submit(lambda: self._runner.run(step))
@@ -47,9 +51,13 @@ class StepThread:
         self._thread.join()
 
     def _work(self, prepare: Callable[[], None]) -> None:
-        prepare()
-        self._runner.warm_up()
-        self.is_warm.set()
+        try:
+            prepare()
+            self._runner.warm_up()
+        except BaseException as error:
+            self._warm.set_exception(error)
+            return
+        self._warm.set_result(None)
         while (item := self._queue.get()) is not None:
             work, future = item
             try:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from freehold.arrays import Int64
+from freehold.arrays import Int32, Int64
 from freehold.memory import owner
 from freehold.memory.errors import AuditError
-from freehold.memory.node import PinKind
-from freehold.memory.pool import PagePool
+from freehold.memory.lease import Lease
+from freehold.memory.node import Node, PinKind
 
 if TYPE_CHECKING:
     from freehold.memory.memory import Memory
+
+NODES_AT_ONCE = 128  # of an audit's slice
+NOBODY = -1
 
 
 @dataclass(frozen=True)
@@ -54,87 +59,137 @@ def count_pages(memory: Memory, group: int = 0) -> PageCounts:
 
 def audit(memory: Memory) -> None:
     """Raise AuditError unless tree, leases, limbo and free lists add up to exactly the ledger."""
-    _audit_tree(memory)
-    _audit_rows(memory)
-    for group, pool in enumerate(memory.pools):
-        _audit_pool(memory, group, pool)
+    for _ in auditing(memory):
+        pass
 
 
-def _audit_pool(memory: Memory, group: int, pool: PagePool) -> None:
-    counted: Int64 = np.full(pool.capacity + 1, -1, np.int64)
-
-    def claim(pages: np.ndarray, by: int) -> None:
-        taken = counted[pages] != -1
-        if taken.any() or len(np.unique(pages)) != len(pages):
-            at = int(pages[int(taken.argmax())])
-            raise AuditError(
-                f"group {group}: page {at} is held by both {owner.describe(int(counted[at]))} and {owner.describe(by)}"
-            )
-        counted[pages] = by
-
-    claim(np.zeros(1, np.int64), owner.PADDING)
-    claim(pool.free_pages(), owner.FREE)
-    for fence, pages in pool.limbo_pages().items():
-        claim(pages, owner.limbo(fence))
-    for node in memory.tree.nodes():
-        claim(node.pages[group], owner.node(node.serial))
-    for _, tail in memory.tails:
-        claim(tail.pages[group], tail.owner)
+def auditing(memory: Memory) -> Iterator[None]:
+    """The audit in slices of about a millisecond. Between them nothing in memory may change; if it does, begin
+    anew. Raises AuditError."""
+    tree_count = TreeCount(memory)
+    claims = [PoolClaims(memory, group) for group in range(len(memory.pools))]
+    for nodes in _batched(memory.tree.nodes(), NODES_AT_ONCE):
+        for node in nodes:
+            tree_count.add(node)
+        for claim in claims:
+            pages = [node.pages[claim.group] for node in nodes]
+            claim.take(pages, [owner.node(node.serial) for node in nodes])
+        yield
+    tree_count.finish()
     for lease in memory.leases.open_leases:
-        claim(lease.pages(lease.shared, lease.allocated)[group], lease.owner)
-    wrong = np.flatnonzero(counted != pool.owner)
-    if len(wrong):
-        page = int(wrong[0])
-        found = "nobody" if counted[page] == -1 else owner.describe(int(counted[page]))
-        history = "\n".join(f"  {move}" for move in pool.recorder.history(page))
-        raise AuditError(
-            f"group {group}: {len(wrong)} pages differ; page {page} is registered to "
-            f"{owner.describe(int(pool.owner[page]))} but held by {found}\n{history}"
-        )
-    if pool.free_count + pool.limbo_count + pool.held_count != pool.capacity:
-        raise AuditError(f"group {group}: free + limbo + held is not {pool.capacity}")
+        _audit_row(memory, lease)
+        yield
+    for claim in claims:
+        claim.take_the_rest()
+        yield
+        claim.finish()
 
 
-def _audit_tree(memory: Memory) -> None:
-    tree = memory.tree
-    pages = held = retained = 0
-    pins = Counter(pin.node.serial for pin in memory.pins)
-    for node in tree.nodes():
+def _batched(nodes: Iterator[Node], count: int) -> Iterator[list[Node]]:
+    while batch := list(itertools.islice(nodes, count)):
+        yield batch
+
+
+class PoolClaims:
+    """Who holds which page of a pool, counted from the holders."""
+
+    def __init__(self, memory: Memory, group: int):
+        self.group = group
+        self._memory = memory
+        self._pool = memory.pools[group]
+        self._counted: Int64 = np.full(self._pool.capacity + 1, NOBODY, np.int64)
+
+    def take(self, parts: list[Int32], owners: list[int]) -> None:
+        """The pages in parts[i] are held by owners[i]. Raises AuditError for a page that is held twice."""
+        if not parts:
+            return
+        pages = np.concatenate(parts)
+        by = np.repeat(np.array(owners, np.int64), [len(part) for part in parts])
+        values, counts = np.unique(pages, return_counts=True)
+        twice = values[(counts > 1) | (self._counted[values] != NOBODY)]
+        if len(twice):
+            page = int(twice[0])
+            holders = [*self._counted[page : page + 1].tolist(), *by[pages == page].tolist()]
+            first, second = [owner.describe(holder) for holder in holders if holder != NOBODY][:2]
+            raise AuditError(f"group {self.group}: page {page} is held by both {first} and {second}")
+        self._counted[pages] = by
+
+    def take_the_rest(self) -> None:
+        """All but the tree's."""
+        memory, pool, group = self._memory, self._pool, self.group
+        self.take([np.zeros(1, np.int32), pool.free_pages()], [owner.PADDING, owner.FREE])
+        limbo = pool.limbo_pages()
+        self.take(list(limbo.values()), [owner.limbo(fence) for fence in limbo])
+        tails = [tail for _, tail in memory.tails]
+        self.take([tail.pages[group] for tail in tails], [tail.owner for tail in tails])
+        leases = memory.leases.open_leases
+        private = [lease.pages(lease.shared, lease.allocated)[group] for lease in leases]
+        self.take(private, [lease.owner for lease in leases])
+
+    def finish(self) -> None:
+        """Raises AuditError unless the ledger says the same."""
+        pool, group = self._pool, self.group
+        wrong = np.flatnonzero(self._counted != pool.owner)
+        if len(wrong):
+            page = int(wrong[0])
+            found = "nobody" if self._counted[page] == NOBODY else owner.describe(int(self._counted[page]))
+            history = "\n".join(f"  {move}" for move in pool.recorder.history(page))
+            raise AuditError(
+                f"group {group}: {len(wrong)} pages differ; page {page} is registered to "
+                f"{owner.describe(int(pool.owner[page]))} but held by {found}\n{history}"
+            )
+        if pool.free_count + pool.limbo_count + pool.held_count != pool.capacity:
+            raise AuditError(f"group {group}: free + limbo + held is not {pool.capacity}")
+
+
+class TreeCount:
+    """The tree's counters, counted again from its nodes."""
+
+    def __init__(self, memory: Memory):
+        self._tree = memory.tree
+        self._operator_pins = Counter(pin.node.serial for pin in memory.pins)
+        self._lease_pins = Counter(lease.node.serial for lease in memory.leases.open_leases)
+        self._pages = self._held = self._retained = 0
+
+    def add(self, node: Node) -> None:
+        tree = self._tree
         holds = sum(node.pins) + sum(1 for child in node.children.values() if child.holds)
         if holds != node.holds:
             raise AuditError(f"{node!r}: counted {holds} holds")
         for pool, part in zip(tree.pools, node.pages, strict=True):
             if len(part) * pool.page_size != len(node.tokens):
                 raise AuditError(f"{node!r}: {len(part)} pages for {len(node.tokens)} tokens")
-        pages += len(node.pages[0])
-        held += len(node.pages[0]) if node.holds else 0
-        retained += len(node.pages[0]) if node.level > 0 else 0
-        if node.pins[PinKind.OPERATOR] != pins[node.serial]:
-            raise AuditError(f"{node!r}: {node.pins[PinKind.OPERATOR]} operator's pins, counted {pins[node.serial]}")
+        self._pages += node.page_count
+        self._held += node.page_count if node.holds else 0
+        self._retained += node.page_count if node.level > 0 else 0
+        for kind, name, counted in (
+            (PinKind.OPERATOR, "operator's", self._operator_pins),
+            (PinKind.LEASE, "lease", self._lease_pins),
+        ):
+            if node.pins[kind] != counted.pop(node.serial, 0):
+                raise AuditError(f"{node!r}: {node.pins[kind]} {name} pins, counted others")
         if node.evictable and not node.queued:
             raise AuditError(f"{node!r} is evictable but not a candidate for eviction")
-    counted = (tree.page_count, tree.held_page_count, tree.hints.page_count)
-    if (pages, held, retained) != counted:
-        raise AuditError(f"tree counts {counted} pages in all, held and retained; recounted {pages, held, retained}")
+
+    def finish(self) -> None:
+        tree = self._tree
+        kept = (tree.page_count, tree.held_page_count, tree.hints.page_count)
+        counted = (self._pages, self._held, self._retained)
+        if counted != kept:
+            raise AuditError(f"tree counts {kept} pages in all, held and retained; recounted {counted}")
+        if self._lease_pins or self._operator_pins:
+            strangers = sorted({*self._lease_pins, *self._operator_pins})
+            raise AuditError(f"leases or operators pin nodes that are not in the tree: {strangers}")
 
 
-def _audit_rows(memory: Memory) -> None:
-    table = memory.leases
-    pins: dict[int, int] = {}
-    for lease in table.open_leases:
-        row, shared = lease.row, lease.shared
-        if not 0 <= shared <= lease.committed <= lease.reserved <= lease.allocated:
-            raise AuditError(f"lease {lease.serial}: {shared}, {lease.committed}, {lease.reserved}, {lease.allocated}")
-        if lease.node.end != shared:
-            raise AuditError(f"lease {lease.serial} shares {shared} tokens, its node ends at {lease.node.end}")
-        for group, have in enumerate(lease.pages(0, shared)):
-            path = memory.tree.path(lease.node)
-            want = np.concatenate([node.pages[group] for node in path]) if path else have[:0]
-            if not np.array_equal(have, want):
-                raise AuditError(f"lease {lease.serial}: row {row} does not name the tree's pages")
-        pins[lease.node.serial] = pins.get(lease.node.serial, 0) + 1
-    for node in memory.tree.nodes():
-        if node.pins[PinKind.LEASE] != pins.pop(node.serial, 0):
-            raise AuditError(f"{node!r}: {node.pins[PinKind.LEASE]} lease pins, other leases counted")
-    if pins:
-        raise AuditError(f"leases pin nodes that are not in the tree: {sorted(pins)}")
+def _audit_row(memory: Memory, lease: Lease) -> None:
+    row, shared = lease.row, lease.shared
+    if not 0 <= shared <= lease.committed <= lease.reserved <= lease.allocated:
+        raise AuditError(f"lease {lease.serial}: {shared}, {lease.committed}, {lease.reserved}, {lease.allocated}")
+    if lease.node.end != shared:
+        raise AuditError(f"lease {lease.serial} shares {shared} tokens, its node ends at {lease.node.end}")
+    for group, have in enumerate(lease.pages(0, shared)):
+        path = memory.tree.path(lease.node)
+        want = np.concatenate([node.pages[group] for node in path]) if path else have[:0]
+        if not np.array_equal(have, want):
+            raise AuditError(f"lease {lease.serial}: row {row} does not name the tree's pages")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from freehold.arrays import Int32, Int64
 from freehold.config import EngineConfig
-from freehold.memory.audit import PageCounts, audit, count_pages
+from freehold.memory.audit import PageCounts, audit, auditing, count_pages
 from freehold.memory.epochs import Epochs
 from freehold.memory.explain import Miss, explain, explain_miss
 from freehold.memory.group import CacheGroup, cache_groups
@@ -208,6 +208,10 @@ class Memory:
     def audit(self) -> None:
         """Raise AuditError unless every page is accounted for exactly once."""
         audit(self)
+
+    def auditing(self) -> Iterator[None]:
+        """The audit in short slices, for as long as nothing changes between them. Raises AuditError."""
+        return auditing(self)
 
     def explain(self, page: int) -> str:
         """Who holds a page, since which step, and why it can't be evicted. ValueError if out of range."""

@@ -9,82 +9,99 @@ import signal
 import sys
 import time
 import traceback
+from collections import deque
+from collections.abc import Iterator
 
 import msgspec
 import numpy as np
 import zmq
 
-from freehold.assembly import Assembly, assemble
+from freehold.assembly import assemble
 from freehold.config import EngineConfig
 from freehold.memory import AuditError
 from freehold.scheduler.lifecycle import QueueFull, Refused
 from freehold.scheduler.request import Request
 from freehold.scheduler.results import StepOutput
-from freehold.scheduler.scheduler import EngineStuck
+from freehold.scheduler.scheduler import Scheduler
 from freehold.server import messages as msg
 from freehold.server.questions import Questions
 
 STATS_INTERVAL_S = 0.25
-RETRY_S = 0.2  # between looks at an engine that is stuck
+RETRY_MS = 200  # between looks at an engine that is stuck
 IDLE_POLL_MS = 500
+ORDERS = {"pause", "resume", "update_weights", "flush"}  # they wait for the steps in flight
 
 
 class EngineLoop:
-    """Takes commands, runs the scheduler, reports what came of it. Ends with its parent."""
+    """Takes commands, runs the scheduler, reports what came of it. Ends with its parent.
 
-    def __init__(self, assembly: Assembly, socket: zmq.Socket[bytes], parent: int):
-        self._scheduler = assembly.scheduler
+    Nothing here waits for the engine for long: while it computes, or hangs, commands are taken, and requests that
+    were aborted or whose time is up hear of it. Orders that need an engine at rest wait in a line of their own.
+    """
+
+    def __init__(self, scheduler: Scheduler, socket: zmq.Socket[bytes], parent: int):
+        self._scheduler = scheduler
         self._socket = socket
         self._parent = parent
-        self._questions = Questions(assembly.scheduler)
+        self._questions = Questions(scheduler)
+        self._orders: deque[msg.Ask] = deque()
         self._stopping = False
         self._stats_due = 0.0
-        self._audited = True
+        self._audit: Iterator[None] | None = None  # what is left of the audit that began when the engine came to rest
         self._stuck: str | None = None
 
     def run(self) -> None:
+        self._scheduler.memory.epochs.bind_thread()
         while not self._stopping and os.getppid() == self._parent:
-            self._take_commands()
-            if self._scheduler.has_work:
-                self._audited = False
-            # Requests that wait behind a pause can still time out.
-            if self._scheduler.has_work or self._scheduler.requests:
-                self._step()
+            self.turn()
+
+    def turn(self) -> None:
+        """Commands, then one iteration of the scheduler if there is work."""
+        self._take_commands()
+        # Requests that wait behind a pause can still time out.
+        if self._scheduler.has_work or self._scheduler.requests:
+            self._step()
+        self._carry_out_orders()
 
     def _step(self) -> None:
-        try:
-            self._report(self._scheduler.step())
-            self._stuck = None
-        except EngineStuck as error:
-            if self._stuck is None:
-                print(f"freehold: stuck: {error}", file=sys.stderr, flush=True)
-            self._stuck = str(error)
-            self._report(StepOutput())
-            time.sleep(RETRY_S)
+        if self._scheduler.has_work:
+            self._audit = self._scheduler.auditing()
+        self._report(self._scheduler.step())
+        stuck, was_stuck = self._scheduler.stuck, self._stuck
+        self._stuck = stuck
+        if stuck is not None and was_stuck is None:
+            print(f"freehold: stuck: {stuck}", file=sys.stderr, flush=True)
+        if stuck is not None:
+            self._socket.poll(RETRY_MS)
 
     def _take_commands(self) -> None:
         """All that have come; while there is nothing to do, wait for one."""
-        if not self._scheduler.has_work:
+        if not self._scheduler.has_work and not self._orders:
             self._rest()
         while self._socket.poll(0):
-            self._obey(msg.decode_command(self._socket.recv()))
+            self._take(msg.decode_command(self._socket.recv()))
 
     def _rest(self) -> None:
-        """Idle: every page must be accounted for now."""
-        if not self._audited:
-            self._audited = True
+        """Idle: every page must be accounted for now. A command interrupts that; then it begins anew."""
+        while self._audit is not None and not self._socket.poll(0):
             try:
-                self._scheduler.audit()
+                next(self._audit)
+            except StopIteration:
+                self._audit = None
+                self._send(msg.Progress([], [], {}, [], stats=self._stats()))
             except AuditError as error:
+                self._audit = None
                 print(f"freehold: memory audit failed: {error}", file=sys.stderr, flush=True)
-            self._send(msg.Progress([], [], {}, [], stats=self._stats()))
+                self._send(msg.Progress([], [], {}, [], stats=self._stats()))
         self._socket.poll(self._patience_ms())
 
     def _patience_ms(self) -> int:
         """While requests wait behind a pause, their timeouts go on."""
         return 50 if self._scheduler.requests else IDLE_POLL_MS
 
-    def _obey(self, command: msg.Command) -> None:
+    def _take(self, command: msg.Command) -> None:
+        if self._audit is not None:
+            self._audit = self._scheduler.auditing()
         if isinstance(command, msg.Submit):
             self._submit(command)
         elif isinstance(command, msg.Abort):
@@ -92,9 +109,24 @@ class EngineLoop:
         elif isinstance(command, msg.Forget):
             self._scheduler.forget_session(command.session)
         elif isinstance(command, msg.Ask):
-            self._send(self._questions.answer(command))
+            self._orders.append(command) if command.question in ORDERS else self._answer(command)
         else:
             self._stopping = True
+
+    def _answer(self, ask: msg.Ask) -> None:
+        self._send(self._questions.answer(ask))
+
+    def _carry_out_orders(self) -> None:
+        """In their order, once no step is in flight."""
+        scheduler = self._scheduler
+        scheduler.draining = bool(self._orders)
+        while self._orders and (scheduler.in_flight_count == 0 or scheduler.stuck is not None):
+            ask = self._orders.popleft()
+            if scheduler.in_flight_count == 0:
+                self._answer(ask)
+            else:
+                self._send(msg.Answer(ask.number, error=str(scheduler.stuck)))
+            scheduler.draining = bool(self._orders)
 
     def _submit(self, command: msg.Submit) -> None:
         request = Request(
@@ -200,7 +232,7 @@ def main(address: str, options: str, parent: int) -> None:
         )
         gc.collect()
         gc.freeze()  # the model and its tables are not garbage: don't walk them again
-        EngineLoop(assembly, socket, parent).run()
+        EngineLoop(assembly.scheduler, socket, parent).run()
         assembly.engine.shutdown()
 
 
