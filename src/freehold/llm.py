@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +20,8 @@ from freehold.memory import PageCounts
 from freehold.models.spec import Checkpoint
 from freehold.sampling_params import InvalidParameter, SamplingParams
 from freehold.scheduler.request import Request
+from freehold.scheduler.results import StepOutput
+from freehold.scheduler.scheduler import EngineStuck
 from freehold.step import TokenLogprobs
 from freehold.text.detokenizer import Detokenizer
 
@@ -45,8 +49,9 @@ class LLM:
     """`LLM(model=None, **options).generate(prompts, SamplingParams(...))`.
 
     Options are the fields of `freehold.config.EngineConfig`, the names of the server's flags;
-    `checkpoint` is a model that is open already. Not to be used from two threads at once. A context
-    manager: `close` ends the engine's thread.
+    `checkpoint` is a model that is open already. Streams may be read in turns, also beside `generate`; a second thread
+    that comes while one is inside waits. Raises EngineStuck if the engine does not answer. A context manager:
+    `close` ends the engine's thread.
     """
 
     def __init__(self, model: str | None = None, *, checkpoint: Checkpoint | None = None, **options: Any):
@@ -57,6 +62,8 @@ class LLM:
         self.scheduler = assembly.scheduler
         self._engine = assembly.engine
         self._ids = itertools.count()
+        self._lock = threading.RLock()
+        self._streams: dict[str, list[int]] = {}  # tokens of open streams that nobody has taken yet
 
     def __enter__(self) -> LLM:
         return self
@@ -84,9 +91,10 @@ class LLM:
         never be served.
         """
         requests = self.requests(_as_list(prompts), sampling_params)
-        for request in requests:
-            self.scheduler.lifecycle.check_fits(request)
-        self._run(requests, on_progress)
+        with self._working():
+            for request in requests:
+                self.scheduler.lifecycle.check_fits(request)
+            self._run(requests, on_progress)
         return [self._completion(request) for request in requests]
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams) -> Iterator[str | Completion]:
@@ -94,17 +102,49 @@ class LLM:
         iteration early aborts the request."""
         (request,) = self.requests([prompt], replace(sampling_params, n=1))
         detokenizer = Detokenizer(self.tokenizer, request.params)
-        self.scheduler.add(request)
+        with self._working():
+            self.scheduler.add(request)
+        self._streams[request.id] = []
         try:
             while request.finish is None:
-                tokens = self.scheduler.step().tokens
+                tokens = self._next_tokens(request)
                 if request.finish is None:
                     yield from map(detokenizer.add, tokens)
                 else:
                     yield detokenizer.finish(request.finish.matched, tokens)
             yield self._completion(request)
         finally:
-            self._abandon()
+            del self._streams[request.id]
+            with self._working():
+                self._abandon([request])
+
+    def _next_tokens(self, request: Request) -> list[int]:
+        """What has come for a stream since it was last asked; the other streams' tokens are kept for them."""
+        with self._working():
+            if not self._streams[request.id] and request.finish is None:
+                self._step()
+            tokens, self._streams[request.id] = self._streams[request.id], []
+        return tokens
+
+    @contextlib.contextmanager
+    def _working(self) -> Iterator[None]:
+        """Pages are moved by whoever works, one thread at a time."""
+        with self._lock:
+            self.scheduler.memory.epochs.bind_thread()
+            yield
+
+    def _step(self) -> StepOutput:
+        """Raises EngineStuck."""
+        output = self.scheduler.step()
+        self._deliver(output)
+        if self.scheduler.stuck is not None:
+            raise EngineStuck(self.scheduler.stuck)
+        return output
+
+    def _deliver(self, output: StepOutput) -> None:
+        for request, token in zip(output.requests, output.tokens, strict=True):
+            if request.id in self._streams:
+                self._streams[request.id].append(token)
 
     def requests(
         self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
@@ -125,24 +165,28 @@ class LLM:
         return check_token_ids(prompt, self.spec.vocab_size)
 
     def _run(self, requests: list[Request], on_progress: Callable[[int], None]) -> None:
-        waiting, finished = deque(requests), 0
+        waiting, running = deque(requests), {request.id for request in requests}
         try:
-            while waiting or self.scheduler.has_work:
+            while running:
                 while waiting and len(self.scheduler.queue) < self.config.max_queued_requests:
                     self.scheduler.add(waiting.popleft())
-                ended = len(self.scheduler.step().ended)
-                finished += ended
+                ended = {request.id for request in self._step().ended} & running
+                running -= ended
                 if ended:
-                    on_progress(finished)
+                    on_progress(len(requests) - len(running))
         finally:
-            self._abandon()
+            self._abandon(requests)
         self.scheduler.audit()
 
-    def _abandon(self) -> None:
-        """After an exception (Ctrl-C): give back everything. Does nothing after a normal end."""
-        self.scheduler.abort_all()
-        while self.scheduler.has_work:
-            self.scheduler.step()
+    def _abandon(self, requests: Sequence[Request]) -> None:
+        """After an exception (Ctrl-C): give back all that they have. After a normal end only the step that may still be
+        in flight is taken in."""
+        for request in requests:
+            self.scheduler.abort(request.id)
+        while self.scheduler.has_work and self.scheduler.stuck is None:
+            self._deliver(self.scheduler.step())
+            if self.scheduler.requests:
+                return  # other streams are open: they go on when they are read
 
     def _completion(self, request: Request) -> Completion:
         assert request.finish is not None

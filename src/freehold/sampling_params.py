@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from freehold.stop_regex import compile_stop
+from freehold.stop_regex import check_patterns
 
 LOGPROBS_MAX = 20
 SAMPLES_MAX = 128
@@ -91,11 +91,10 @@ class SamplingParams:
         check("logprobs", self.logprobs is None or 0 <= self.logprobs <= LOGPROBS_MAX, f"0 to {LOGPROBS_MAX}")
         check("stop", all(self.stop) and len(self.stop) <= 16, "at most 16 non-empty strings")
         check("stop_regex", all(self.stop_regex) and len(self.stop_regex) <= 16, "at most 16 non-empty strings")
-        for pattern in self.stop_regex:
-            try:
-                compile_stop(pattern)
-            except ValueError as error:
-                raise InvalidParameter("stop_regex", str(error)) from None
+        try:
+            check_patterns(self.stop_regex)
+        except ValueError as error:
+            raise InvalidParameter("stop_regex", str(error)) from None
         start = self.prompt_logprobs_start
         check(
             "prompt_logprobs_start",

@@ -4,54 +4,78 @@ from __future__ import annotations
 
 import codecs
 
-import regex
-
-SECONDS_MAX = 0.1  # for one look: an expression may take exponential time
+from freehold.automaton import STATES_MAX, Automaton, compile_automaton
 
 
-class StopRegexTooSlow(Exception):
-    """An expression took too long on this output."""
-
-
-def compile_stop(pattern: str) -> regex.Pattern[str]:
-    """Raises ValueError for what is no regular expression."""
-    try:
-        return regex.compile(pattern)
-    except (regex.error, OverflowError, RecursionError) as error:
-        raise ValueError(f"'{pattern}' is not a regular expression: {error}") from None
+def check_patterns(patterns: tuple[str, ...]) -> None:
+    """Raises ValueError for what is no regular expression, or if they are too large together: their states are the
+    work that each character of output costs."""
+    count = sum(len(compile_automaton(pattern)) for pattern in patterns)
+    if count > STATES_MAX:
+        raise ValueError(f"the expressions have {count} states together, the limit is {STATES_MAX}")
 
 
 class StopRegexes:
-    """Watches for the first place where one of `patterns` matches. The output ends with the token that
-    completes a match, so a repetition at the end of a pattern is as short as it can be."""
+    """Watches for the first place where one of `patterns` matches. The output ends with the token that completes a
+    match, so a repetition at the end of a pattern is as short as it can be, and `$` is the end of the text so far.
+    An empty match is none. A token costs at most a visit of each state of the patterns for each of its characters,
+    however long the text is."""
 
     def __init__(self, patterns: tuple[str, ...]):
-        self._patterns = [compile_stop(pattern) for pattern in patterns]
-        self._from = [0] * len(patterns)
+        self._watches = [_Watch(compile_automaton(pattern)) for pattern in patterns]
+        self._patterns = patterns
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self.text = ""
+        self._last: str | None = None  # character
+        self._length = 0  # of the text
         self.held = 0  # characters at the end of the text with which a match may have begun
 
     def add(self, piece: bytes, may_stop: bool = True) -> tuple[int, str] | None:
         """The text goes on with the UTF-8 of `piece` -> (where the earliest match begins, its pattern), if
-        there is one. What matches while the output may not stop is passed over. Raises StopRegexTooSlow."""
-        self.text += self._decoder.decode(piece)
-        found: list[tuple[int, int]] = []
-        for i, pattern in enumerate(self._patterns):
-            match = self._search(pattern, self._from[i])
-            if match is not None and not match.partial and match.end() > match.start():
-                found.append((match.start(), i))
-            self._from[i] = len(self.text) if match is None else match.start()
+        there is one. What matches while the output may not stop is passed over."""
+        text = self._decoder.decode(piece)
+        found = [(began, i) for i, watch in enumerate(self._watches)
+                 if (began := watch.read(text, self._last, self._length)) is not None]  # fmt: skip
+        self._length += len(text)
+        self._last = text[-1] if text else self._last
         if found and may_stop:
-            at, index = min(found)
-            return at, self._patterns[index].pattern
+            began, index = min(found)
+            return began, self._patterns[index]
         for _, i in found:
-            self._from[i] = len(self.text)
-        self.held = len(self.text) - min(self._from, default=len(self.text))
+            self._watches[i].forget()
+        self.held = self._length - min((watch.began(self._length) for watch in self._watches), default=self._length)
         return None
 
-    def _search(self, pattern: regex.Pattern[str], start: int) -> regex.Match[str] | None:
-        try:
-            return pattern.search(self.text, start, partial=True, timeout=SECONDS_MAX)
-        except TimeoutError:
-            raise StopRegexTooSlow(f"stop_regex: '{pattern.pattern}' takes too long on this output") from None
+
+class _Watch:
+    """One automaton on its way through the text."""
+
+    def __init__(self, automaton: Automaton):
+        self._automaton = automaton
+        self._live: list[tuple[int, int]] = []  # (state, where its match began), sorted by the latter
+
+    def read(self, text: str, before: str | None, at: int) -> int | None:
+        """`text` follows the character `before` at position `at` -> where the earliest match begins that is complete
+        now."""
+        automaton, found = self._automaton, []
+        for offset, after in enumerate([*text, None]):
+            reached = automaton.closure([*self._live, (automaton.start, at + offset)], before, after)
+            began = reached.get(automaton.end)
+            if began is not None and began < at + offset:
+                found.append(began)
+            if after is not None:
+                self._live = [
+                    (following, began)
+                    for state, began in reached.items()
+                    if (accepts := automaton.accepts[state]) is not None and accepts(after)
+                    for following in automaton.following[state]
+                ]
+                before = after
+        return min(found, default=None)
+
+    def began(self, length: int) -> int:
+        """Where the oldest match that may still come began; `length` if there is none."""
+        return self._live[0][1] if self._live else length
+
+    def forget(self) -> None:
+        """A match was passed over: look for the next one behind it."""
+        self._live = []

@@ -19,8 +19,8 @@ class Engine:
     def forget_session(self, name: str) -> None:
         self.forgotten.append(name)
 
-    def abort(self, prefix: str) -> None:
-        self.aborted.append(prefix)
+    def abort(self, request_id: str) -> None:
+        self.aborted.append(request_id)
 
 
 def ended(kind: str) -> Ended:

@@ -1,9 +1,14 @@
 """Regular expressions that end an output."""
 
-import pytest
+import re
 
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from freehold.automaton import Automaton, compile_automaton
 from freehold.sampling_params import InvalidParameter, SamplingParams
-from freehold.stop_regex import StopRegexes, StopRegexTooSlow
+from freehold.stop_regex import StopRegexes
 from freehold.text.detokenizer import Detokenizer
 
 
@@ -47,10 +52,75 @@ def test_a_match_before_the_output_may_stop_is_passed_over():
     assert watch.add(b" and no") == (7, "no")
 
 
-def test_an_expression_that_takes_forever_is_given_up():
-    watch = StopRegexes((r"(a|aa)+$b",))
-    with pytest.raises(StopRegexTooSlow):
-        watch.add(b"a" * 200)
+@pytest.mark.parametrize("pattern", [r"(a|aa)+$b", r"(a*)*b", r"(.*)(.*)(.*)(.*)x", r"(a|a|a|a)*c"])
+def test_what_makes_others_backtrack_costs_a_visit_of_each_state(pattern, monkeypatch):
+    visits = 0
+    closure = Automaton.closure
+
+    def counted(automaton, states, before, after):
+        nonlocal visits
+        reached = closure(automaton, states, before, after)
+        visits += len(reached)
+        return reached
+
+    monkeypatch.setattr(Automaton, "closure", counted)
+    watch = StopRegexes((pattern,))
+    for _ in range(500):
+        assert watch.add(b"aaaa") is None
+    assert visits <= (2000 + 500) * len(compile_automaton(pattern))
+
+
+atoms = st.sampled_from(["a", "b", ".", "[ab]", "[^a]", r"\d", r"\w", r"\s", "1", r"\b", "$", "^", "(?i:A)", r"\n"])
+patterns = st.recursive(
+    atoms,
+    lambda inner: st.one_of(
+        st.tuples(inner, st.sampled_from(["*", "+", "?", "{2}", "{1,3}", "*?"])).map(lambda p: f"(?:{p[0]}){p[1]}"),
+        st.tuples(inner, inner).map("".join),
+        st.tuples(inner, inner).map(lambda p: f"({p[0]}|{p[1]})"),
+    ),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(patterns, st.text("ab1 \nA", max_size=12))
+def test_it_finds_what_brute_force_finds(pattern, text):
+    """Character by character: the first place where something that is not empty has matched, from where it began."""
+    whole = re.compile(pattern)
+    expected = next(
+        (
+            (min(begins), end)
+            for end in range(1, len(text) + 1)
+            if (begins := [begin for begin in range(end) if whole.fullmatch(text[:end], begin)])
+        ),
+        None,
+    )
+    found, fed = feed(StopRegexes((pattern,)), text)
+    assert (found and (found[0], fed)) == expected
+
+
+@pytest.mark.parametrize(
+    ("pattern", "why"),
+    [
+        (r"(a)\1", "groupref"),
+        (r"(?=a)b", "assert"),
+        (r"(?<!a)b", "assert"),
+        (r"(?>a+)b", "atomic"),
+        (r"a{600}", "256 states"),
+        ("a" * 5000, "at most 4096 characters"),
+        ("(" * 3000 + ")" * 3000, "nested too deeply|at most 4096"),
+    ],
+)
+def test_what_no_small_automaton_can_do_is_refused(pattern, why):
+    with pytest.raises(InvalidParameter, match=f"stop_regex: .*({why})"):
+        SamplingParams(stop_regex=(pattern,))
+
+
+def test_all_patterns_of_a_request_share_one_limit():
+    one = "x" * 28
+    assert SamplingParams(stop_regex=(one,) * 8).stop_regex
+    with pytest.raises(InvalidParameter, match="together"):
+        SamplingParams(stop_regex=(one,) * 9)
 
 
 @pytest.mark.parametrize("pattern", ["(", "[a", "(?P<x>a)(?P<x>b", ""])

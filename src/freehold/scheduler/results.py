@@ -16,7 +16,6 @@ from freehold.scheduler.speculation import DraftBudget
 from freehold.scheduler.states import Event, RequestState
 from freehold.scheduler.vocabulary import Vocabulary, find_stop
 from freehold.step import Step, StepResult, TokenLogprobs
-from freehold.stop_regex import StopRegexes, StopRegexTooSlow
 
 
 @dataclass
@@ -169,19 +168,12 @@ class Results:
             if found is not None:
                 request.stop_tail = b""
         if request.stop_regexes is not None:
-            finish = self._watch_regexes(request.stop_regexes, piece, may_stop)
-            if finish is not None:
-                return finish
+            matched = request.stop_regexes.add(piece, may_stop)
+            if matched is not None:
+                return Finish(FinishKind.STOP, matched[1])
         if token in params.stop_token_ids and may_stop and not params.ignore_eos:
             return Finish(FinishKind.STOP, token)
         return None
-
-    def _watch_regexes(self, watch: StopRegexes, piece: bytes, may_stop: bool) -> Finish | None:
-        try:
-            found = watch.add(piece, may_stop)
-        except StopRegexTooSlow as error:
-            return Finish(FinishKind.ERROR, message=str(error))
-        return None if found is None else Finish(FinishKind.STOP, found[1])
 
 
 def _spread(counts: Int64) -> tuple[Int64 | slice, Int64 | int]:

@@ -22,7 +22,7 @@ from freehold.arrays import Int32
 from freehold.config import EngineConfig
 from freehold.llm import make_requests
 from freehold.models.loading.resolve import open_checkpoint, resolve_model
-from freehold.sampling_params import SAMPLES_MAX, InvalidParameter, SamplingParams
+from freehold.sampling_params import InvalidParameter, SamplingParams
 from freehold.server import messages as msg
 from freehold.step import TokenLogprobs
 from freehold.text.detokenizer import Detokenizer
@@ -74,7 +74,8 @@ class AsyncEngine:
         self.stats = msg.Stats()
         self.failure: str | None = None
         self.draining = False
-        self._streams: dict[str, _Stream] = {}
+        self._streams: dict[str, _Stream] = {}  # by the engine's name of each output
+        self._jobs: dict[str, dict[str, _Stream]] = {}  # the same by the request id that the client knows
         self._asked: dict[int, asyncio.Future[Any]] = {}
         self._question = 0
         self._tasks: list[asyncio.Task[None]] = []
@@ -193,8 +194,10 @@ class AsyncEngine:
         if reason := self._why_not():
             raise EngineUnavailable(reason)
         base = request_id or uuid.uuid4().hex
+        if self.is_running(base):
+            raise InvalidParameter("rid", f"request id {base} is already in flight")
         deltas: asyncio.Queue[Delta | Exception] = asyncio.Queue()
-        streams: dict[str, _Stream] = {}
+        streams = self._jobs[base] = {}
         try:
             for number, prompt in enumerate(prompts):
                 for request in make_requests(f"{base}-{number}", prompt, params):
@@ -217,6 +220,7 @@ class AsyncEngine:
                 left -= delta.ended is not None
                 yield delta
         finally:
+            del self._jobs[base]
             for name, stream in streams.items():
                 stream.accepted.cancel()
                 if self._streams.pop(name, None) is not None:
@@ -224,15 +228,19 @@ class AsyncEngine:
 
     def is_running(self, request_id: str) -> bool:
         """Whether an output of that request is on its way."""
-        names = (f"{request_id}-0", *(f"{request_id}-0-{i}" for i in range(SAMPLES_MAX)))
-        return any(name in self._streams for name in names)
+        return request_id in self._jobs
 
-    def abort(self, prefix: str) -> None:
-        """End all requests whose id begins like that, as if they had been finished: whoever waits for them
-        gets what there is."""
-        for name in list(self._streams):
-            if name.startswith(prefix):
-                self._send_soon(msg.Abort(name))
+    def abort(self, request_id: str) -> None:
+        """End a request as if it had been finished: whoever waits for it gets what there is. Does nothing if there is
+        no such request."""
+        for name in self._jobs.get(request_id, ()):
+            self._send_soon(msg.Abort(name))
+
+    def abort_by_prefix(self, prefix: str) -> None:
+        """The same for all requests whose id begins like that."""
+        for request_id in self._jobs:
+            if request_id.startswith(prefix):
+                self.abort(request_id)
 
     def forget_session(self, name: str) -> None:
         """The engine need not keep anything for a session any more."""

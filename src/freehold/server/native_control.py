@@ -45,9 +45,9 @@ def native_control_routes(engine: AsyncEngine, sessions: SessionTable) -> APIRou
     async def abort_request(body: AbortBody) -> Response:
         """All requests whose id begins with `rid`."""
         if body.abort_all:
-            engine.abort("")
+            engine.abort_by_prefix("")
         elif body.rid:
-            engine.abort(body.rid)
+            engine.abort_by_prefix(body.rid)
         return Response(status_code=200)
 
     @router.get("/flush_cache", include_in_schema=False)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import codecs
-import contextlib
 from collections.abc import Sequence
 
 from freehold.sampling_params import SamplingParams
-from freehold.stop_regex import StopRegexes, StopRegexTooSlow
+from freehold.stop_regex import StopRegexes
 from freehold.text.tokenizer import Tokenizer
 
 
@@ -44,10 +43,9 @@ class Detokenizer:
             self._watch(self._regexes, piece)
 
     def _watch(self, regexes: StopRegexes, piece: bytes) -> None:
-        with contextlib.suppress(StopRegexTooSlow):  # the scheduler ends the output
-            found = regexes.add(piece, self._token_count >= self._min_tokens)
-            if found is not None and self._regex_at is None:
-                self._regex_at = found[0]
+        found = regexes.add(piece, self._token_count >= self._min_tokens)
+        if found is not None and self._regex_at is None:
+            self._regex_at = found[0]
 
     def finish(self, matched: int | str | None, tokens: Sequence[int] = ()) -> str:
         """The output is complete with `tokens`; cut it at the stop that `matched`, unless that is to be
