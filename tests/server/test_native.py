@@ -128,6 +128,7 @@ def test_logprobs_of_output(url):
 def test_what_is_refused(url):
     assert "exactly one" in message(url)
     assert "exactly one" in message(url, text="a", input_ids=[1])
+    assert "at least one prompt" in message(url, text=[])
     assert "sampling_params" in message(url, text="a", sampling_params={"max_tokens": 3})
     assert "top_p" in message(url, text="a", sampling_params={"top_p": 2})
     for name in ("json_schema", "regex", "ebnf", "structural_tag"):

@@ -128,6 +128,8 @@ class GenerateBody(BaseModel):
         """-> (prompts, whether a list was given). Raises InvalidParameter."""
         if (self.text is None) == (self.input_ids is None):
             raise InvalidParameter("text", "give exactly one of text and input_ids")
+        if self.text == []:
+            raise InvalidParameter("text", "must have at least one prompt")
         if self.text is not None:
             return ([self.text], False) if isinstance(self.text, str) else (self.text, True)
         ids: Any = self.input_ids

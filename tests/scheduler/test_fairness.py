@@ -1,0 +1,331 @@
+"""Nobody waits for ever, and nobody pays for what happened to others."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from freehold.config import EngineConfig
+from freehold.memory import OwnershipError
+from freehold.sampling_params import SamplingParams
+from freehold.scheduler.lifecycle import Refused
+from freehold.scheduler.queue import OVERTAKEN_MAX, RANKED_MAX, WaitingQueue
+from freehold.scheduler.request import SETBACKS_TRUSTED, Request
+from freehold.scheduler.scheduler import PauseMode
+from freehold.scheduler.states import Event, RequestState
+from freehold.simulation.harness import Harness
+
+
+def harness(**options) -> Harness:
+    defaults = {"page_size": 4, "num_pages": 100, "max_running_requests": 8, "chunked_prefill_size": 64}
+    return Harness(EngineConfig(**{**defaults, **options}), token_limit=1000)
+
+
+def greedy(max_tokens=8, **options) -> SamplingParams:
+    return SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, **options)
+
+
+# -- the queue --------------------------------------------------------------------------------------------
+
+
+def queued(policy: str, count: int) -> tuple[WaitingQueue, list[Request]]:
+    queue = WaitingQueue(policy)
+    requests = [Request(str(i), np.array([i], np.int32), SamplingParams(), order=i + 1) for i in range(count)]
+    for request in requests:
+        queue.push(request)
+    return queue, requests
+
+
+def test_whoever_was_overtaken_often_enough_goes_first_under_lpm():
+    queue, (old,) = queued("lpm", 1)
+    for i in range(1000):
+        young = Request(f"young {i}", np.array([1], np.int32), SamplingParams(), order=i + 2)
+        queue.push(young)
+        queue.rank(i, lambda request: 0 if request is old else 100)
+        if queue.peek() is old:
+            break
+        queue.remove(young)
+    assert i == OVERTAKEN_MAX + 1
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority", "lpm"])
+def test_being_looked_at_changes_nothing(policy):
+    queue, requests = queued(policy, 5)
+    for version in range(500):
+        queue.rank(version, lambda request: 7)
+        assert [queue[i] for i in range(5)] == requests
+        assert not any(queue.is_due(request) for request in requests)
+
+
+def test_ranking_looks_up_a_few_at_a_time_and_nothing_twice():
+    queue, requests = queued("lpm", 100)
+    looked: list[str] = []
+    for version in (1, 1, 1, 1, 1, 1, 1, 1, 1):
+        before = len(looked)
+        queue.rank(version, lambda request: (looked.append(request.id), request.order)[1])
+        assert len(looked) - before <= RANKED_MAX
+    assert sorted(looked) == sorted(request.id for request in requests)
+    assert [queue[i] for i in range(100)] == requests[::-1], "the longest match first"
+
+
+def test_those_who_leave_the_queue_leave_nothing_behind():
+    h = harness(max_queued_requests=4)
+    h.scheduler.pause(PauseMode.IN_PLACE)
+    for i in range(1000):
+        h.submit([i % 100 + 1] * 50, greedy(), f"r{i}")
+        h.scheduler.abort(f"r{i}")
+        h.step()
+    queue = h.scheduler.queue
+    containers = (queue._line, queue._entries, queue._by_number, queue._unranked)
+    assert [len(one) for one in containers] == [0, 0, 0, 0]
+
+
+def test_deadlines_of_ended_requests_are_forgotten():
+    h = harness(request_timeout=3600.0, waiting_timeout=1800.0)
+    h.scheduler.pause(PauseMode.IN_PLACE)
+    for i in range(5000):
+        h.submit([1], greedy(), f"r{i}")
+        h.scheduler.abort(f"r{i}")
+        h.step()
+    assert len(h.scheduler.lifecycle._deadlines) <= 1025
+
+
+# -- admission --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "lpm", "priority"])
+def test_a_large_request_is_admitted_although_small_ones_keep_coming(policy):
+    """The large one needs 48 of 60 pages; the small ones share a cached prefix, and together they fill memory."""
+    h = harness(num_pages=60, schedule_policy=policy, max_running_requests=16)
+    h.submit(list(range(40)), greedy(1), "warm")
+    h.run()
+    admitted_after = 0
+    for i in range(8):
+        h.submit([*range(40), 500 + i], greedy(20))
+    for _ in range(5):
+        h.step()
+    large = h.submit([900] * 180, greedy(12), "large")
+    for i in itertools.count():
+        small = h.submit([*range(40), 600 + i % 300], greedy(20), f"small {i}")
+        h.step()
+        if large.state is not RequestState.WAITING:
+            break
+        admitted_after += small.state is not RequestState.WAITING
+        assert i < 3000, "starved"
+    ended_before = sum(request.id.startswith("small") and request.first_scheduled is not None for request in h.ended)
+    assert ended_before <= OVERTAKEN_MAX + 16
+    h.scheduler.abort_all()
+    h.run()
+
+
+def test_a_failed_admission_leaves_no_trace():
+    """Memory is full of a running request: those that wait are looked at again and again."""
+    h = harness(num_pages=50, max_running_requests=4, eviction_policy="lru")
+    h.submit(list(range(60)), greedy(1), "warm")
+    h.run()
+    h.submit([700] * 100, greedy(60), "running")
+    h.scheduler._planner._admission.growth.share = 1.0
+    for _ in range(6):
+        h.step()
+    waiting = h.submit([*range(50), *range(300, 340)], greedy(60), "waiting")
+    tree = h.memory.tree
+
+    def trace():
+        nodes = [
+            (node.serial, node.end, node.hits, node.last_used, node.level, node.holds, node.fence)
+            for node in tree.nodes()
+            if node.parent is not None and not node.holds
+        ]
+        return sorted(nodes), tree.history.ages.as_dict()["hit"], list(h.memory.tails), h.scheduler.queue.peek()
+
+    before = trace()
+    for _ in range(10):
+        h.step()
+        assert waiting.state is RequestState.WAITING
+    assert trace() == before
+    h.run()
+    assert waiting.finish.is_complete
+
+
+def test_a_failed_admission_gives_back_the_tail_it_did_not_take():
+    h = harness(num_pages=20, page_size=16)
+    h.submit(list(range(20)), greedy(2), "turn")
+    request = h.scheduler.requests["turn"]
+    request.session = "s"
+    h.run()
+    assert [name for name, _ in h.memory.tails] == ["s"]
+    ((_, tail),) = h.memory.tails
+    ballast = h.memory.leases.open(h.memory.match("ballast", np.zeros(1, np.int32)))
+    ballast.extend(16 * h.memory.free_page_count)
+    second = h.submit([*range(20), *request.output.tolist(), *range(100, 200)], greedy(2), "second")
+    second.session = "s"
+    for _ in range(5):
+        h.scheduler.step()
+        assert second.state is RequestState.WAITING
+    assert [one for _, one in h.memory.tails] == [tail], "not even parked anew"
+    ballast.release()
+    h.run()
+    assert second.cached_tokens == 21, "sixteen in the tree, five in the tail"
+
+
+# -- preemption, trust, pauses ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cache", [True, False])
+def test_preemption_for_memory_counts_what_only_the_victim_holds(cache):
+    """Prompts are published as they are computed: what the victim holds is mostly the tree's by then."""
+    h = harness(
+        schedule_policy="priority", priority_scheduling_preemption_threshold=1, disable_radix_cache=not cache,
+        chunked_prefill_size=400,
+    )  # fmt: skip
+    low = h.submit(list(range(320)), greedy(60), priority=0)
+    for _ in range(4):
+        h.step()
+    high = h.submit([999] * 240, greedy(1), priority=5)
+    for iterations in range(100):
+        h.step()
+        if high.first_scheduled is not None:
+            break
+    assert iterations <= 3
+    assert low.transitions[RequestState.RUNNING, Event.PREEMPTED] == 1
+    h.run()
+    assert len(low.output) == 60
+
+
+def test_what_others_hold_too_is_not_counted_for_preemption():
+    """The victim shares its prompt with a request that stays: to preempt it would bring nothing."""
+    h = harness(schedule_policy="priority", priority_scheduling_preemption_threshold=1, chunked_prefill_size=400)
+    h.submit([*range(320), 1], greedy(60), "stays", priority=5)
+    h.step()
+    h.step()
+    low = h.submit([*range(320), 2], greedy(40), "low", priority=0)
+    for _ in range(4):
+        h.step()
+    assert low.cached_tokens == 320
+    h.submit([999] * 240, greedy(1), "high", priority=5)
+    for _ in range(10):
+        h.step()
+    assert low.retractions == 0
+    h.run()
+
+
+def test_nobody_is_preempted_for_a_request_that_waits_for_a_shared_prefix():
+    h = harness(
+        schedule_policy="priority", priority_scheduling_preemption_threshold=1, chunked_prefill_size=8,
+        max_running_requests=2,
+    )  # fmt: skip
+    low = h.submit([500, 501], greedy(60), "low", priority=0)
+    while low.state is not RequestState.RUNNING:
+        h.step()
+    h.submit([*range(100), 1], greedy(4), "first", priority=5)
+    h.step()
+    h.submit([*range(100), 2], greedy(4), "second", priority=5)
+    for _ in range(6):
+        h.step()
+        assert low.retractions == 0, "the second can't begin before the first has computed the prefix"
+    h.run()
+
+
+def test_pauses_and_preemption_cost_no_trust():
+    h = harness(max_running_requests=8)
+    requests = [h.submit([i + 1] * 20, greedy(100)) for i in range(3)]
+    for _ in range(5):
+        for _ in range(4):
+            h.step()
+        h.scheduler.pause(PauseMode.RETRACT)
+        h.scheduler.resume()
+    for _ in range(5):
+        h.step()
+    assert [request.retractions for request in requests] == [5, 5, 5]
+    assert all(request.is_trusted for request in requests)
+    assert len(h.scheduler.running) == 3, "they still run beside each other"
+    h.run()
+
+
+def test_trust_comes_back_with_progress():
+    h = harness(num_pages=200)
+    request = h.submit([1, 2, 3], greedy(300))
+    for _ in range(SETBACKS_TRUSTED):
+        while request.state is not RequestState.RUNNING:
+            h.step()
+        h.scheduler.drain()
+        h.scheduler.lifecycle.retract(request.lease.row, Event.RETRACTED)
+    assert not request.is_trusted
+    for _ in range(60):
+        h.step()
+    h.scheduler.drain()
+    h.scheduler.lifecycle.retract(request.lease.row, Event.RETRACTED)
+    assert request.is_trusted
+    h.run()
+
+
+# -- an engine that hangs ---------------------------------------------------------------------------------------
+
+
+def test_while_the_engine_hangs_aborts_and_timeouts_are_heard():
+    h = harness()
+    now = [0.0]
+    h.scheduler.lifecycle.clock = lambda: now[0]
+    h.scheduler.add(slow := Request("slow", np.array([1, 2], np.int32), greedy(50), timeout=5.0))
+    h.submit([3, 4], greedy(50), "aborted")
+    h.step()
+    h.engine.hold = True
+    for _ in range(5):
+        h.step()
+    h.scheduler.abort("aborted")
+    assert [request.id for request in h.step().ended] == ["aborted"]
+    now[0] = 6.0
+    assert [request.id for request in h.step().ended] == ["slow"]
+    assert slow.finish.kind == "timeout"
+    now[0] = 400.0
+    assert h.scheduler.step().ended == []
+    assert "no result for 300 s" in str(h.scheduler.stuck)
+    h.engine.hold = False
+    h.scheduler.step()
+    assert h.scheduler.stuck is None
+    h.run()
+
+
+def test_the_thread_that_moves_pages_is_not_whoever_calls():
+    from concurrent.futures import ThreadPoolExecutor
+
+    h = harness()
+    h.submit([1, 2, 3], greedy(3))
+    h.step()
+    with ThreadPoolExecutor(1) as pool, pytest.raises(OwnershipError, match="not the one that moves pages"):
+        pool.submit(h.scheduler.step).result()
+    h.run()
+
+
+# -- what can't be asked for ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("timeout", [math.nan, math.inf, 0.0, -1.0])
+def test_a_timeout_is_a_positive_number(timeout):
+    h = harness()
+    with pytest.raises(Refused, match="timeout must be a positive number"):
+        h.scheduler.add(Request("r", np.array([1], np.int32), greedy(), timeout=timeout))
+    for name in ("request_timeout", "waiting_timeout", "running_timeout", "watchdog_timeout"):
+        with pytest.raises(ValueError, match=name):
+            EngineConfig(**{name: timeout})
+    assert not h.scheduler.has_work
+
+
+def test_an_output_that_a_regular_expression_may_end_need_not_fit():
+    h = harness()
+    h.submit([1] * 300, greedy(200, stop_regex=("7><",)))
+    h.scheduler.abort_all()
+    h.run()
+
+
+def test_a_tail_past_the_scored_position_is_not_taken_up():
+    h = harness(page_size=16)
+    h.submit(list(range(20)), greedy(2), "turn").session = "s"
+    h.run()
+    params = SamplingParams(temperature=0, max_tokens=1, logprobs=0, prompt_logprobs_start=18)
+    first = h.ended[0]
+    request = h.submit([*range(20), *first.output.tolist(), 7, 8, 9], params, "second")
+    request.session = "s"
+    h.run()
+    assert request.cached_tokens == 16, "the tail ends at 21, and 18 is to be scored"
