@@ -87,3 +87,33 @@ def test_async_engine():
             await engine.shutdown()
 
     asyncio.run(run())
+
+
+def test_two_streams_at_once_do_not_mix(llm):
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    prompts = ["Once upon a time", "The river runs"]
+    expected = [output.text for output in llm.generate(prompts, params)]
+    streams = [llm.stream(prompt, params) for prompt in prompts]
+    texts, done = ["", ""], [False, False]
+    while not all(done):
+        for i, stream in enumerate(streams):
+            piece = next(stream, None)
+            done[i] = piece is None
+            texts[i] += piece if isinstance(piece, str) else ""
+    assert texts == expected
+
+
+def test_generate_beside_an_open_stream_leaves_it_alone(llm):
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    (expected,) = llm.generate("Once upon a time", params)
+    stream = llm.stream("Once upon a time", params)
+    text = next(stream)
+    assert len(llm.generate(["The river", "Two"], params)) == 2
+    assert text + "".join(piece for piece in stream if isinstance(piece, str)) == expected.text
+    left_early = llm.stream("Something else", params)
+    other = llm.stream("Once upon a time", params)
+    next(left_early)
+    first = next(other)
+    left_early.close()
+    assert first + "".join(piece for piece in other if isinstance(piece, str)) == expected.text
+    assert llm.page_counts.lease == 0

@@ -106,12 +106,12 @@ class LLM:
             self.scheduler.add(request)
         self._streams[request.id] = []
         try:
-            while request.finish is None:
+            while True:
                 tokens = self._next_tokens(request)
-                if request.finish is None:
-                    yield from map(detokenizer.add, tokens)
-                else:
-                    yield detokenizer.finish(request.finish.matched, tokens)
+                if request.finish is not None:
+                    break
+                yield from map(detokenizer.add, tokens)
+            yield detokenizer.finish(request.finish.matched, tokens)
             yield self._completion(request)
         finally:
             del self._streams[request.id]

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from freehold.memory import AuditError, LeaseError, Memory, MemoryShape, OutOfPages, PinKind
+from freehold.memory import AuditError, LeaseError, Memory, MemoryShape, OutOfPages, PinKind, Retention
 from freehold.memory import owner as owners
 
 
@@ -300,3 +300,76 @@ def test_shapes_that_cannot_work_are_refused():
         make(page_size=3)
     with pytest.raises(ValueError, match="eviction policy must be one of"):
         make(eviction_policy="random")
+
+
+def kept_bytes(memory: Memory) -> int:
+    """Bytes that the arrays of all nodes keep in memory."""
+    arrays = [array for node in memory.tree.nodes() for array in (node.tokens, *node.pages)]
+    return sum((array if array.base is None else array.base).nbytes for array in arrays)
+
+
+def test_nodes_keep_nothing_of_what_was_cut_off():
+    """A long prefix is split often, then evicted to a page: no view of the whole stays."""
+    memory = make(pages=5000)
+    for i in range(8):
+        prompt = np.concatenate([np.arange(8), np.full(2000, i + 100)]).astype(np.int32)
+        lease = run(memory, prompt)
+        lease.publish(prompt)
+        lease.release()
+    for end in (12, 100, 400):
+        memory.leases.open(memory.match("", prompt[: end + 1])).release()
+    assert kept_bytes(memory) == 4 * (memory.tree.page_count * 4 + memory.tree.page_count)
+    memory.tree.evict(memory.tree.page_count - 4, "a test")
+    assert 0 < kept_bytes(memory) <= 2 * 4 * (4 * 4 + 4)
+
+
+def test_what_old_weights_computed_goes_with_its_last_holder():
+    """A lease goes on with what it has; nobody else can ever find it, so nothing of it is published, parked or kept."""
+    memory = make()
+    prompt = np.arange(13, dtype=np.int32)
+    lease = run(memory, prompt)
+    memory.publish(lease, prompt[:9])
+    memory.replace_weights()
+    assert memory.counts().pinned == 2
+    memory.publish(lease, prompt)
+    assert lease.shared == 8, "nothing more is published"
+    assert memory.retain(lease, Retention(), 0.0) == 0
+    memory.park(lease, "session", prompt)
+    assert not list(memory.tails)
+    lease.release()
+    memory.audit()
+    assert memory.counts().free == memory.shape.page_count
+    assert not list(memory.tree.namespaces())
+
+
+@pytest.mark.parametrize("before", [(), (4,), (8, 4)])
+@pytest.mark.parametrize("after", [(), (4,), (8,), (8, 4)])
+def test_every_page_that_a_reader_saw_waits_for_its_step(before, after):
+    """A reader of a path of one, two or three nodes ends while its step is in flight; then nodes are split. Whatever
+    is evicted waits."""
+    memory = make()
+    prompt = np.arange(13, dtype=np.int32)
+    lease = run(memory, prompt)
+    lease.publish(prompt)
+    lease.release()
+
+    def split(ends):
+        for end in ends:
+            node = memory.match("", prompt[: end + 1]).node
+            if node.end > end:
+                memory.tree.split(node, end)
+
+    split(before)
+    reader = memory.leases.open(memory.match("", prompt))
+    assert len(memory.tree.path(reader.node)) == 1 + len(before)
+    step = memory.epochs.submit()
+    memory.leases.submit(np.array([reader.row]), step)
+    reader.release()
+    split(after)
+    for left in (2, 1, 0):
+        memory.tree.evict(1, "a test")
+        assert memory.counts().tree == left
+        assert memory.counts().limbo == 3 - left, "a page that the step may still read is not free"
+        memory.audit()
+    memory.complete(step)
+    assert memory.counts().limbo == 0

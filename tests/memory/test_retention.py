@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 from freehold.memory import Memory, MemoryShape, Retention
+from freehold.memory.hints import FADED_MAX
+from freehold.memory.pins import PINS_MAX
 
 SIZE = 4
 
@@ -252,3 +254,35 @@ def test_without_quotas_the_oldest_goes():
         compute(memory, tokens(first, 3), salt="big")
     evict(memory, 3)
     assert not cached(memory, tokens(0, 3), "small")
+
+
+def test_pins_are_limited_and_end_in_time_whatever_their_number():
+    memory = make(pages=40, pinned_share=1.0)
+    prompt = tokens(0)
+    compute(memory, prompt)
+    for i in range(PINS_MAX):
+        memory.pin(f"p{i}", "", prompt, None if i % 2 else float(i))
+    with pytest.raises(ValueError, match="there are 1024 pins already"):
+        memory.pin("one more", "", prompt, None)
+    memory.pass_time(100.0)
+    assert len(memory.pins) == PINS_MAX - 51
+    memory.audit()
+    memory.pins.unpin("p200")
+    for now in (150.0, 1e9):
+        memory.pass_time(now)
+        memory.audit()
+    assert len(memory.pins) == PINS_MAX // 2
+    assert not memory.pins._expiries
+    with pytest.raises(ValueError, match="must be a number, not nan"):
+        memory.pin("nan", "", prompt, float("nan"))
+
+
+def test_many_hints_fade_a_few_at_a_time():
+    memory = make(pages=600, retained_share=1.0)
+    for i in range(300):
+        compute(memory, tokens(1000 * i, pages=1), Retention(50, ttl=1.0))
+    memory.pass_time(1.5)
+    assert 0 < sum(node.level == 25 for node in memory.tree.nodes()) <= FADED_MAX
+    for _ in range(10):
+        memory.pass_time(1.5)
+    assert sum(node.level == 25 for node in memory.tree.nodes()) == 300

@@ -1,0 +1,150 @@
+"""The loop of the engine process, on the simulated engine: whatever the engine does, clients are heard."""
+
+import numpy as np
+import pytest
+import zmq
+
+from freehold.config import EngineConfig
+from freehold.memory.audit import NODES_AT_ONCE
+from freehold.sampling_params import SamplingParams
+from freehold.server import messages as msg
+from freehold.server.engine_process import EngineLoop
+from freehold.simulation.assembly import assemble
+
+
+class Client:
+    """The other end of the loop's socket; the clock stands still until told."""
+
+    def __init__(self, monkeypatch, **options):
+        monkeypatch.setattr("freehold.server.engine_process.IDLE_POLL_MS", 0)
+        monkeypatch.setattr("freehold.server.engine_process.RETRY_MS", 0)
+        self.now = 0.0
+        config = EngineConfig(**{"page_size": 4, "num_pages": 100, "max_running_requests": 8, **options})
+        server = assemble(config, 1000, clock=lambda: self.now)
+        self.engine, self.scheduler, self.memory = server.engine, server.scheduler, server.memory
+        context = zmq.Context.instance()
+        theirs = context.socket(zmq.PAIR)
+        port = theirs.bind_to_random_port("tcp://127.0.0.1")
+        self._socket = context.socket(zmq.PAIR)
+        self._socket.connect(f"tcp://127.0.0.1:{port}")
+        self.loop = EngineLoop(self.scheduler, theirs, parent=0)
+
+    def send(self, command: msg.Command) -> None:
+        self._socket.send(msg.encode(command))
+
+    def submit(self, name: str, prompt=(1, 2, 3), max_tokens: int = 50, **options) -> None:
+        params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+        tokens = np.array(prompt, np.int32).tobytes()
+        self.send(msg.Submit(name, tokens, params, 0, msg.Options(**options)))
+
+    def reports(self, turns: int = 1) -> list[msg.Report]:
+        found = []
+        for _ in range(turns):
+            self._socket.poll(5)
+            self.loop.turn()
+        while self._socket.poll(20):
+            found.append(msg.decode_report(self._socket.recv()))
+        return found
+
+    def ended(self, turns: int = 1) -> list[str]:
+        return [end.id for r in self.reports(turns) if isinstance(r, msg.Progress) for end in r.ended]
+
+    def answers(self, turns: int = 1) -> list[msg.Answer]:
+        return [report for report in self.reports(turns) if isinstance(report, msg.Answer)]
+
+
+@pytest.fixture
+def client(monkeypatch):
+    return Client(monkeypatch)
+
+
+def test_while_the_engine_hangs_aborts_timeouts_and_questions_are_heard(client):
+    client.submit("slow", timeout=5.0)
+    client.submit("aborted")
+    client.reports(3)
+    client.engine.hold = True
+    client.reports(3)
+    client.send(msg.Abort("aborted"))
+    assert client.ended(2) == ["aborted"]
+    client.now = 6.0
+    assert client.ended(2) == ["slow"]
+    client.send(msg.Ask(1, "idle"))
+    assert client.answers(2)[0].value is False
+
+
+def test_an_order_waits_for_the_step_in_flight_and_nobody_waits_for_the_order(client):
+    client.submit("a")
+    client.submit("b", timeout=5.0)
+    client.reports(4)
+    client.engine.hold = True
+    client.send(msg.Ask(1, "pause", "in_place"))
+    client.send(msg.Ask(2, "resume"))
+    client.now = 6.0
+    assert not client.answers(5)
+    assert "b" not in client.scheduler.requests, "its time was up"
+    client.engine.hold = False
+    assert [(answer.number, answer.error) for answer in client.answers(5)] == [(1, None), (2, None)]
+    assert client.scheduler.paused is None
+    assert "a" in client.ended(80)
+
+
+def test_an_order_to_an_engine_that_never_answers_is_answered(client):
+    client.submit("a")
+    client.reports(4)
+    client.engine.hold = True
+    client.send(msg.Ask(1, "pause", "retract"))
+    assert not client.answers(3)
+    client.now = 1000.0
+    (answer,) = client.answers(3)
+    assert "no result for 300 s" in str(answer.error)
+    client.engine.hold = False
+    assert "a" in client.ended(80), "nothing was paused"
+
+
+def test_the_idle_audit_comes_in_slices_and_a_command_interrupts_it(monkeypatch):
+    client = Client(monkeypatch, num_pages=4 * NODES_AT_ONCE, max_running_requests=64)
+    for i in range(3 * NODES_AT_ONCE):
+        client.submit(f"r{i}", prompt=[i] * 5, max_tokens=1)
+    while client.scheduler.requests or not client.scheduler.memory.epochs.submitted:
+        client.reports(10)
+    slices = 0
+    auditing = client.memory.auditing
+
+    def counted():
+        nonlocal slices
+        for one in auditing():
+            slices += 1
+            yield one
+
+    monkeypatch.setattr(client.memory, "auditing", counted)
+    client.submit("last", prompt=[7] * 5, max_tokens=1)
+    poll = client.loop._socket.poll
+    left = [3]
+
+    def interrupted(timeout):
+        """Something comes after three slices."""
+        left[0] -= 1
+        return left[0] < 0 or poll(timeout)
+
+    client.reports(3)
+    assert slices > 3, "the whole audit ran"
+    slices = 0
+    client.submit("again", prompt=[8] * 5, max_tokens=1)
+    client._socket.poll(20)
+    while client.scheduler.has_work or client.loop._audit is None:
+        client.loop._take_commands() if not client.scheduler.requests else client.loop._step()
+    monkeypatch.setattr(client.loop._socket, "poll", interrupted, raising=False)
+    client.loop._rest()
+    assert 0 < slices <= 3
+    assert client.loop._audit is not None, "the rest is done later"
+    assert client.scheduler.audit_error is None
+
+
+def test_an_audit_that_fails_is_told(client):
+    client.submit("a", max_tokens=1)
+    client.reports(6)
+    client.memory.pools[0].owner[50] = 99
+    client.submit("b", max_tokens=1)
+    reports = client.reports(8)
+    unwell = [r.stats.unwell for r in reports if isinstance(r, msg.Progress) and r.stats is not None]
+    assert "page 50" in str(unwell[-1])
