@@ -57,6 +57,9 @@ def serve(
         typer.Option(help="Cut prompts smaller, so that decoding requests have a token so often."),
     ] = None,
     schedule_policy: Annotated[str, typer.Option(help="fcfs, lpm (longest prefix match) or priority.")] = "fcfs",
+    max_overtaken: Annotated[
+        int, typer.Option(help="Later requests that may be admitted before one that waits; then it goes first.")
+    ] = 64,
     eviction_policy: Annotated[
         str, typer.Option("--eviction-policy", "--radix-eviction-policy", help="reuse, lru, lfu, fifo or priority.")
     ] = "reuse",

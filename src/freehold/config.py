@@ -20,6 +20,8 @@ class EngineConfig:
     `num_pages` None sizes the pool to `kv_cache_memory_bytes`. `max_model_len` None takes the model's,
     cut to what the pool holds. `audit_interval` k audits memory after every k-th step (0: only at idle).
     `forward_retract_interval` k retracts a running request every k steps: a test switch.
+    `max_overtaken`: so many later requests may be admitted before one that waits; then it goes first (lpm), and waits
+    for no prefix that another request computes.
     `priority_scheduling_preemption_threshold` k lets a waiting request take the place of running ones whose
     priority is lower by at least k. `request_timeout` ends requests after so many seconds, `waiting_timeout`
     those that wait so long to be scheduled, `running_timeout` those that run so long; `watchdog_timeout` gives
@@ -44,6 +46,7 @@ class EngineConfig:
     chunked_prefill_size: int = 512
     target_itl_ms: float | None = None
     schedule_policy: str = "fcfs"
+    max_overtaken: int = 64
     eviction_policy: str = "reuse"
     disable_overlap_schedule: bool = False
     disable_radix_cache: bool = False
@@ -66,7 +69,7 @@ class EngineConfig:
     speculative_draft_layers: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("chunked_prefill_size", "max_running_requests", "max_queued_requests"):
+        for name in ("chunked_prefill_size", "max_running_requests", "max_queued_requests", "max_overtaken"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         for name in ("num_pages", "max_model_len", "num_threads", "speculative_draft_layers"):

@@ -10,11 +10,13 @@ from freehold.config import EngineConfig
 from freehold.memory import OwnershipError
 from freehold.sampling_params import SamplingParams
 from freehold.scheduler.lifecycle import Refused
-from freehold.scheduler.queue import OVERTAKEN_MAX, RANKED_MAX, WaitingQueue
+from freehold.scheduler.queue import RANKED_MAX, WaitingQueue
 from freehold.scheduler.request import SETBACKS_TRUSTED, Request
 from freehold.scheduler.scheduler import PauseMode
 from freehold.scheduler.states import Event, RequestState
 from freehold.simulation.harness import Harness
+
+OVERTAKEN_MAX = EngineConfig().max_overtaken
 
 
 def harness(**options) -> Harness:

@@ -12,7 +12,6 @@ from freehold.scheduler.request import Request
 
 Key = tuple[int, int]
 
-OVERTAKEN_MAX = 64  # departures of later entries after which a request is due
 RANKED_MAX = 16  # requests whose match is looked up in one pass
 _BEFORE_ALL = -(1 << 60)
 
@@ -28,15 +27,16 @@ class WaitingQueue:
     """The waiting requests in order: `fcfs` by arrival, `priority` by priority then arrival, `lpm` by the
     longest cached prefix. A retracted request keeps its arrival, so it comes back near the front.
 
-    Entries are numbered. The request with entry number e is *due* once e + OVERTAKEN_MAX requests have left the
-    queue, for then at least OVERTAKEN_MAX of them came later. Under `lpm` whoever is due goes first, in order of
+    Entries are numbered. The request with entry number e is *due* once e + overtaken_max requests have left the
+    queue, for then at least overtaken_max of them came later. Under `lpm` whoever is due goes first, in order of
     entry; under every policy it no longer waits for a prefix that somebody else computes. So nobody is overtaken
     for ever, and being looked at costs nobody its turn: a request leaves the queue only when it is admitted or
     ends. Every operation is O(log n) comparisons, and an ended request leaves nothing behind.
     """
 
-    def __init__(self, policy: str = "fcfs"):
+    def __init__(self, policy: str = "fcfs", overtaken_max: int = 64):
         self.policy = policy
+        self._overtaken_max = overtaken_max
         self._line: list[tuple[Key, Request]] = []
         self._entries: dict[Request, _Entry] = {}
         self._by_number: dict[int, Request] = {}
@@ -71,7 +71,7 @@ class WaitingQueue:
         self._unranked.pop(request, None)
         self._left += 1
         # With each departure one entry number becomes due.
-        due = self._by_number.get(self._left - OVERTAKEN_MAX)
+        due = self._by_number.get(self._left - self._overtaken_max)
         if due is not None and self.policy == "lpm":
             self._unranked.pop(due)
             self._move(due, (_BEFORE_ALL, self._entries[due].number))
@@ -82,7 +82,7 @@ class WaitingQueue:
 
     def is_due(self, request: Request) -> bool:
         """Whether so many others left the queue before it that it must not wait for any of them."""
-        return self._left - self._entries[request].number >= OVERTAKEN_MAX
+        return self._left - self._entries[request].number >= self._overtaken_max
 
     def rank(self, version: int, match_length: Callable[[Request], int]) -> None:
         """For policy `lpm`: bring the order up to date with what is cached. Looks up those whose match was looked

@@ -67,7 +67,7 @@ class Scheduler:
         self.config = config
         self.memory = memory
         self.vocabulary = vocabulary
-        self.queue = WaitingQueue(config.schedule_policy)
+        self.queue = WaitingQueue(config.schedule_policy, config.max_overtaken)
         self.running = RunningTable(memory.shape.row_count, memory.shape.token_limit)
         timeouts = Timeouts(config.waiting_timeout, config.running_timeout)
         self.lifecycle = Lifecycle(

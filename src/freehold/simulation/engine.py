@@ -24,11 +24,12 @@ from freehold.simulation.model import (
     WRONG_START,
     UInt64,
     extend_identities,
+    logprob_of,
     run_step,
     seed_of,
     use_pages,
 )
-from freehold.step import Step, StepResult
+from freehold.step import RowStart, Step, StepResult, TokenLogprobs
 
 
 class WrongKV(AssertionError):
@@ -98,6 +99,7 @@ class SimulatedEngine:
         self._length: Int64 = np.zeros(shape.row_count, np.int64)  # tokens known
         self._max_length: Int64 = np.zeros(shape.row_count, np.int64)
         self._last_drafts: Int64 = np.zeros(shape.row_count, np.int64)  # of its newest step
+        self._starts: dict[int, RowStart] = {}  # rows whose log-probabilities are asked for
         self._broken: Bool = np.zeros(shape.row_count, np.bool_)  # its sequence was in a step that failed
         self._queue: deque[_Queued] = deque()
         self._completed = 0
@@ -162,6 +164,9 @@ class SimulatedEngine:
             self._length[row] = count
             self._max_length[row] = start.max_length
             self._broken[row] = False
+            self._starts.pop(row, None)
+            if start.params.logprobs is not None:
+                self._starts[row] = start
 
     def _run(self, step: Step) -> StepResult:
         self.steps_run += 1
@@ -176,7 +181,35 @@ class SimulatedEngine:
         )  # fmt: skip
         if verdict != OK:
             self._raise(step, verdict, row, position, group)
-        return StepResult(tokens[: int(counts.sum())], counts, written, proposed)
+        tokens = tokens[: int(counts.sum())]
+        return StepResult(tokens, counts, written, proposed, self._logprobs(step, counts), self._scores(step))
+
+    def _logprobs(self, step: Step, counts: Int64) -> dict[int, TokenLogprobs]:
+        """Of what was sampled, by index of the step's tokens."""
+        found: dict[int, TokenLogprobs] = {}
+        ends = counts.cumsum()
+        for i, row in enumerate(step.rows.tolist()):
+            if row in self._starts and not self._broken[row]:
+                length = int(self._length[row])
+                for j in range(int(counts[i])):
+                    found[int(ends[i]) - 1 - j] = self._logprob(row, length - 1 - j)
+        return found
+
+    def _scores(self, step: Step) -> dict[int, list[TokenLogprobs]]:
+        """Of prompt tokens that follow what was computed, by index of the sequence."""
+        found: dict[int, list[TokenLogprobs]] = {}
+        for i, row in enumerate(step.rows.tolist()):
+            if row in self._starts and not self._broken[row]:
+                asked, start = self._starts[row], int(step.starts[i])
+                first = max(start, asked.scored_from)
+                end = min(start + int(step.counts[i]), asked.prompt_length - 1)
+                if first < end:
+                    found[i] = [self._logprob(row, at + 1) for at in range(first, end)]
+        return found
+
+    def _logprob(self, row: int, position: int) -> TokenLogprobs:
+        token = int(self._tokens[row, position])
+        return TokenLogprobs(token, logprob_of(self._identities[row, position]), [])
 
     def _raise(self, step: Step, verdict: int, row: int, position: int, group: int) -> None:
         page = int(self._tables[group, row, position // self.shape.page_size])

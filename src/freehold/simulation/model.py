@@ -7,6 +7,8 @@ time here.
 
 from __future__ import annotations
 
+import hashlib
+
 import numpy as np
 import numpy.typing as npt
 from numba import njit
@@ -18,7 +20,7 @@ UInt64 = npt.NDArray[np.uint64]
 
 def seed_of(namespace: str) -> np.uint64:
     """The identity of the empty prefix."""
-    return np.uint64(int.from_bytes(namespace.encode()[:7] + b"\1", "little"))
+    return np.uint64(int.from_bytes(hashlib.blake2b(namespace.encode(), digest_size=8).digest(), "little"))
 
 
 @njit(cache=True)
@@ -31,6 +33,11 @@ def mix(state, token):
 @njit(cache=True)
 def next_token(identity, vocab_size):
     return np.int32((identity >> np.uint64(20)) % np.uint64(vocab_size))
+
+
+def logprob_of(identity: np.uint64) -> float:
+    """The log-probability that the model reports of the last token of a prefix."""
+    return -(int(identity) >> 33) / 2.0**31
 
 
 @njit(cache=True)
@@ -192,6 +199,13 @@ def run_step(
             out_counts[i], out_proposed[i] = new, ahead
             out_written[i] += new - 1
     return OK, 0, emitted, 0
+
+
+def expected_logprobs(tokens: Int32, namespace: str = "") -> list[float]:
+    """What a cold run reports of each of `tokens` [n], which are prompt or output."""
+    identities = np.zeros(len(tokens), np.uint64)
+    extend_identities(identities, np.asarray(tokens, np.int32), 0, len(tokens), seed_of(namespace))
+    return [logprob_of(identity) for identity in identities]
 
 
 def expected_output(prompt: Int32, count: int, vocab_size: int, namespace: str = "") -> list[int]:

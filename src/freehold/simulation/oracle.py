@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from freehold.scheduler.request import Finish, FinishKind, Request
-from freehold.simulation.model import expected_output
+from freehold.simulation.model import expected_logprobs, expected_output
 
 
 def expected_end(
@@ -29,10 +31,33 @@ def expected_end(
     return tokens, Finish(FinishKind.LENGTH)
 
 
+def check_logprobs(request: Request) -> None:
+    """Each token has its own log-probability, once and in order; of the prompt's, those asked for. Raises
+    AssertionError."""
+    params, tokens = request.params, np.concatenate([request.prompt, request.output])
+    if params.logprobs is None:
+        assert not request.logprobs
+        assert not request.prompt_logprobs
+        return
+    expected = [
+        (int(token), logprob)
+        for token, logprob in zip(tokens, expected_logprobs(tokens, request.namespace), strict=True)
+    ]
+    got = [(one.token, one.logprob) for one in request.logprobs]
+    assert got == expected[len(request.prompt) :], f"{request.id}: log-probabilities lost or shifted"
+    if params.prompt_logprobs_start is not None:
+        first = params.prompt_logprobs_start + 1
+        scores = [(one.token, one.logprob) for one in request.prompt_logprobs]
+        assert scores == expected[first : first + len(scores)], f"{request.id}: scores of the prompt lost or shifted"
+        has_all = len(scores) == max(len(request.prompt) - first, 0)
+        assert has_all or not request.output.size, f"{request.id}: {len(scores)} scores of the prompt"
+
+
 def check_end(request: Request, vocab_size: int, eos_tokens: tuple[int, ...], limit: int) -> None:
     """A request that finished must have finished like that; one that was ended early must have got as far
     without a mistake. Raises AssertionError."""
     tokens, finish = expected_end(request, vocab_size, eos_tokens, limit)
+    check_logprobs(request)
     output, got = request.output.tolist(), request.finish
     assert got is not None
     if got.is_complete:

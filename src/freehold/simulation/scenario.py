@@ -47,18 +47,19 @@ class Cell:
                 return cell
         raise ValueError(f"cell: '{text}' is not one of the matrix, such as {next(matrix())}")
 
-    def config(self, forward_retract_interval: int, chunk: int, eviction: str, quota: float | None) -> EngineConfig:
+    def config(self, scenario: Scenario) -> EngineConfig:
         tokens = LONGEST + 2 * self.page_size if self.pool == "tight" else ROWS * LONGEST
         return EngineConfig(
             page_size=self.page_size,
             num_pages=-(-tokens // self.page_size),
-            max_running_requests=ROWS,
-            chunked_prefill_size=chunk,
+            max_running_requests=scenario.rows,
+            chunked_prefill_size=scenario.chunk,
             schedule_policy=self.policy,
-            eviction_policy=eviction,
-            cache_tenant_quota=quota,
+            max_overtaken=scenario.max_overtaken,
+            eviction_policy=scenario.eviction,
+            cache_tenant_quota=scenario.quota,
             disable_overlap_schedule=not self.overlap,
-            forward_retract_interval=forward_retract_interval,
+            forward_retract_interval=scenario.forward_retract_interval,
             priority_scheduling_preemption_threshold=1 if self.policy == "priority" else None,
             speculative_algorithm=None if self.speculation == "plain" else self.speculation,
             speculative_num_draft_tokens=5,
@@ -115,10 +116,12 @@ class Scenario:
     eviction: str = "reuse"
     quota: float | None = None
     draft_rate: float = 0.6
+    rows: int = ROWS
+    max_overtaken: int = 64
 
     @property
     def config(self) -> EngineConfig:
-        return self.cell.config(self.forward_retract_interval, self.chunk, self.eviction, self.quota)
+        return self.cell.config(self)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -148,7 +151,14 @@ class Scenario:
             eviction=rng.choice(EVICTION_POLICIES),
             quota=rng.choice([None, None, 0.2]),
             draft_rate=rng.choice([0.0, 0.3, 0.7, 1.0]),
+            rows=rng.choice([2, ROWS, ROWS]),
+            max_overtaken=rng.choice([1, 4, 64]),
         )
+
+
+def _logprobs(rng: random.Random) -> dict[str, int]:
+    """What is asked for of log-probabilities: nothing, the output's, or some of the prompt's as well."""
+    return rng.choice([{}, {}, {"logprobs": 0}, {"logprobs": 0, "prompt_logprobs_start": rng.choice([0, 3, 40])}])
 
 
 def _requests(rng: random.Random) -> Iterator[Happening]:
@@ -176,6 +186,7 @@ def _requests(rng: random.Random) -> Iterator[Happening]:
                 "timeout": rng.choice([None] * 8 + [0.05, 1.0]),
                 "session": None,
                 "retention": rng.choice(HINTS),
+                **_logprobs(rng),
             },
         )
         if rng.random() < 0.08:
@@ -211,6 +222,7 @@ def _turns(rng: random.Random) -> Iterator[Happening]:
                 "timeout": rng.choice([None] * 8 + [0.05]),
                 "session": session,
                 "retention": rng.choice(HINTS),
+                **_logprobs(rng),
             },
         )
         if rng.random() < 0.25:

@@ -17,8 +17,10 @@ from freehold.scheduler.scheduler import PauseMode
 from freehold.scheduler.states import TRANSITIONS, Event, RequestState
 from freehold.simulation.assembly import SimulatedModel, assemble
 from freehold.simulation.engine import WrongKV
+from freehold.simulation.liveness import Liveness
 from freehold.simulation.oracle import check_end
 from freehold.simulation.scenario import EOS_TOKENS, LONGEST, VOCAB_SIZE, Happening, Scenario, Verb
+from freehold.step import TokenLogprobs
 
 AUDIT_INTERVAL = 8  # iterations
 ITERATIONS_MAX = 20_000
@@ -78,9 +80,12 @@ class World:
         self.iteration = 0
         self.requests: dict[str, Request] = {}
         self._delivered: dict[str, list[int]] = defaultdict(list)
+        self._delivered_logprobs: dict[str, list[TokenLogprobs]] = defaultdict(list)
+        self._liveness = Liveness(self.scheduler)
         self._pending = sorted(scenario.happenings, key=lambda happening: happening.at)[::-1]
         self._aborts: list[dict[str, Any]] = []
         self._histories: dict[str, list[int]] = {}  # of sessions: the tokens of their finished turns
+        self._closing: set[str] = set()
         self._busy: dict[str, str] = {}  # session -> the request that is its turn
         self._ballast: Lease | None = None
         self._release_at: int | None = None
@@ -108,7 +113,10 @@ class World:
             self._release_at, self.engine.hold = None, False
             self.engine.release()
         is_paused, before = self.scheduler.paused is not None, self.engine.steps_run
-        self._take(self.scheduler.step())
+        self._liveness.before(self.engine.hold)
+        output = self.scheduler.step()
+        self._liveness.after(self._ballast_pages, output.ended)
+        self._take(output)
         assert self.scheduler.stuck is None, f"stuck: {self.scheduler.stuck}"
         assert not is_paused or self.engine.steps_run == before, "computed during a pause"
         self.clock.now += STEP_SECONDS + TOKEN_SECONDS * len(self.scheduler.running)
@@ -164,8 +172,10 @@ class World:
             assert self.memory.pins.page_count <= self.memory.pins.limit, "pinned more than the budget"
 
     def _edit_session(self, verb: Verb, arguments: dict[str, Any]) -> None:
-        """Between turns; during one it is not allowed, and left out."""
+        """Between turns. A session that is closed during a turn ends with it; all else is left out then."""
         name, target = arguments["session"], arguments.get("to", arguments["session"])
+        if verb is Verb.CLOSE and name in self._busy:
+            self._closing.add(name)
         if name in self._busy or target in self._busy:
             return
         history = self._histories.get(name, [])
@@ -174,8 +184,13 @@ class World:
         elif verb is Verb.REWIND:
             self._histories[name] = history[: int(arguments["share"] * len(history))]
         else:
-            self._histories.pop(name, None)
-            self.scheduler.forget_session(name)
+            self._close(name)
+
+    def _close(self, name: str) -> None:
+        self._histories.pop(name, None)
+        self.scheduler.forget_session(name)
+        self._closing.discard(name)
+        assert name not in dict(self.memory.tails), f"session {name} is closed, its tail is still parked"
 
     def _turn(self, fields: dict[str, Any]) -> list[int] | None:
         """The whole prompt of a session's turn; None while another turn is running."""
@@ -196,7 +211,8 @@ class World:
             self._pending = sorted([*self._pending, later], key=lambda happening: -happening.at)
             return
         names = ("max_tokens", "min_tokens", "ignore_eos", "stop", "stop_token_ids")
-        params = SamplingParams(temperature=0, **{name: fields[name] for name in names})
+        scored = {name: fields.get(name) for name in ("logprobs", "prompt_logprobs_start")}
+        params = SamplingParams(temperature=0, **scored, **{name: fields[name] for name in names})
         request = Request(
             id=fields["id"],
             prompt=np.array(prompt, np.int32),
@@ -223,12 +239,16 @@ class World:
 
     def _exhaust(self, leaving: int) -> None:
         """Take pages for a lease that no request has."""
-        if self._ballast is not None:
+        if self._ballast is not None or self.memory.leases.free_row_count == 0:
             return
         self._ballast = self.memory.leases.open(self.memory.match("ballast", np.zeros(1, np.int32)))
         take = min(self.memory.free_page_count - leaving, self.memory.shape.token_limit // self.memory.page_size)
         if take > 0:
             self._ballast.extend(take * self.memory.page_size)
+
+    @property
+    def _ballast_pages(self) -> int:
+        return 0 if self._ballast is None else self._ballast.allocated // self.memory.page_size
 
     def _restore(self) -> None:
         if self._ballast is not None:
@@ -238,8 +258,11 @@ class World:
     # -- what must hold -----------------------------------------------------------------------------------
 
     def _take(self, output: StepOutput) -> None:
-        for request, token in zip(output.requests, output.tokens, strict=True):
+        assert set(output.logprobs) <= set(range(len(output.tokens))), "log-probabilities of no token"
+        for i, (request, token) in enumerate(zip(output.requests, output.tokens, strict=True)):
             self._delivered[request.id].append(token)
+            if i in output.logprobs:
+                self._delivered_logprobs[request.id].append(output.logprobs[i])
         for request in output.ended:
             self._check(request)
         self._log.update(repr((self.iteration, output.tokens, [request.id for request in output.ended])).encode())
@@ -248,6 +271,8 @@ class World:
 
     def _check(self, request: Request) -> None:
         assert self._delivered.pop(request.id, []) == request.output.tolist(), f"{request.id}: tokens lost on the way"
+        logprobs = self._delivered_logprobs.pop(request.id, [])
+        assert logprobs == request.logprobs, f"{request.id}: log-probabilities lost on the way"
         limit = self.memory.shape.token_limit
         check_end(request, VOCAB_SIZE, EOS_TOKENS, limit)
         finish = request.finish
@@ -256,6 +281,8 @@ class World:
             del self._busy[request.session]
             if finish.is_complete:
                 self._histories[request.session] = request.tokens.tolist()
+            if request.session in self._closing:
+                self._close(request.session)
         if finish.kind is FinishKind.ERROR:
             verbs = {happening.verb for happening in self.scenario.happenings}
             assert verbs & {Verb.FAIL, Verb.EXHAUST}, f"{request.id}: {finish.message}"
@@ -275,6 +302,9 @@ class World:
         self._restore()
         self.memory.pins.give_up()
         self.memory.audit()
+        open_sessions = {name for name, history in self._histories.items() if history}
+        strangers = {name for name, _ in self.memory.tails} - open_sessions
+        assert not strangers, f"tails of no open session: {strangers}"
         counts = self.memory.counts()
         assert counts.lease == counts.pinned == counts.limbo == 0, f"leaked: {counts}"
         self.scheduler.flush_cache()

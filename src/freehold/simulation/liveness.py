@@ -1,0 +1,149 @@
+"""Oracles of liveness and fairness: who was overtaken, who waits for whom, whose time is up.
+
+They look at requests and their transitions from outside, and know nothing of how the queue is kept. The bounds are
+those that `docs/memory.md` states.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from freehold.scheduler.request import Request
+from freehold.scheduler.scheduler import Scheduler
+from freehold.scheduler.states import Event, RequestState
+
+# A tail that a step in flight still writes is waited for; with overlap two such steps at most.
+TAIL_ITERATIONS = 3
+
+
+class Unfair(AssertionError):
+    """A request waits for others longer than it may."""
+
+
+class Late(AssertionError):
+    """A request outlives its deadline."""
+
+
+@dataclass
+class _Wait:
+    """One stay in the queue."""
+
+    entered: int
+    overtaken: int = 0
+    overdue: int = 0  # iterations in which somebody was admitted although this one was due
+    behind_lower: int = 0  # iterations in which less important requests ran in its place
+    allowed: int = 0  # of those
+
+
+class Liveness:
+    """Called before and after each iteration of the scheduler."""
+
+    def __init__(self, scheduler: Scheduler):
+        self._scheduler = scheduler
+        self._config = scheduler.config
+        self._waits: dict[str, _Wait] = {}
+        self._entered = 0
+        self._admissions: dict[str, int] = {}
+        self._held = 0
+
+    def before(self, is_held: bool) -> None:
+        """Note who waits. While the engine is held, nobody can be preempted."""
+        for request in self._scheduler.requests.values():
+            if request.is_queued and request.id not in self._waits:
+                self._entered += 1
+                self._waits[request.id] = _Wait(self._entered)
+            self._admissions[request.id] = _admissions(request)
+            self._check_trust(request)
+        if not is_held:
+            self._wait_behind_lower()
+
+    def after(self, held: int, ended: list[Request]) -> None:
+        """Raises Unfair or Late. `held` pages are nobody's who could give them back."""
+        scheduler = self._scheduler
+        self._held = held
+        live = [*scheduler.requests.values(), *ended]
+        admitted = [request for request in live if _admissions(request) > self._admissions.get(request.id, 0)]
+        for request in live:
+            wait = self._waits.get(request.id)
+            if wait is None:
+                continue
+            if request in admitted or request.state is RequestState.ENDED:
+                continue
+            passed = [other for other in admitted if self._overtakes(other, request, wait)]
+            self._count(request, wait, len(passed))
+        for request in [*admitted, *ended]:
+            self._waits.pop(request.id, None)
+        for request in ended:
+            self._admissions.pop(request.id, None)
+        now = scheduler.lifecycle.clock()
+        for request in scheduler.requests.values():
+            if request.timeout is not None and now >= request.arrival + request.timeout:
+                raise Late(f"{request.id} is {request.state} {now - request.arrival - request.timeout:.3f} s too late")
+
+    def _overtakes(self, other: Request, request: Request, wait: _Wait) -> bool:
+        """Whether the admission of `other` passed over `request`, which came earlier."""
+        entered = self._waits[other.id].entered if other.id in self._waits else self._entered + 1
+        is_later = entered > wait.entered and other.order > request.order
+        return is_later and not (self._config.schedule_policy == "priority" and other.priority > request.priority)
+
+    def _count(self, request: Request, wait: _Wait, passed: int) -> None:
+        if passed and wait.overtaken > self._config.max_overtaken:
+            wait.overdue += 1
+            grace = TAIL_ITERATIONS if request.session is not None else 0
+            if wait.overdue > grace:
+                raise Unfair(
+                    f"{request.id} waits although {wait.overtaken} that came later were admitted, {passed} of them now"
+                )
+        wait.overtaken += passed
+
+    def _check_trust(self, request: Request) -> None:
+        """Only want of memory costs trust."""
+        squeezed = sum(count for (_, event), count in request.transitions.items() if event is Event.RETRACTED)
+        if request.setbacks > squeezed:
+            raise Unfair(f"{request.id} is distrusted {request.setbacks} times, memory ran out {squeezed} times")
+
+    # -- priorities -----------------------------------------------------------------------------------------
+
+    def _wait_behind_lower(self) -> None:
+        """The most important request that waits must get the place of less important ones within 2 iterations for
+        each row, and as many as prompts that are being computed need."""
+        scheduler, threshold = self._scheduler, self._config.priority_scheduling_preemption_threshold
+        head = scheduler.queue.peek()
+        if threshold is None or head is None or scheduler.paused is not None or head.id not in self._waits:
+            return
+        wait, running = self._waits[head.id], scheduler.running
+        rows: list[int] = running.order.tolist()
+        lower = [row for row in rows if running.request(row).priority <= head.priority - threshold]
+        if not lower or not self._fits_without(head, set(lower)) or self._shares_a_prompt(head, rows):
+            return
+        if any(running.request(row).state is RequestState.PREFILLING for row in set(rows) - set(lower)):
+            return  # its equals have the budget of prompts
+        if wait.behind_lower == 0:
+            todo = int(running.todo(running.order).clip(0).sum())
+            wait.allowed = 2 * len(running.requests) + 8 + -(-todo // self._config.chunked_prefill_size)
+        wait.behind_lower += 1
+        if wait.behind_lower > wait.allowed:
+            raise Unfair(f"{head.id} has waited for {len(lower)} less important requests in {wait.allowed} iterations")
+
+    def _fits_without(self, head: Request, gone: set[int]) -> bool:
+        """Whether it would fit in the worst case: all who stay use all their output, and nothing is shared."""
+        scheduler = self._scheduler
+        memory, running = scheduler.memory, scheduler.running
+        size = memory.page_size
+        stay = sum(-(-int(running.max_length[row]) // size) for row in running.order.tolist() if row not in gone)
+        needed = -(-scheduler.lifecycle.max_length(head) // size)
+        return needed + stay + self._held + memory.pins.page_count <= memory.shape.page_count
+
+    def _shares_a_prompt(self, head: Request, rows: list[int]) -> bool:
+        """Whether somebody computes a prompt that begins like its own: that it may wait for."""
+        running, size = self._scheduler.running, self._scheduler.memory.page_size
+        first = head.prompt[:size].tolist()
+        return any(
+            running.request(row).state is RequestState.PREFILLING
+            and running.request(row).prompt[:size].tolist() == first
+            for row in rows
+        )
+
+
+def _admissions(request: Request) -> int:
+    return sum(count for (_, event), count in request.transitions.items() if event is Event.ADMITTED)
