@@ -213,7 +213,12 @@ def simulate(
     seeds: Annotated[int, typer.Option(help="Seeds for each cell.")] = 3,
     first_seed: Annotated[int, typer.Option(help="The first of them.")] = 0,
     jobs: Annotated[int, typer.Option(help="Processes.")] = 2,
-    minutes: Annotated[float | None, typer.Option(help="Go on with fresh seeds until the time is up.")] = None,
+    minutes: Annotated[
+        float | None, typer.Option(help="Go on until the time is up: with fresh seeds, or deeper with --exhaustive.")
+    ] = None,
+    exhaustive: Annotated[
+        bool, typer.Option("--exhaustive", help="Every order of events in small worlds, for --minutes (10).")
+    ] = False,
     cell: Annotated[
         str | None, typer.Option(help="One cell, such as overlap:16:ngram:fcfs:tight, with --seed.")
     ] = None,
@@ -254,10 +259,12 @@ def simulate(
             code = command.simulate_one(Scenario.from_json(scenario.read_text()))
         elif cell is not None:
             code = command.simulate_one(Scenario.generate(Cell.parse(cell), seed))
+        elif exhaustive:
+            code = command.simulate_exhaustive(minutes or command.EXHAUSTIVE_MINUTES, jobs)
         elif matrix or minutes is not None:
             code = command.simulate_matrix(command.MatrixRun(seeds, first_seed, jobs, minutes))
         else:
-            raise ValueError("say what to simulate: --matrix, --cell, --scenario or --trace")
+            raise ValueError("say what to simulate: --matrix, --exhaustive, --cell, --scenario or --trace")
     except (ValueError, OSError) as error:
         raise _fail(error) from error
     raise typer.Exit(code)

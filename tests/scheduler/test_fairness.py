@@ -127,7 +127,7 @@ def test_a_failed_admission_leaves_no_trace():
     h.submit(list(range(60)), greedy(1), "warm")
     h.run()
     h.submit([700] * 100, greedy(60), "running")
-    h.scheduler._planner._admission.growth.share = 1.0
+    h.scheduler.growth.share = 1.0
     for _ in range(6):
         h.step()
     waiting = h.submit([*range(50), *range(300, 340)], greedy(60), "waiting")

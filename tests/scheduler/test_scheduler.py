@@ -127,7 +127,7 @@ def test_several_prompts_are_chunked_in_one_step_beside_decoding():
 
 def test_memory_pressure_retracts_the_least_important_and_keeps_its_output():
     h = harness(num_pages=30, forward_retract_interval=0, chunked_prefill_size=64)
-    h.scheduler._planner._admission.growth.share = 0.0
+    h.scheduler.growth.share = 0.0
     requests = [h.submit([i] * 20, greedy(60), priority=0) for i in range(3)]
     h.run()
     assert requests[0].retractions == 0, "the first is never sent back"

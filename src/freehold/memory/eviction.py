@@ -192,7 +192,13 @@ class FairEviction:
             return self._queues[""].pop() if self._queues else None
         for salt in sorted(self._over, key=lambda salt: -self.page_counts[salt]):
             queue = self._queues.get(salt)
-            if queue is not None and (node := queue.pop()) is not None:
+            if queue is None:
+                continue
+            node = queue.pop()
+            if queue.peek() is None:
+                del self._queues[salt]
+                self._announced.pop(salt, None)
+            if node is not None:
                 return node
         while self._heads:
             key, salt = heapq.heappop(self._heads)
@@ -218,3 +224,6 @@ class FairEviction:
         if salt not in self._announced or key < self._announced[salt]:
             self._announced[salt] = key
             heapq.heappush(self._heads, (key, salt))
+            if len(self._heads) > 2 * len(self._announced) + STALE_MAX:
+                self._heads = [(key, salt) for salt, key in self._announced.items()]
+                heapq.heapify(self._heads)

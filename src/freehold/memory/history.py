@@ -14,6 +14,7 @@ from freehold.memory.reuse import ReuseStatistics
 if TYPE_CHECKING:
     from freehold.memory.node import Ghost, Node
 
+STALE_MAX = 1024
 AGE_BUCKETS = 24  # bucket b counts ages below 2**b steps
 
 
@@ -50,7 +51,7 @@ class PrefixHistory:
         self.ages = PageAges()
         self.reuse = ReuseStatistics()
         self._page_size = page_size
-        self._limit = limit
+        self.limit = limit
         self._evictions: OrderedDict[_Where, Eviction] = OrderedDict()
         # When those that still wait are accounted for next; newer evictions and returns leave stale entries.
         self._due: list[tuple[int, int, _Where, Eviction]] = []
@@ -78,9 +79,12 @@ class PrefixHistory:
             _, _, where, eviction = heapq.heappop(self._due)
             if self._evictions.get(where) is eviction:
                 self._account(where, eviction, tick)
-        if len(self._evictions) > self._limit:
+        if len(self._evictions) > self.limit:
             _, oldest = self._evictions.popitem(last=False)
             self._wait(oldest, tick, False)
+        if len(self._due) > 2 * self.limit + STALE_MAX:
+            self._due = [entry for entry in self._due if self._evictions.get(entry[2]) is entry[3]]
+            heapq.heapify(self._due)
 
     def _account(self, where: _Where, eviction: Eviction, tick: int) -> None:
         """Now, and again at twice the age: who has not come back yet is experience, too."""

@@ -72,6 +72,11 @@ class LeaseTable:
         return len(self._free_rows)
 
     @property
+    def limbo_rows(self) -> list[tuple[int, int]]:
+        """(fence, row) of rows that a step in flight still uses."""
+        return list(self._limbo_rows)
+
+    @property
     def open_leases(self) -> list[Lease]:
         return [lease for lease in self.leases if lease is not None]
 

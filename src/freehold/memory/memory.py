@@ -19,7 +19,7 @@ from freehold.memory.retention import Retention
 from freehold.memory.tails import Tail, TailTable
 from freehold.memory.tree import PrefixTree
 
-PAGE_SIZES = (1, 4, 16, 64, 256)
+PAGE_SIZES = (1, 2, 4, 16, 64, 256)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from freehold.scheduler.request import Request
 from freehold.scheduler.running import RunningTable
 from freehold.scheduler.speculation import DraftBudget
 
+SHARE_MIN = 0.05
 LOOKED_AT_MAX = 64  # waiting requests looked at and left waiting in one pass
 
 
@@ -34,14 +35,15 @@ class GrowthEstimate:
     is packed tightly and one that uses its max_tokens is not made to thrash.
     """
 
-    def __init__(self, share: float = 0.3):
+    def __init__(self, share: float = 0.3, fall: float = 0.998):
         self.share = share
+        self.fall = fall  # of it, at each step that fits
 
     def ran_out(self) -> None:
         self.share = min(1.0, self.share + 0.25)
 
     def went_well(self) -> None:
-        self.share = max(0.05, self.share * 0.998)
+        self.share = max(SHARE_MIN, self.share * self.fall)
 
 
 class Admission:

@@ -49,9 +49,9 @@ class Planner:
         self._lifecycle = lifecycle
         self._drafts = drafts
         self._chunks = chunks
-        self._admission = Admission(memory, queue, running, lifecycle, drafts)
+        self.admission = Admission(memory, queue, running, lifecycle, drafts)
         threshold = config.priority_scheduling_preemption_threshold
-        self._preemption = None if threshold is None else Preemption(memory, queue, running, self._admission, threshold)
+        self._preemption = None if threshold is None else Preemption(memory, queue, running, self.admission, threshold)
         self._retract_interval = config.forward_retract_interval
         self._steps_since_retraction = 0
 
@@ -81,7 +81,7 @@ class Planner:
         self._memory.leases.extend(batch.rows, batch.targets)
         if fits and len(self._queue):
             chunk = self._chunks.tokens(int(np.count_nonzero(batch.decodes)))
-            for admitted in self._admission.admit(batch, chunk):
+            for admitted in self.admission.admit(batch, chunk):
                 batch = batch + admitted
         if len(batch.rows) == 0:
             return NoStep.BLOCKED if in_flight else NoStep.IDLE
@@ -120,7 +120,7 @@ class Planner:
             if len(self._running) == 1:
                 self._end_exhausted(self._running.request(victim))
             else:
-                self._admission.growth.ran_out()
+                self.admission.growth.ran_out()
                 self._lifecycle.retract(victim, Event.RETRACTED)
 
     def _end_exhausted(self, request: Request) -> None:
@@ -169,7 +169,7 @@ class Planner:
         self._lifecycle.row_starts = []
         running.submit(batch, samples)
         memory.leases.submit(rows, number)
-        self._admission.growth.went_well()
+        self.admission.growth.went_well()
         self._steps_since_retraction += 1
         return step
 

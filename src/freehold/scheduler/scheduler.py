@@ -13,6 +13,7 @@ import numpy as np
 
 from freehold.config import EngineConfig
 from freehold.memory import AuditError, Memory
+from freehold.scheduler.admission import GrowthEstimate
 from freehold.scheduler.chunk_budget import ChunkBudget
 from freehold.scheduler.lifecycle import Lifecycle, Timeouts
 from freehold.scheduler.planner import Planner
@@ -170,6 +171,11 @@ class Scheduler:
         """Whether `step` would bring anything on."""
         pending = self._in_flight or self.lifecycle.ended or self._output.requests
         return bool(pending or (self.requests and self.paused is None))
+
+    @property
+    def growth(self) -> GrowthEstimate:
+        """What admission expects of the running requests."""
+        return self._planner.admission.growth
 
     @property
     def in_flight_count(self) -> int:

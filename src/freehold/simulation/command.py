@@ -12,13 +12,16 @@ from rich.table import Table
 
 from freehold.config import EngineConfig
 from freehold.simulation.evictions import hit_rates
+from freehold.simulation.exhaustive import Counterexample, Exploration, explore
 from freehold.simulation.replay import Replay, Speed, percentile, replay
 from freehold.simulation.runs import Tally, jobs_for, run_many
 from freehold.simulation.scenario import Scenario, matrix
 from freehold.simulation.shrink import shrink, violation_of
+from freehold.simulation.small_world import Scope
 from freehold.simulation.trace import read_trace
 from freehold.simulation.world import Violation, World, uncovered
 
+EXHAUSTIVE_MINUTES = 10.0
 console = Console()
 BAR = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
 
@@ -51,6 +54,35 @@ def simulate_matrix(run: MatrixRun) -> int:
         console.print(f"never happened: {', '.join(missing)}")
     console.print(str(tally), highlight=False, soft_wrap=True)
     return 0 if tally.violation is None else 1
+
+
+def simulate_exhaustive(minutes: float, processes: int) -> int:
+    """Every order of events, as deep as the time allows -> the exit code: 1 after a violation, which is shown."""
+    explorations: dict[Scope, Exploration] = {}
+    counterexample: Counterexample | None = None
+    with Progress(TextColumn("{task.description}"), TimeElapsedColumn(), console=console, transient=True) as progress:
+        task = progress.add_task("exploring")
+        try:
+            for one in explore(seconds=minutes * 60, processes=processes):
+                explorations[one.scope] = one
+                states = sum(other.states for other in explorations.values())
+                progress.update(task, description=f"{states:,} states; {one.scope}, depth {one.depth}")
+        except Counterexample as found:
+            counterexample = found
+    table = Table("scope", "states", "transitions", "events deep", "", title="Every order of events")
+    for one in explorations.values():
+        table.add_row(
+            str(one.scope), f"{one.states:,}", f"{one.transitions:,}", str(one.depth), "all" if one.is_complete else ""
+        )
+    console.print(table)
+    if counterexample is not None:
+        console.print(f"VIOLATION: {counterexample}", highlight=False, markup=False)
+        return 1
+    states, transitions = (
+        sum(getattr(one, name) for one in explorations.values()) for name in ("states", "transitions")
+    )
+    console.print(f"{states:,} states, {transitions:,} transitions, no violation", highlight=False)
+    return 0
 
 
 def simulate_one(scenario: Scenario) -> int:

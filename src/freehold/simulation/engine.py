@@ -145,6 +145,23 @@ class SimulatedEngine:
             else:
                 queued.future.set_result(self._run(queued.step))
 
+    def fail_oldest(self, error: Exception) -> None:
+        """The oldest step fails, and completes."""
+        self._queue[0].failure = error
+        self.release(1)
+
+    def queued_steps(self) -> list[tuple[list[int], ...]]:
+        """Of each step that has not run: its rows, starts, counts, samples and drafts."""
+        return [
+            tuple(column.tolist() for column in (step.rows, step.starts, step.counts, step.samples, step.drafts))
+            for step in (queued.step for queued in self._queue)
+        ]
+
+    def content(self, page: int, group: int) -> bytes:
+        """What its slots hold."""
+        size = self.shape.page_size
+        return self._slots[group, page * size : (page + 1) * size].tobytes()
+
     def poison(self, pages: Int32, group: int = 0) -> None:
         """Overwrite free pages: whoever still reads them is found out."""
         size = self.shape.page_size

@@ -1,0 +1,307 @@
+"""A world so small that every order of events in it can be tried."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+
+from freehold.config import EngineConfig
+from freehold.memory.node import Node
+from freehold.sampling_params import SamplingParams
+from freehold.scheduler.request import Request
+from freehold.scheduler.scheduler import PauseMode
+from freehold.scheduler.states import Event, RequestState
+from freehold.simulation.assembly import SimulatedModel, assemble
+from freehold.simulation.liveness import Liveness
+from freehold.simulation.oracle import check_end
+
+# The first two begin alike; the third is short. In a scope with a session the second is the turn after the first.
+PROMPTS = ([1, 2, 3], [1, 2, 4, 5], [6])
+MAX_TOKENS = (3, 2, 2)
+TOKEN_LIMIT = 8
+ITERATIONS_MAX = 120  # in which all must have ended once nothing more happens to them
+ABORTS_MAX = 1
+RETRACTIONS_MAX = 1
+PAUSES_MAX = 1
+EVICTIONS_MAX = 2
+
+
+class Verb(StrEnum):
+    ARRIVE = "arrive"
+    ITERATE = "iterate"  # the loop turns, and no step completes
+    RESULT = "result"  # the oldest step completes, and the loop turns
+    FAIL = "fail"  # the same, but the step has failed
+    ABORT = "abort"
+    RETRACT = "retract"
+    PAUSE = "pause"
+    CONTINUE = "continue"
+    CLOSE = "close"  # the session
+    EVICT = "evict"  # a page, for somebody else
+    WEIGHTS = "weights"
+
+
+@dataclass(frozen=True)
+class Happening:
+    verb: Verb
+    argument: Any = None
+
+    def __str__(self) -> str:
+        return self.verb.value if self.argument is None else f"{self.verb.value} {self.argument}"
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What is explored."""
+
+    requests: int
+    page_size: int
+    pages: int
+    overlap: bool
+    policy: str = "fcfs"
+    session: bool = False
+    speculation: str | None = None
+
+    def __str__(self) -> str:
+        loop = "overlap" if self.overlap else "sync"
+        extra = ("+session" if self.session else "") + (f"+{self.speculation}" if self.speculation else "")
+        return f"{self.requests} requests, {self.pages} pages of {self.page_size}, {loop}, {self.policy}{extra}"
+
+
+def scopes() -> list[Scope]:
+    """All that are explored, small ones first."""
+    shapes = [(2, 1, 6), (2, 2, 4), (3, 2, 3), (3, 1, 5), (3, 2, 4), (3, 1, 6)]
+    plain = [Scope(*shape, overlap) for shape in shapes for overlap in (True, False)]
+    with_session = [replace(scope, session=True) for scope in plain if scope.page_size == 2]
+    other = [replace(scope, policy=policy) for scope in plain[4:8] for policy in ("lpm", "priority")]
+    draft = [replace(scope, speculation="draft") for scope in plain[:4]]
+    return [*plain, *with_session, *other, *draft]
+
+
+class SmallWorld:
+    """The real scheduler and memory; the engine completes a step only when told."""
+
+    def __init__(self, scope: Scope):
+        self.scope = scope
+        config = EngineConfig(
+            page_size=scope.page_size,
+            num_pages=scope.pages,
+            max_running_requests=2,
+            chunked_prefill_size=2,
+            schedule_policy=scope.policy,
+            max_overtaken=1,
+            eviction_policy="lru",
+            disable_overlap_schedule=not scope.overlap,
+            priority_scheduling_preemption_threshold=1 if scope.policy == "priority" else None,
+            speculative_algorithm=scope.speculation,
+            speculative_num_draft_tokens=2,
+        )
+        self._clock = 0.0
+        # One more row, for whoever comes while a late step still has one.
+        server = assemble(config, TOKEN_LIMIT, SimulatedModel(vocab_size=50, eos_tokens=(7,)), lambda: self._clock, 1)
+        self.memory, self.engine, self.scheduler = server.memory, server.engine, server.scheduler
+        self.engine.hold = True
+        self.memory.tree.history.limit = 0
+        growth = self.scheduler.growth
+        growth.share, growth.fall = 0.0, 1.0  # it would make every state a new one
+        self._requests: list[Request] = []
+        self._delivered: dict[str, list[int]] = {}
+        self._liveness = Liveness(self.scheduler)
+        self._left = {
+            Verb.ABORT: ABORTS_MAX, Verb.RETRACT: RETRACTIONS_MAX, Verb.PAUSE: PAUSES_MAX, Verb.EVICT: EVICTIONS_MAX,
+            Verb.FAIL: 1, Verb.WEIGHTS: 1, Verb.CLOSE: 1,
+        }  # fmt: skip
+
+    # -- what can happen ------------------------------------------------------------------------------------
+
+    def enabled(self) -> list[Happening]:
+        """What may happen next; what would change nothing is left out where that is easy to see."""
+        scheduler, count = self.scheduler, len(self._requests)
+        found: list[Happening] = []
+        if count < self.scope.requests and not self._is_busy(count):
+            found.append(Happening(Verb.ARRIVE, count))
+        if scheduler.has_work and scheduler.in_flight_count < (2 if self.scope.overlap else 1):
+            found.append(Happening(Verb.ITERATE))
+        if scheduler.in_flight_count:
+            found.append(Happening(Verb.RESULT))
+            found += self._limited(Happening(Verb.FAIL))
+        for i, request in enumerate(self._requests):
+            if request.state is not RequestState.ENDED:
+                found += self._limited(Happening(Verb.ABORT, i))
+            if request.lease is not None and not scheduler.in_flight_count:
+                found += self._limited(Happening(Verb.RETRACT, i))
+        if scheduler.paused is None:
+            found += [one for mode in PauseMode for one in self._limited(Happening(Verb.PAUSE, mode.value))]
+        else:
+            found.append(Happening(Verb.CONTINUE))
+        if self.memory.tree.evictable_page_count:
+            found += self._limited(Happening(Verb.EVICT))
+        if count and self.scope.requests == 2:
+            found += self._limited(Happening(Verb.WEIGHTS))
+        if not self._is_busy(1) and len(self.memory.tails):
+            found += self._limited(Happening(Verb.CLOSE))
+        return found
+
+    def _limited(self, happening: Happening) -> list[Happening]:
+        return [happening] if self._left[happening.verb] else []
+
+    def _is_busy(self, number: int) -> bool:
+        """Whether request `number` is a turn that must wait for another one's end."""
+        if not self.scope.session or number > 1:
+            return False
+        return any(request.session and request.state is not RequestState.ENDED for request in self._requests)
+
+    def apply(self, happening: Happening) -> None:
+        """Raises what is a violation; what an audit would find is left to `check`."""
+        verb, argument, scheduler = happening.verb, happening.argument, self.scheduler
+        if verb in self._left:
+            self._left[verb] -= 1
+        if verb is Verb.ARRIVE:
+            self._arrive(argument)
+        elif verb in (Verb.ITERATE, Verb.RESULT, Verb.FAIL):
+            self._turn(verb)
+        elif verb is Verb.ABORT:
+            scheduler.abort(self._requests[argument].id)
+        elif verb is Verb.RETRACT:
+            lease = self._requests[argument].lease
+            assert lease is not None
+            scheduler.lifecycle.retract(lease.row, Event.RETRACTED)
+        elif verb is Verb.EVICT:
+            self.memory.tree.evict(1, "somebody else")
+        elif verb is Verb.CLOSE:
+            scheduler.forget_session("s")
+            assert not len(self.memory.tails), "a closed session left its tail"
+        else:
+            self._operate(verb, argument)
+        for group, pool in enumerate(self.memory.pools):
+            self.engine.poison(pool.free_pages(), group)
+
+    def check(self) -> None:
+        """Recount all pages."""
+        self.memory.audit()
+
+    def _operate(self, verb: Verb, argument: Any) -> None:
+        self.engine.release()
+        if verb is Verb.PAUSE:
+            self.scheduler.pause(PauseMode(argument))
+        elif verb is Verb.CONTINUE:
+            self.scheduler.resume()
+        else:
+            self.scheduler.update_weights("other")
+
+    def _arrive(self, number: int) -> None:
+        prompt, session = PROMPTS[number], "s" if self.scope.session and number < 2 else None
+        if session and number == 1:
+            prompt = [*self._requests[0].tokens.tolist(), 9][: TOKEN_LIMIT - 2]
+        most = min(MAX_TOKENS[number], self.memory.capacity_tokens - len(prompt) + 1)
+        logprobs = 0 if number == 1 else None
+        request = Request(
+            id=f"r{number}",
+            prompt=np.array(prompt, np.int32),
+            params=SamplingParams(temperature=0, max_tokens=most, logprobs=logprobs),
+            priority=number,
+            session=session,
+        )
+        self._requests.append(request)
+        self.scheduler.add(request)
+
+    def _turn(self, verb: Verb) -> None:
+        if verb is Verb.FAIL:
+            self.engine.fail_oldest(RuntimeError("told to fail"))
+        elif verb is Verb.RESULT:
+            self.engine.release(1)
+        self._liveness.before(is_held=self.scheduler.in_flight_count > 0)
+        output = self.scheduler.step()
+        self._liveness.after(0, output.ended)
+        for request, token in zip(output.requests, output.tokens, strict=True):
+            self._delivered.setdefault(request.id, []).append(token)
+        for request in output.ended:
+            assert self._delivered.get(request.id, []) == request.output.tolist(), f"{request.id}: tokens lost"
+            check_end(request, 50, (7,), TOKEN_LIMIT)
+
+    def finish(self) -> None:
+        """Nothing more happens: all that are there must end as they should, and everything must come back."""
+        if self.scheduler.paused is not None:
+            self.apply(Happening(Verb.CONTINUE))
+        for _ in range(ITERATIONS_MAX):
+            if not self.scheduler.requests and not self.scheduler.has_work:
+                break
+            self.apply(Happening(Verb.RESULT if self.scheduler.in_flight_count else Verb.ITERATE))
+        assert not self.scheduler.requests, f"no end: waiting for {self.scheduler.waits_for()}"
+        failed = [request.id for request in self._requests if request.finish and request.finish.kind == "error"]
+        assert not failed or not self._left[Verb.FAIL], f"{failed} failed, although no step has"
+        self.scheduler.flush_cache()
+        self.memory.audit()
+        assert all(pool.free_count == pool.capacity for pool in self.memory.pools), "pages are not back"
+
+    # -- what it is -----------------------------------------------------------------------------------------
+
+    def signature(self) -> bytes:
+        """Equal for states that can't be told apart by what follows. Pages, serials and steps are numbered by where
+        they appear."""
+        return hashlib.blake2b(repr(_Portrait(self).everything()).encode(), digest_size=16).digest()
+
+
+class _Portrait:
+    """A state, with arbitrary names taken out."""
+
+    def __init__(self, world: SmallWorld):
+        self._world = world
+        self._memory, self._engine, self._scheduler = world.memory, world.engine, world.scheduler
+        self._names: list[dict[int, int]] = [{} for _ in self._memory.pools]
+
+    def everything(self) -> list[Any]:
+        scheduler = self._scheduler
+        queue = [scheduler.queue[i] for i in range(len(scheduler.queue))]
+        return [
+            [self._request(request) for request in self._world._requests],  # pyright: ignore[reportPrivateUsage]
+            [(request.id, scheduler.queue.is_due(request)) for request in queue],
+            [self._row(row) for row in scheduler.running.order.tolist()],
+            [self._tree(root) for root in sorted(self._roots(), key=lambda node: node.namespace)],
+            [(name, self._fence(tail.fence), tail.end, self._pages(tail.pages)) for name, tail in self._memory.tails],
+            self._engine.queued_steps(),
+            [sorted((self._fence(f), len(p)) for f, p in pool.limbo_pages().items()) for pool in self._memory.pools],
+            [pool.free_count for pool in self._memory.pools],
+            sorted(self._fence(fence) for fence, _ in self._memory.leases.limbo_rows),
+            self._memory.leases.free_row_count,
+            scheduler.paused,
+            scheduler.growth.share,
+            sorted(self._world._left.items()),  # pyright: ignore[reportPrivateUsage]
+        ]
+
+    def _request(self, request: Request) -> Any:
+        return request.state, len(request.output), request.setbacks, request.cached_tokens is None, request.finish
+
+    def _row(self, row: int) -> Any:
+        running, leases = self._scheduler.running, self._memory.leases
+        lease = leases.leases[row]
+        assert lease is not None
+        columns = (running.length, running.scheduled, running.most, running.unsure, running.prefill_end)
+        numbers = [int(column[row]) for column in columns]
+        extent = (lease.shared, lease.committed, lease.reserved, lease.allocated)
+        pages = self._pages(lease.pages(0, lease.allocated))
+        return running.request(row).id, numbers, extent, pages, self._fence(int(leases.fence[row]))
+
+    def _roots(self) -> list[Node]:
+        return [node for node in self._memory.tree.nodes() if node.parent is None]
+
+    def _tree(self, node: Node) -> Any:
+        newer = [other.serial for other in self._memory.tree.nodes() if other.last_used > node.last_used]
+        children = sorted(node.children.values(), key=lambda child: child.tokens.tolist())
+        return (
+            node.namespace, node.tokens.tolist(), node.pins, node.level, self._fence(node.fence), len(newer),
+            self._pages(node.pages), [self._tree(child) for child in children],
+        )  # fmt: skip
+
+    def _fence(self, fence: int) -> int:
+        return max(fence - self._memory.epochs.completed, 0)
+
+    def _pages(self, pages: list[Any]) -> Any:
+        """By name, with what is in them."""
+        return [
+            [(names.setdefault(page, len(names)), self._engine.content(page, group)) for page in part.tolist()]
+            for group, (names, part) in enumerate(zip(self._names, pages, strict=True))
+        ]

@@ -1,0 +1,85 @@
+"""Every order of events in small worlds: a few seconds of it, and that it finds what is wrong."""
+
+from collections import deque
+
+import pytest
+
+from freehold.memory.epochs import Epochs
+from freehold.memory.lease import Lease
+from freehold.scheduler.planner import Planner
+from freehold.scheduler.queue import WaitingQueue
+from freehold.simulation.exhaustive import Counterexample, explore, visit
+from freehold.simulation.small_world import Happening, Scope, SmallWorld, Verb, scopes
+
+
+def test_four_events_deep_in_every_scope():
+    explored = {}
+    for exploration in explore(seconds=120, processes=2):
+        explored[exploration.scope] = exploration
+        if min(one.depth for one in explored.values()) >= 4 and len(explored) == len(scopes()):
+            break
+    assert set(explored) == set(scopes())
+    assert sum(exploration.states for exploration in explored.values()) > 2_000
+
+
+@pytest.mark.parametrize("scope", scopes()[:3], ids=str)
+def test_a_state_is_the_same_whatever_its_pages_are_called(scope):
+    """Another page is taken first, and comes back."""
+    worlds = [SmallWorld(scope) for _ in range(2)]
+    for pool in worlds[1].memory.pools:
+        pool._free[:] = pool._free[::-1].copy()
+    for _ in range(8):
+        enabled = [str(happening) for happening in worlds[0].enabled()]
+        verbs = (Happening(Verb.ARRIVE, 0), Happening(Verb.RESULT), Happening(Verb.ITERATE))
+        happening = next((verb for verb in verbs if str(verb) in enabled), None)
+        if happening is None:
+            break
+        signatures = []
+        for world in worlds:
+            world.apply(happening)
+            signatures.append(world.signature())
+        assert signatures[0] == signatures[1]
+    other = SmallWorld(scope)
+    other.apply(Happening(Verb.ARRIVE, 0))
+    assert other.signature() != signatures[0]
+
+
+def test_all_events_happen():
+    seen = set()
+    for scope in (Scope(2, 2, 4, True, session=True), Scope(2, 1, 6, True)):
+        for exploration in explore([scope], seconds=60, processes=1):
+            seen |= {happening.verb for path, enabled in exploration.frontier for happening in (*path, *enabled)}
+            if exploration.depth == 6:
+                break
+    assert seen >= set(Verb) - {Verb.CLOSE}
+    world = SmallWorld(Scope(2, 2, 4, False, session=True))
+    world.apply(Happening(Verb.ARRIVE, 0))
+    while world.scheduler.has_work:
+        world.apply(Happening(Verb.RESULT if world.scheduler.in_flight_count else Verb.ITERATE))
+    assert Happening(Verb.CLOSE) in world.enabled(), "the session has left a tail"
+
+
+BUGS = {
+    "a freed page is free at once": (Epochs, "passed", lambda self, fence: True),
+    "a retracted request is never looked at again": (WaitingQueue, "push", None),
+    "a lease is not released": (Lease, "release", lambda self: None),
+    "nobody is retracted": (Planner, "_retract_until_it_fits", lambda self: self._continue()),
+}
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_a_planted_bug_is_found_with_the_shortest_events(name, monkeypatch):
+    owner, method, broken = BUGS[name]
+    if broken is None:
+        push = WaitingQueue.push
+
+        def broken(self, request):
+            if not request.retractions:
+                push(self, request)
+
+    monkeypatch.setattr(owner, method, broken)
+    with pytest.raises(Counterexample) as found:
+        deque(explore(scopes()[:4], seconds=40, processes=1), maxlen=0)
+    assert found.value.path
+    assert visit(found.value.scope, found.value.path).error == found.value.error
+    assert visit(found.value.scope, found.value.path[:-1]).error is None
