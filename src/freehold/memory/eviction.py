@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from freehold.memory.node import Node
 
 Key = tuple[int, int, int]
-STALE_MAX = 1024
+STALE_MAX = 64
 
 
 def lru(node: Node) -> Key:

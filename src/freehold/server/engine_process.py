@@ -29,6 +29,7 @@ from freehold.server.questions import Questions
 STATS_INTERVAL_S = 0.25
 RETRY_MS = 200  # between looks at an engine that is stuck
 IDLE_POLL_MS = 500
+COMMANDS_MAX = 256  # taken between two iterations
 ORDERS = {"pause", "resume", "update_weights", "flush"}  # they wait for the steps in flight
 
 
@@ -75,10 +76,12 @@ class EngineLoop:
             self._socket.poll(RETRY_MS)
 
     def _take_commands(self) -> None:
-        """All that have come; while there is nothing to do, wait for one."""
+        """Those that have come, COMMANDS_MAX at most; while there is nothing to do, wait for one."""
         if not self._scheduler.has_work and not self._orders:
             self._rest()
-        while self._socket.poll(0):
+        for _ in range(COMMANDS_MAX):
+            if not self._socket.poll(0):
+                return
             self._take(msg.decode_command(self._socket.recv()))
 
     def _rest(self) -> None:

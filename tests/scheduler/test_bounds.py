@@ -1,0 +1,93 @@
+"""Every container that outlives a step has the bound that docs/memory.md states, and keeps it."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from census import Census
+
+from freehold.config import EngineConfig
+from freehold.memory import Retention
+from freehold.sampling_params import SamplingParams
+from freehold.scheduler.lifecycle import QueueFull
+from freehold.scheduler.request import Request
+from freehold.simulation.harness import Harness
+
+DOCS = Path(__file__).parent.parent.parent / "docs" / "memory.md"
+SMALL = 64  # a container that never has more entries needs no row in the table
+PAGES, ROWS, QUEUED, TOKENS = 400, 32, 128, 64
+
+
+def stated_bounds() -> dict[str, str]:
+    """ "Class.attribute" -> the formula of its bound."""
+    text = DOCS.read_text().split("<!-- bounds -->")[1].split("<!-- end of bounds -->")[0]
+    rows = re.findall(r"^\| (.*?) \| `(.*?)` \|", text, re.MULTILINE)
+    return {name: formula for names, formula in rows for name in re.findall(r"`(\w+\.\w+)`", names)}
+
+
+def harness() -> Harness:
+    config = EngineConfig(
+        page_size=4,
+        num_pages=PAGES,
+        max_running_requests=ROWS,
+        max_queued_requests=QUEUED,
+        schedule_policy="lpm",
+        cache_tenant_quota=0.3,
+        request_timeout=3600.0,
+    )
+    return Harness(config, token_limit=TOKENS)
+
+
+def submit(h: Harness, number: int, rng: np.random.Generator) -> None:
+    params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True, stop=("<no>",))
+    prompt = rng.integers(0, 900, int(rng.integers(1, 40))).astype(np.int32)
+    request = Request(f"r{number}", prompt, params, namespace=f"tenant {number % 5000}")
+    request.session = f"session {number % 3000}" if number % 3 == 0 else None
+    request.retention = Retention(50, ttl=1000.0) if number % 7 == 0 else None
+    try:
+        h.scheduler.add(request)
+    except QueueFull:
+        return
+    if number % 5:
+        h.scheduler.abort(request.id)
+
+
+@pytest.mark.timeout(200)
+def test_a_hundred_thousand_requests_leave_no_more_than_the_bounds():
+    h, rng = harness(), np.random.default_rng(0)
+    bounds = stated_bounds()
+    known = {"pages": PAGES, "rows": ROWS, "queued": QUEUED, "tokens": TOKENS, "live": QUEUED + ROWS}
+    sizes: list[int] = []
+    for number in range(100_000):
+        submit(h, number, rng)
+        if number % 100 == 99:
+            h.scheduler.step()
+        if number % 200 == 0:
+            for name in range(number // 200 % 40):
+                h.scheduler.forget_session(f"session {3 * name}")
+        if number % 20_000 == 19_999:
+            census = Census(h.scheduler)
+            for where, entries in census.entries.items():
+                if where.split(".")[0] in ("SimulatedEngine", "Vocabulary"):
+                    continue
+                limit = eval(bounds[where], {}, known) if where in bounds else SMALL
+                assert entries <= limit, f"{where} has {entries} entries, the bound is {limit}"
+            assert census.objects["Request"] <= QUEUED + ROWS
+            assert census.objects["Node"] <= 2 * PAGES
+            sizes.append(sum(census.bytes.values()))
+    h.scheduler.abort_all()
+    h.scheduler.step()
+    h.run()
+    assert max(sizes[2:]) < 1.05 * sizes[1], f"bytes grow: {sizes}"
+    left = Census(h.scheduler)
+    assert left.objects["Request"] == 0, "ended requests are kept"
+
+
+def test_every_bound_stated_is_of_something_that_exists():
+    h, rng = harness(), np.random.default_rng(0)
+    for number in range(2000):
+        submit(h, number, rng)
+        if number % 20 == 0:
+            h.scheduler.step()
+    assert set(stated_bounds()) <= set(Census(h.scheduler).entries)
