@@ -28,7 +28,7 @@ class Late(AssertionError):
 class _Wait:
     """One stay in the queue."""
 
-    entered: int
+    entered: int  # in which iteration
     overtaken: int = 0
     overdue: int = 0  # iterations in which somebody was admitted although this one was due
     behind_lower: int = 0  # iterations in which less important requests ran in its place
@@ -48,9 +48,9 @@ class Liveness:
 
     def before(self, is_held: bool) -> None:
         """Note who waits. While the engine is held, nobody can be preempted."""
+        self._entered += 1
         for request in self._scheduler.requests.values():
             if request.is_queued and request.id not in self._waits:
-                self._entered += 1
                 self._waits[request.id] = _Wait(self._entered)
             self._admissions[request.id] = _admissions(request)
             self._check_trust(request)

@@ -86,6 +86,7 @@ class World:
         self._aborts: list[dict[str, Any]] = []
         self._histories: dict[str, list[int]] = {}  # of sessions: the tokens of their finished turns
         self._closing: set[str] = set()
+        self._closed: set[str] = set()
         self._busy: dict[str, str] = {}  # session -> the request that is its turn
         self._ballast: Lease | None = None
         self._release_at: int | None = None
@@ -190,6 +191,7 @@ class World:
         self._histories.pop(name, None)
         self.scheduler.forget_session(name)
         self._closing.discard(name)
+        self._closed.add(name)
         assert name not in dict(self.memory.tails), f"session {name} is closed, its tail is still parked"
 
     def _turn(self, fields: dict[str, Any]) -> list[int] | None:
@@ -281,6 +283,7 @@ class World:
             del self._busy[request.session]
             if finish.is_complete:
                 self._histories[request.session] = request.tokens.tolist()
+                self._closed.discard(request.session)
             if request.session in self._closing:
                 self._close(request.session)
         if finish.kind is FinishKind.ERROR:
@@ -302,9 +305,8 @@ class World:
         self._restore()
         self.memory.pins.give_up()
         self.memory.audit()
-        open_sessions = {name for name, history in self._histories.items() if history}
-        strangers = {name for name, _ in self.memory.tails} - open_sessions
-        assert not strangers, f"tails of no open session: {strangers}"
+        left = self._closed & {name for name, _ in self.memory.tails}
+        assert not left, f"tails of closed sessions: {left}"
         counts = self.memory.counts()
         assert counts.lease == counts.pinned == counts.limbo == 0, f"leaked: {counts}"
         self.scheduler.flush_cache()

@@ -1,0 +1,89 @@
+"""Which tests run which lines: measured once, in one process, before bugs are planted."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ElementTree
+from collections import defaultdict
+from pathlib import Path
+
+from coverage import CoverageData
+
+ROOT = Path(__file__).parent.parent.parent
+# What is quick, and runs the code in this process. Tests of the real model over HTTP are in `DRIVERS`.
+MEASURED = [
+    "tests/memory", "tests/scheduler", "tests/simulation", "tests/text", "tests/test_llm.py",
+    "tests/engine/test_sampler.py", "tests/engine/test_step_thread.py", "tests/engine/test_prompt_logprobs.py",
+    "tests/engine/test_session_turns.py", "tests/engine/test_speculation.py", "tests/engine/test_invariance.py",
+    "tests/server/test_session_table.py", "tests/server/test_engine_loop.py",
+]  # fmt: skip
+# Tests whose code runs in other processes, which no measurement here sees, by the folder that they look at.
+DRIVERS = {
+    "memory/": ["tests/simulation/test_simulation.py::test_the_matrix_with_one_seed",
+                "tests/simulation/test_exhaustive.py::test_four_events_deep_in_every_scope"],
+    "scheduler/": ["tests/simulation/test_simulation.py::test_the_matrix_with_one_seed",
+                   "tests/simulation/test_exhaustive.py::test_four_events_deep_in_every_scope"],
+    "step.py": ["tests/simulation/test_simulation.py::test_the_matrix_with_one_seed"],
+    "engine/": ["tests/server/test_control.py"],
+    "server/": ["tests/server/test_sessions.py", "tests/server/test_native.py", "tests/server/test_server.py"],
+    "conversation.py": ["tests/server/test_sessions.py"],
+    "llm.py": [],
+}  # fmt: skip
+DESELECTED = "not exact and not load and not soak"
+
+
+class CoverageMap:
+    """For each line of the source the tests that run it, the quickest first."""
+
+    def __init__(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            measured = Path(folder) / "coverage"
+            report = Path(folder) / "times.xml"
+            settings = Path(folder) / "settings"
+            settings.write_text(
+                f"[run]\nsource = {ROOT / 'src'}\ndata_file = {measured}\ndynamic_context = test_function\n"
+            )
+            command = [sys.executable, "-m", "coverage", "run", f"--rcfile={settings}", "-m", "pytest", "-q",
+                       "-p", "no:cacheprovider", "-m", DESELECTED, f"--junitxml={report}", *MEASURED]  # fmt: skip
+            ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+            if ran.returncode:
+                raise SystemExit(f"the tests fail without any planted bug:\n{ran.stdout[-3000:]}")
+            self._seconds = _seconds(report)
+            self._data = CoverageData(str(measured))
+            self._data.read()
+        self._files = {path.stem: str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py")}
+
+    def tests_of(self, file: str, first: int, last: int) -> list[str]:
+        """Node ids of the tests that run one of the lines first .. last of a file of the package, then those that may
+        run it in another process."""
+        lines = self._data.contexts_by_lineno(str(ROOT / "src" / "freehold" / file))
+        contexts = {context for line in range(first, last + 1) for context in lines.get(line, []) if context}
+        if not contexts:  # run while a module is imported, or nowhere
+            contexts = {context for of_line in lines.values() for context in of_line if context}
+        found = {node for context in contexts if (node := self._node(context)) is not None}
+        drivers = [test for folder, tests in DRIVERS.items() if file.startswith(folder) for test in tests]
+        return [*sorted(found - set(drivers), key=lambda node: self._seconds.get(node, 0.0)), *drivers]
+
+    def _node(self, context: str) -> str | None:
+        """test_pool.test_x -> tests/memory/test_pool.py::test_x"""
+        module, _, name = context.partition(".")
+        path = self._files.get(module)
+        if path is None:
+            return None
+        known = f"{path}::{name}"
+        return known if known in self._seconds else path
+
+
+def _seconds(report: Path) -> dict[str, float]:
+    """By test function, all its parameters together, and by module."""
+    seconds: defaultdict[str, float] = defaultdict(float)
+    for case in ElementTree.parse(report).getroot().iter("testcase"):
+        path = str(case.get("classname")).replace(".", "/")
+        name = str(case.get("name")).partition("[")[0]
+        while path and not (ROOT / f"{path}.py").exists():  # a test in a class
+            path = path.rpartition("/")[0]
+        for node in (f"{path}.py::{name}", f"{path}.py"):
+            seconds[node] += float(case.get("time") or 0)
+    return dict(seconds)
