@@ -38,21 +38,21 @@ class CoverageMap:
     """For each line of the source the tests that run it, the quickest first."""
 
     def __init__(self) -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            measured = Path(folder) / "coverage"
-            report = Path(folder) / "times.xml"
-            settings = Path(folder) / "settings"
-            settings.write_text(
-                f"[run]\nsource = {ROOT / 'src'}\ndata_file = {measured}\ndynamic_context = test_function\n"
-            )
-            command = [sys.executable, "-m", "coverage", "run", f"--rcfile={settings}", "-m", "pytest", "-q",
-                       "-p", "no:cacheprovider", "-m", DESELECTED, f"--junitxml={report}", *MEASURED]  # fmt: skip
-            ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-            if ran.returncode:
-                raise SystemExit(f"the tests fail without any planted bug:\n{ran.stdout[-3000:]}")
-            self._seconds = _seconds(report)
-            self._data = CoverageData(str(measured))
-            self._data.read()
+        self._folder = tempfile.TemporaryDirectory(prefix="freehold-coverage-")  # read from as long as this lives
+        measured = Path(self._folder.name) / "coverage"
+        report = Path(self._folder.name) / "times.xml"
+        settings = Path(self._folder.name) / "settings"
+        settings.write_text(
+            f"[run]\nsource = {ROOT / 'src'}\ndata_file = {measured}\ndynamic_context = test_function\n"
+        )
+        command = [sys.executable, "-m", "coverage", "run", f"--rcfile={settings}", "-m", "pytest", "-q",
+                   "-p", "no:cacheprovider", "-m", DESELECTED, f"--junitxml={report}", *MEASURED]  # fmt: skip
+        ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        if ran.returncode:
+            raise SystemExit(f"the tests fail without any planted bug:\n{ran.stdout[-3000:]}")
+        self._seconds = _seconds(report)
+        self._data = CoverageData(str(measured))
+        self._data.read()
         self._files = {path.stem: str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py")}
 
     def tests_of(self, file: str, first: int, last: int) -> list[str]:

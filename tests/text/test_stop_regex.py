@@ -82,19 +82,23 @@ patterns = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=600, deadline=None)
 @given(patterns, st.text("ab1 \nA", max_size=12))
 def test_it_finds_what_brute_force_finds(pattern, text):
     """Character by character: the first place where something that is not empty has matched, from where it began."""
-    whole = re.compile(pattern)
-    expected = next(
-        (
-            (min(begins), end)
-            for end in range(1, len(text) + 1)
-            if (begins := [begin for begin in range(end) if whole.fullmatch(text[:end], begin)])
-        ),
-        None,
-    )
+    pattern_ = pattern.replace("$", r"\Z")  # the end of the text so far, not the place before a last newline
+
+    def begins(so_far: str) -> list[int]:
+        """Where something that is not empty matches, wherever it ends; what follows counts for word boundaries."""
+        ending = [re.compile(rf"(?:{pattern_})(?=(?s:.{{{left}}})\Z)") for left in range(len(so_far))]
+        return [
+            at
+            for at in range(len(so_far))
+            for left, one in enumerate(ending)
+            if len(so_far) - left > at and (match := one.match(so_far, at)) and match.end() > at
+        ]
+
+    expected = next(((min(found), end) for end in range(1, len(text) + 1) if (found := begins(text[:end]))), None)
     found, fed = feed(StopRegexes((pattern,)), text)
     assert (found and (found[0], fed)) == expected
 
