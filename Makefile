@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SETUP := .venv/.setup
 
-.PHONY: demo test lint exact load soak mutants bench format clean
+.PHONY: demo test lint exact load soak hostile mutants bench format clean
 .DEFAULT_GOAL := test
 
 $(SETUP): pyproject.toml constraints.txt
@@ -17,7 +17,7 @@ demo: $(SETUP)  ## Serve the bundled model to several clients at once, and show 
 
 test: lint  ## Static checks, then the tests
 	@$(BIN)/python -m freehold.models.loading.bundled
-	@$(BIN)/pytest -m "not exact and not load and not soak"
+	@$(BIN)/pytest -m "not exact and not load and not soak and not hostile"
 
 lint: $(SETUP)
 	@$(BIN)/ruff check .
@@ -33,7 +33,10 @@ load: $(SETUP)  ## 64 clients, 1,000 requests each, random aborts, a quarter of 
 soak: $(SETUP)  ## Ten minutes of speculation, retraction, aborts and pauses on a real server
 	@$(BIN)/pytest -m soak
 
-mutants: $(SETUP)  ## Plant bugs one at a time; the fast suite must catch each
+hostile: $(SETUP)  ## Ten minutes of 200 clients, 40 of them hostile: what they cost the others
+	@$(BIN)/pytest -m hostile -s
+
+mutants: $(SETUP)  ## Plant bugs one at a time; the tests must catch each
 	@$(BIN)/python tests/mutants
 
 PEERS ?= vllm openvino llama.cpp

@@ -373,3 +373,44 @@ def test_every_page_that_a_reader_saw_waits_for_its_step(before, after):
         memory.audit()
     memory.complete(step)
     assert memory.counts().limbo == 0
+
+
+def test_both_halves_of_a_split_are_as_old_and_as_wanted_as_the_whole():
+    memory = make()
+    prompt = np.arange(13, dtype=np.int32)
+    lease = run(memory, prompt)
+    lease.publish(prompt, priority=3)
+    memory.retain(lease, Retention(40, ttl=9.0), 1.0)
+    lease.release()
+    for _ in range(3):
+        lease = memory.leases.open(memory.match("", prompt))
+        lease.use(priority=5)
+        lease.release()
+    node = memory.match("", prompt).node
+    names = ("created", "last_used", "used_at", "hits", "priority", "fence", "level", "ttl", "fades_at")
+    before = {name: getattr(node, name) for name in names}
+    assert (before["hits"], before["priority"], before["level"]) == (3, 5, 40)
+    upper = memory.tree.split(node, 4)
+    assert [{name: getattr(half, name) for name in names} for half in (upper, node)] == [before, before]
+
+
+def test_tails_go_with_the_weights_that_computed_them():
+    memory = make()
+    prompts = [np.arange(start, start + 7, dtype=np.int32) for start in (0, 100)]
+    early, late = (run(memory, prompt) for prompt in prompts)
+    memory.park(early, "early", prompts[0])
+    early.release()
+    assert memory.counts().tail == 0, "a tail follows what is published"
+    early = run(memory, prompts[0])
+    for lease, prompt in ((early, prompts[0]), (late, prompts[1])):
+        memory.publish(lease, prompt)
+    memory.park(early, "early", prompts[0])
+    early.release()
+    assert memory.counts().tail == 1
+    memory.replace_weights()
+    assert memory.counts().tail == 0
+    memory.park(late, "late", prompts[1])
+    assert memory.counts().tail == 0
+    late.release()
+    memory.audit()
+    assert memory.counts().free == memory.shape.page_count

@@ -19,7 +19,7 @@ import in_engine
 import in_memory
 import in_scheduler
 import in_server
-from coverage_map import DESELECTED, ROOT, CoverageMap
+from coverage_map import ENVIRONMENT, PYTEST, ROOT, CoverageMap
 from mutant import Mutant
 from rich.console import Console
 
@@ -65,9 +65,9 @@ def try_one(mutant: Mutant, tests: list[str], folders: queue.SimpleQueue[Path]) 
         shutil.copytree(ROOT / "src", source)
         plant(mutant, source)
         cache = {"NUMBA_CACHE_DIR": str(folder / "kernels")}
-        environment = {**os.environ, **cache, "PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1"}
-        options = ["-x", "-q", "-p", "no:cacheprovider", "--tb=no", "-m", DESELECTED]
-        command = [sys.executable, "-m", "pytest", *options, *tests]
+        environment = {**ENVIRONMENT, **cache, "PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1"}
+        options = [*PYTEST, "-x", "--tb=no"]
+        command = [sys.executable, *options, *tests]
         before = time.monotonic()
         try:
             run = subprocess.run(
