@@ -286,3 +286,16 @@ def test_many_hints_fade_a_few_at_a_time():
     for _ in range(10):
         memory.pass_time(1.5)
     assert sum(node.level == 25 for node in memory.tree.nodes()) == 300
+
+
+def test_both_halves_of_a_split_fade():
+    memory = make()
+    prompt = tokens(0, pages=4)
+    compute(memory, prompt, Retention(50, ttl=1.0))
+    memory.tree.split(memory.match("", prompt).node, 2 * SIZE)
+    memory.pass_time(1.5)
+    levels = [node.level for node in memory.tree.nodes() if node.parent is not None]
+    assert levels == [25, 25]
+    memory.pass_time(100.0)
+    assert memory.tree.hints.page_count == 0
+    memory.audit()

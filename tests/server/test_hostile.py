@@ -121,8 +121,10 @@ class Attackers:
             await self._post("/v1/completions", body, timeout=rng.random())
 
     async def nonsense(self, rng: random.Random) -> None:
-        bodies = [b"", b"{", b"[]", b'{"prompt": 7}', b'{"prompt": "a", "timeout": NaN}', b'{"prompt": "a", "timeout": 1e-9}',
-                  b'{"prompt": "a", "max_tokens": 99999999999999999999}', b'{"prompt": "a", "logit_bias": {"-1": 5}}']  # fmt: skip
+        bodies = [
+            b"", b"{", b"[]", b'{"prompt": 7}', b'{"prompt": "a", "timeout": NaN}', b'{"prompt": "a", "timeout": 1e-9}',
+            b'{"prompt": "a", "max_tokens": 99999999999999999999}', b'{"prompt": "a", "logit_bias": {"-1": 5}}',
+        ]  # fmt: skip
         await self._post("/v1/completions", rng.choice(bodies))
         await asyncio.sleep(0.05)
 
