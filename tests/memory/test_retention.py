@@ -299,3 +299,14 @@ def test_both_halves_of_a_split_fade():
     memory.pass_time(100.0)
     assert memory.tree.hints.page_count == 0
     memory.audit()
+
+
+def test_a_tenant_without_pages_is_forgotten():
+    memory = make(tenant_quota=0.0)
+    for i in range(300):
+        compute(memory, tokens(0, pages=1), salt=f"tenant {i}")
+        evict(memory, 1)
+    queue = memory.tree._queue
+    assert not queue._queues
+    assert not queue._announced
+    assert len(queue._heads) <= 65

@@ -139,3 +139,14 @@ def test_a_hint_goes_before_what_was_learned():
     memory.tree.evict(12, "a test")
     assert hinted.parent is not None
     assert [node.parent for node in others] == [None] * 3
+
+
+def test_evictions_whose_pages_came_back_are_forgotten():
+    """Each has waited so long that its next account is far away."""
+    memory = make(pages=8)
+    memory.tree.history.limit = 16
+    for i in range(3000):
+        use(memory, prompt(i % 8, 1))
+        memory.tree._tick += 1_000_000
+        memory.tree.evict(1, "a test")
+    assert len(memory.tree.history._due) <= 2 * 16 + 1025
