@@ -414,3 +414,19 @@ def test_tails_go_with_the_weights_that_computed_them():
     late.release()
     memory.audit()
     assert memory.counts().free == memory.shape.page_count
+
+
+def test_a_tail_belongs_to_its_namespace():
+    """Another tenant has the same tokens cached, and uses the same name."""
+    memory = make()
+    prompt = np.arange(11, dtype=np.int32)
+    for salt in ("mine", "theirs"):
+        lease = run(memory, prompt, salt)
+        lease.publish(prompt)
+        if salt == "mine":
+            lease.park("chat", prompt)
+        lease.release()
+    longer = np.append(prompt, [7, 8]).astype(np.int32)
+    assert memory.find_tail("chat", memory.match("mine", longer), longer) is not None
+    assert memory.match("theirs", longer).length == 8
+    assert memory.find_tail("chat", memory.match("theirs", longer), longer) is None
