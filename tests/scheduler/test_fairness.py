@@ -71,6 +71,14 @@ def test_ranking_looks_up_a_few_at_a_time_and_nothing_twice():
     assert [queue[i] for i in range(100)] == requests[::-1], "the longest match first"
 
 
+def test_a_new_version_of_the_tree_is_ranked_anew():
+    queue, requests = queued("lpm", 3)
+    queue.rank(1, lambda request: request.order)
+    assert [queue[i] for i in range(3)] == requests[::-1]
+    queue.rank(2, lambda request: -request.order)
+    assert [queue[i] for i in range(3)] == requests
+
+
 def test_those_who_leave_the_queue_leave_nothing_behind():
     h = harness(max_queued_requests=4)
     h.scheduler.pause(PauseMode.IN_PLACE)
