@@ -65,9 +65,7 @@ class Liveness:
         admitted = [request for request in live if _admissions(request) > self._admissions.get(request.id, 0)]
         for request in live:
             wait = self._waits.get(request.id)
-            if wait is None:
-                continue
-            if request in admitted or request.state is RequestState.ENDED:
+            if wait is None or request in admitted or request.state is RequestState.ENDED:
                 continue
             passed = [other for other in admitted if self._overtakes(other, request, wait)]
             self._count(request, wait, len(passed))
