@@ -111,8 +111,10 @@ class EngineLoop:
             self._scheduler.abort(command.id)
         elif isinstance(command, msg.Forget):
             self._scheduler.forget_session(command.session)
+        elif isinstance(command, msg.Ask) and command.question in ORDERS:
+            self._orders.append(command)
         elif isinstance(command, msg.Ask):
-            self._orders.append(command) if command.question in ORDERS else self._answer(command)
+            self._answer(command)
         else:
             self._stopping = True
 

@@ -18,15 +18,18 @@ CHUNK = 64  # paths that a process tries at a time
 
 @dataclass
 class Exploration:
-    """One scope so far: `states` differ, `transitions` led to them, all events up to `depth` were tried."""
+    """One scope so far: `transitions` led to `states` that differ; every order of `depth` events was tried."""
 
     scope: Scope
-    states: int = 0
     transitions: int = 0
     depth: int = 0
     is_complete: bool = False
     seen: set[bytes] = field(default_factory=set[bytes])
     frontier: list[tuple[Path, list[Happening]]] = field(default_factory=list[tuple[Path, list[Happening]]])
+
+    @property
+    def states(self) -> int:
+        return len(self.seen)
 
 
 @dataclass
@@ -86,7 +89,6 @@ def _explore(chosen: list[Scope], end: float, visit_all: VisitAll) -> Iterator[E
             raise Counterexample(exploration.scope, (), first.error)
         exploration.seen.add(first.signature)
         exploration.frontier = [((), first.enabled)]
-        exploration.states = 1
     while time.monotonic() < end and not all(one.is_complete for one in explorations):
         for exploration in explorations:
             if not exploration.is_complete and not _deepen(exploration, visit_all, end):
@@ -108,7 +110,6 @@ def _deepen(exploration: Exploration, visit_all: VisitAll, end: float) -> bool:
             exploration.transitions += 1
             if visited.signature not in exploration.seen:
                 exploration.seen.add(visited.signature)
-                exploration.states += 1
                 following.append((path, visited.enabled))
         if time.monotonic() > end:
             return False
