@@ -118,7 +118,10 @@ class Liveness:
             return  # its equals have the budget of prompts
         if wait.behind_lower == 0:
             todo = int(running.todo(running.order).clip(0).sum())
-            wait.allowed = 2 * len(running.requests) + 8 + -(-todo // self._config.chunked_prefill_size)
+            # A retraction at every step makes each wait until those in flight are done.
+            iterations = 2 if self._config.forward_retract_interval else 1
+            steps = -(-todo // self._config.chunked_prefill_size)
+            wait.allowed = 2 * len(running.requests) + 8 + iterations * steps
         wait.behind_lower += 1
         if wait.behind_lower > wait.allowed:
             raise Unfair(f"{head.id} has waited for {len(lower)} less important requests in {wait.allowed} iterations")
