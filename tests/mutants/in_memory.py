@@ -91,8 +91,8 @@ MUTANTS = [
         "excess of rejected drafts is never taken back",
         "starvation or crash under pressure",
         "memory/memory.py",
-        "            self.leases.give_back_excess()\n            # What",
-        "            # What",
+        "        self.leases.give_back_excess()\n        # What",
+        "        # What",
     ),
     Mutant(
         "the pages of one group are not released",
@@ -329,7 +329,7 @@ MUTANTS = [
         "pins are never given up",
         "starvation or crash under pressure",
         "memory/memory.py",
-        "                self.pins.give_up()\n",
+        "            self.pins.give_up()\n",
         "",
     ),
     Mutant(

@@ -126,8 +126,8 @@ MUTANTS = [
         "a failed audit is not told",
         "the server",
         "server/engine_process.py",
-        '                print(f"freehold: memory audit failed: {error}", file=sys.stderr, flush=True)\n                self._send(msg.Progress([], [], {}, [], stats=self._stats()))',
-        "                pass",
+        '                print(f"freehold: memory audit failed: {error}", file=sys.stderr, flush=True)\n',
+        "                self._audit = None\n                break\n",
     ),
     Mutant(
         "ends are told only with tokens",

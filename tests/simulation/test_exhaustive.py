@@ -9,7 +9,7 @@ from freehold.memory.lease import Lease
 from freehold.scheduler.planner import Planner
 from freehold.scheduler.queue import WaitingQueue
 from freehold.simulation.exhaustive import Counterexample, explore, visit
-from freehold.simulation.small_world import Happening, Scope, SmallWorld, Verb, scopes
+from freehold.simulation.small_world import Action, ActionKind, Scope, SmallWorld, scopes
 
 
 def test_four_events_deep_in_every_scope():
@@ -29,18 +29,18 @@ def test_a_state_is_the_same_whatever_its_pages_are_called(scope):
     for pool in worlds[1].memory.pools:
         pool._free[:] = pool._free[::-1].copy()
     for _ in range(8):
-        enabled = [str(happening) for happening in worlds[0].enabled()]
-        verbs = (Happening(Verb.ARRIVE, 0), Happening(Verb.RESULT), Happening(Verb.ITERATE))
-        happening = next((verb for verb in verbs if str(verb) in enabled), None)
-        if happening is None:
+        enabled = [str(action) for action in worlds[0].enabled()]
+        verbs = (Action(ActionKind.ARRIVE, 0), Action(ActionKind.RESULT), Action(ActionKind.ITERATE))
+        action = next((verb for verb in verbs if str(verb) in enabled), None)
+        if action is None:
             break
         signatures = []
         for world in worlds:
-            world.apply(happening)
+            world.apply(action)
             signatures.append(world.signature())
         assert signatures[0] == signatures[1]
     other = SmallWorld(scope)
-    other.apply(Happening(Verb.ARRIVE, 0))
+    other.apply(Action(ActionKind.ARRIVE, 0))
     assert other.signature() != signatures[0]
 
 
@@ -48,15 +48,15 @@ def test_all_events_happen():
     seen = set()
     for scope in (Scope(2, 2, 4, True, session=True), Scope(2, 1, 6, True)):
         for exploration in explore([scope], seconds=60, processes=1):
-            seen |= {happening.verb for path, enabled in exploration.frontier for happening in (*path, *enabled)}
+            seen |= {action.kind for path, enabled in exploration.frontier for action in (*path, *enabled)}
             if exploration.depth == 6:
                 break
-    assert seen >= set(Verb) - {Verb.CLOSE}
+    assert seen >= set(ActionKind) - {ActionKind.CLOSE}
     world = SmallWorld(Scope(2, 2, 4, False, session=True))
-    world.apply(Happening(Verb.ARRIVE, 0))
+    world.apply(Action(ActionKind.ARRIVE, 0))
     while world.scheduler.has_work:
-        world.apply(Happening(Verb.RESULT if world.scheduler.in_flight_count else Verb.ITERATE))
-    assert Happening(Verb.CLOSE) in world.enabled(), "the session has left a tail"
+        world.apply(Action(ActionKind.RESULT if world.scheduler.in_flight_count else ActionKind.ITERATE))
+    assert Action(ActionKind.CLOSE) in world.enabled(), "the session has left a tail"
 
 
 BUGS = {

@@ -165,22 +165,27 @@ class Memory:
         up tails, then evict; as a last resort, `may_unpin`, even what operators have pinned -> whether the
         pages are free now; they may also be on their way, in limbo."""
         needed = int(self.leases.lacking(rows, targets)[1].sum())
-        if needed > self.free_page_count:
-            self.leases.give_back_excess()
-            # What was given back may have been these rows' own.
-            needed = int(self.leases.lacking(rows, targets)[1].sum())
-        return self.make_room_for(needed, may_unpin)
+        if needed <= self.free_page_count:
+            return True
+        self.leases.give_back_excess()
+        # What was given back may have been these rows' own.
+        return self._give_up(int(self.leases.lacking(rows, targets)[1].sum()), may_unpin)
 
     def make_room_for(self, needed: int, may_unpin: bool = False, keep: str | None = None) -> bool:
         """The same for `needed` pages of each group. The tail of `keep` is not given up."""
-        if needed > self.free_page_count:
-            self.leases.give_back_excess()
-        if needed > self.free_page_count:
+        if needed <= self.free_page_count:
+            return True
+        self.leases.give_back_excess()
+        return self._give_up(needed, may_unpin, keep)
+
+    def _give_up(self, needed: int, may_unpin: bool, keep: str | None = None) -> bool:
+        """Tails, then prefixes, then pins, until `needed` pages are coming -> whether they are free now."""
+        if needed > self._coming:
             self.tails.give_up(needed - self._coming, keep)
             self._evict(needed)
-            if needed > self._coming and may_unpin and len(self.pins):
-                self.pins.give_up()
-                self._evict(needed)
+        if needed > self._coming and may_unpin and len(self.pins):
+            self.pins.give_up()
+            self._evict(needed)
         return needed <= self.free_page_count
 
     def can_make_room(self, needed: int, match: Match, may_unpin: bool = False) -> bool:

@@ -89,13 +89,13 @@ class EngineLoop:
         while self._audit is not None and not self._socket.poll(0):
             try:
                 next(self._audit)
+                continue
             except StopIteration:
-                self._audit = None
-                self._send(msg.Progress([], [], {}, [], stats=self._stats()))
+                pass
             except AuditError as error:
-                self._audit = None
                 print(f"freehold: memory audit failed: {error}", file=sys.stderr, flush=True)
-                self._send(msg.Progress([], [], {}, [], stats=self._stats()))
+            self._audit = None
+            self._send(msg.Progress([], [], {}, [], stats=self._stats()))
         self._socket.poll(self._patience_ms())
 
     def _patience_ms(self) -> int:

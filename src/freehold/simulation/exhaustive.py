@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from freehold.simulation.small_world import Happening, Scope, SmallWorld, scopes
+from freehold.simulation.small_world import Action, Scope, SmallWorld, scopes
 
-Path = tuple[Happening, ...]
+Path = tuple[Action, ...]
 VisitAll = Callable[[Callable[[Any], Any], Iterable[Any]], Iterator[Any]]
 CHUNK = 64  # paths that a process tries at a time
 
@@ -25,7 +25,7 @@ class Exploration:
     depth: int = 0
     is_complete: bool = False
     seen: set[bytes] = field(default_factory=set[bytes])
-    frontier: list[tuple[Path, list[Happening]]] = field(default_factory=list[tuple[Path, list[Happening]]])
+    frontier: list[tuple[Path, list[Action]]] = field(default_factory=list[tuple[Path, list[Action]]])
 
     @property
     def states(self) -> int:
@@ -41,14 +41,14 @@ class Counterexample(Exception):
     error: str
 
     def __str__(self) -> str:
-        events = "\n".join(f"  {happening}" for happening in self.path)
+        events = "\n".join(f"  {action}" for action in self.path)
         return f"{self.scope}: {self.error}\n{events}"
 
 
 @dataclass(frozen=True)
 class _Visit:
     signature: bytes
-    enabled: list[Happening]
+    enabled: list[Action]
     error: str | None = None
 
 
@@ -56,8 +56,8 @@ def visit(scope: Scope, path: Path) -> _Visit:
     """The state behind `path`; from it, if nothing more happens, all must end well."""
     world = SmallWorld(scope)
     try:
-        for happening in path:
-            world.apply(happening)
+        for action in path:
+            world.apply(action)
         world.check()  # the states before were checked when they were new
         signature, enabled = world.signature(), world.enabled()
         world.finish()
@@ -99,9 +99,9 @@ def _explore(chosen: list[Scope], end: float, visit_all: VisitAll) -> Iterator[E
 def _deepen(exploration: Exploration, visit_all: VisitAll, end: float) -> bool:
     """-> whether the level was finished in time."""
     scope = exploration.scope
-    paths = [(*path, happening) for path, enabled in exploration.frontier for happening in enabled]
+    paths = [(*path, action) for path, enabled in exploration.frontier for action in enabled]
     chunks = [paths[at : at + CHUNK] for at in range(0, len(paths), CHUNK)]
-    following: list[tuple[Path, list[Happening]]] = []
+    following: list[tuple[Path, list[Action]]] = []
     found = visit_all(_visit_all, [(scope, chunk) for chunk in chunks])
     for chunk, visits in zip(chunks, found, strict=True):
         for path, visited in zip(chunk, visits, strict=True):

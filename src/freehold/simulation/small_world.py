@@ -30,7 +30,7 @@ PAUSES_MAX = 1
 EVICTIONS_MAX = 2
 
 
-class Verb(StrEnum):
+class ActionKind(StrEnum):
     ARRIVE = "arrive"
     ITERATE = "iterate"  # the loop turns, and no step completes
     RESULT = "result"  # the oldest step completes, and the loop turns
@@ -45,12 +45,12 @@ class Verb(StrEnum):
 
 
 @dataclass(frozen=True)
-class Happening:
-    verb: Verb
+class Action:
+    kind: ActionKind
     argument: Any = None
 
     def __str__(self) -> str:
-        return self.verb.value if self.argument is None else f"{self.verb.value} {self.argument}"
+        return self.kind.value if self.argument is None else f"{self.kind.value} {self.argument}"
 
 
 @dataclass(frozen=True)
@@ -111,42 +111,47 @@ class SmallWorld:
         self._delivered: dict[str, list[int]] = {}
         self._liveness = Liveness(self.scheduler)
         self._left = {
-            Verb.ABORT: ABORTS_MAX, Verb.RETRACT: RETRACTIONS_MAX, Verb.PAUSE: PAUSES_MAX, Verb.EVICT: EVICTIONS_MAX,
-            Verb.FAIL: 1, Verb.WEIGHTS: 1, Verb.CLOSE: 1,
-        }  # fmt: skip
+            ActionKind.ABORT: ABORTS_MAX,
+            ActionKind.RETRACT: RETRACTIONS_MAX,
+            ActionKind.PAUSE: PAUSES_MAX,
+            ActionKind.EVICT: EVICTIONS_MAX,
+            ActionKind.FAIL: 1,
+            ActionKind.WEIGHTS: 1,
+            ActionKind.CLOSE: 1,
+        }
 
     # -- what can happen ------------------------------------------------------------------------------------
 
-    def enabled(self) -> list[Happening]:
+    def enabled(self) -> list[Action]:
         """What may happen next; what would change nothing is left out where that is easy to see."""
         scheduler, count = self.scheduler, len(self._requests)
-        found: list[Happening] = []
+        found: list[Action] = []
         if count < self.scope.requests and not self._is_busy(count):
-            found.append(Happening(Verb.ARRIVE, count))
+            found.append(Action(ActionKind.ARRIVE, count))
         if scheduler.has_work and scheduler.in_flight_count < (2 if self.scope.overlap else 1):
-            found.append(Happening(Verb.ITERATE))
+            found.append(Action(ActionKind.ITERATE))
         if scheduler.in_flight_count:
-            found.append(Happening(Verb.RESULT))
-            found += self._limited(Happening(Verb.FAIL))
+            found.append(Action(ActionKind.RESULT))
+            found += self._limited(Action(ActionKind.FAIL))
         for i, request in enumerate(self._requests):
             if request.state is not RequestState.ENDED:
-                found += self._limited(Happening(Verb.ABORT, i))
+                found += self._limited(Action(ActionKind.ABORT, i))
             if request.lease is not None and not scheduler.in_flight_count:
-                found += self._limited(Happening(Verb.RETRACT, i))
+                found += self._limited(Action(ActionKind.RETRACT, i))
         if scheduler.paused is None:
-            found += [one for mode in PauseMode for one in self._limited(Happening(Verb.PAUSE, mode.value))]
+            found += [one for mode in PauseMode for one in self._limited(Action(ActionKind.PAUSE, mode.value))]
         else:
-            found.append(Happening(Verb.CONTINUE))
+            found.append(Action(ActionKind.CONTINUE))
         if self.memory.tree.evictable_page_count:
-            found += self._limited(Happening(Verb.EVICT))
+            found += self._limited(Action(ActionKind.EVICT))
         if count and self.scope.requests == 2:
-            found += self._limited(Happening(Verb.WEIGHTS))
+            found += self._limited(Action(ActionKind.WEIGHTS))
         if not self._is_busy(1) and len(self.memory.tails):
-            found += self._limited(Happening(Verb.CLOSE))
+            found += self._limited(Action(ActionKind.CLOSE))
         return found
 
-    def _limited(self, happening: Happening) -> list[Happening]:
-        return [happening] if self._left[happening.verb] else []
+    def _limited(self, action: Action) -> list[Action]:
+        return [action] if self._left[action.kind] else []
 
     def _is_busy(self, number: int) -> bool:
         """Whether request `number` is a turn that must wait for another one's end."""
@@ -154,28 +159,28 @@ class SmallWorld:
             return False
         return any(request.session and request.state is not RequestState.ENDED for request in self._requests)
 
-    def apply(self, happening: Happening) -> None:
+    def apply(self, action: Action) -> None:
         """Raises what is a violation; what an audit would find is left to `check`."""
-        verb, argument, scheduler = happening.verb, happening.argument, self.scheduler
-        if verb in self._left:
-            self._left[verb] -= 1
-        if verb is Verb.ARRIVE:
+        kind, argument, scheduler = action.kind, action.argument, self.scheduler
+        if kind in self._left:
+            self._left[kind] -= 1
+        if kind is ActionKind.ARRIVE:
             self._arrive(argument)
-        elif verb in (Verb.ITERATE, Verb.RESULT, Verb.FAIL):
-            self._turn(verb)
-        elif verb is Verb.ABORT:
+        elif kind in (ActionKind.ITERATE, ActionKind.RESULT, ActionKind.FAIL):
+            self._turn(kind)
+        elif kind is ActionKind.ABORT:
             scheduler.abort(self._requests[argument].id)
-        elif verb is Verb.RETRACT:
+        elif kind is ActionKind.RETRACT:
             lease = self._requests[argument].lease
             assert lease is not None
             scheduler.lifecycle.retract(lease.row, Event.RETRACTED)
-        elif verb is Verb.EVICT:
+        elif kind is ActionKind.EVICT:
             self.memory.tree.evict(1, "somebody else")
-        elif verb is Verb.CLOSE:
+        elif kind is ActionKind.CLOSE:
             scheduler.forget_session("s")
             assert not len(self.memory.tails), "a closed session left its tail"
         else:
-            self._operate(verb, argument)
+            self._operate(kind, argument)
         for group, pool in enumerate(self.memory.pools):
             self.engine.poison(pool.free_pages(), group)
 
@@ -183,11 +188,11 @@ class SmallWorld:
         """Recount all pages."""
         self.memory.audit()
 
-    def _operate(self, verb: Verb, argument: Any) -> None:
+    def _operate(self, kind: ActionKind, argument: Any) -> None:
         self.engine.release()
-        if verb is Verb.PAUSE:
+        if kind is ActionKind.PAUSE:
             self.scheduler.pause(PauseMode(argument))
-        elif verb is Verb.CONTINUE:
+        elif kind is ActionKind.CONTINUE:
             self.scheduler.resume()
         else:
             self.scheduler.update_weights("other")
@@ -208,10 +213,10 @@ class SmallWorld:
         self._requests.append(request)
         self.scheduler.add(request)
 
-    def _turn(self, verb: Verb) -> None:
-        if verb is Verb.FAIL:
+    def _turn(self, kind: ActionKind) -> None:
+        if kind is ActionKind.FAIL:
             self.engine.fail_oldest(RuntimeError("told to fail"))
-        elif verb is Verb.RESULT:
+        elif kind is ActionKind.RESULT:
             self.engine.release(1)
         self._liveness.before(is_held=self.scheduler.in_flight_count > 0)
         output = self.scheduler.step()
@@ -225,14 +230,14 @@ class SmallWorld:
     def finish(self) -> None:
         """Nothing more happens: all that are there must end as they should, and everything must come back."""
         if self.scheduler.paused is not None:
-            self.apply(Happening(Verb.CONTINUE))
+            self.apply(Action(ActionKind.CONTINUE))
         for _ in range(ITERATIONS_MAX):
             if not self.scheduler.requests and not self.scheduler.has_work:
                 break
-            self.apply(Happening(Verb.RESULT if self.scheduler.in_flight_count else Verb.ITERATE))
+            self.apply(Action(ActionKind.RESULT if self.scheduler.in_flight_count else ActionKind.ITERATE))
         assert not self.scheduler.requests, f"no end: waiting for {self.scheduler.waits_for()}"
         failed = [request.id for request in self._requests if request.finish and request.finish.kind == "error"]
-        assert not failed or not self._left[Verb.FAIL], f"{failed} failed, although no step has"
+        assert not failed or not self._left[ActionKind.FAIL], f"{failed} failed, although no step has"
         self.scheduler.flush_cache()
         self.memory.audit()
         assert all(pool.free_count == pool.capacity for pool in self.memory.pools), "pages are not back"
