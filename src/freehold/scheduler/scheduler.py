@@ -258,21 +258,22 @@ class Scheduler:
 
     def _take_result(self, seconds: float) -> bool:
         """-> whether the oldest step ended within so many seconds."""
-        done = self._in_flight[0]
+        step, future = self._in_flight[0].step, self._in_flight[0].result
         try:
-            error = done.result.exception(seconds)
-        except TimeoutError:
-            return False
+            result = future.result(seconds)
+        except Exception:
+            if not future.done():
+                return False
+            result = future.exception() or future.result()
         self._in_flight.popleft()
         self._progress_at = self.lifecycle.clock()
-        step = done.step
         self.memory.complete(step.number)
         # A row whose request has ended meanwhile is nobody's until this step is done.
         live = np.flatnonzero(self.memory.leases.owner[step.rows])
-        if error is not None:
-            self.results.fail(step.rows[live], error)
+        if isinstance(result, StepResult):
+            self.results.take(step, result, live, self._output)
         else:
-            self.results.take(step, done.result.result(), live, self._output)
+            self.results.fail(step.rows[live], result)
         return True
 
     def _take_output(self) -> StepOutput:
