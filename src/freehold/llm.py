@@ -15,11 +15,10 @@ import numpy as np
 from freehold.arrays import Int32
 from freehold.assembly import assemble
 from freehold.config import EngineConfig
-from freehold.engine.sampler import random_seed
 from freehold.memory import PageCounts
 from freehold.models.spec import Checkpoint
-from freehold.sampling_params import InvalidParameter, SamplingParams
-from freehold.scheduler.request import Request
+from freehold.sampling_params import SamplingParams
+from freehold.scheduler.request import Request, check_token_ids, make_requests
 from freehold.scheduler.results import StepOutput
 from freehold.scheduler.scheduler import EngineStuck
 from freehold.step import TokenLogprobs
@@ -212,31 +211,3 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if len(prompts) and all(isinstance(item, (int, np.integer)) for item in prompts):
         return [prompts]  # pyright: ignore[reportReturnType]
     return list(prompts)  # pyright: ignore[reportReturnType]
-
-
-def check_token_ids(tokens: Sequence[int], vocab_size: int) -> Int32:
-    """-> int32 [n]. Raises InvalidParameter for ids outside the vocabulary."""
-    for token in tokens:
-        if not 0 <= token < vocab_size:
-            raise InvalidParameter("prompt", f"token id {token} is outside the vocabulary of {vocab_size}")
-    return np.array(tokens, np.int32)
-
-
-def make_requests(
-    request_id: str, prompt: Int32, params: SamplingParams, priority: int = 0, namespace: str = ""
-) -> list[Request]:
-    """`n` requests for one prompt. They share its pages as any equal prompts do; given a seed, sample i
-    uses seed + i."""
-    seed = random_seed() if params.seed is None else params.seed
-    single = replace(params, n=1) if params.n > 1 else params
-    return [
-        Request(
-            id=request_id if params.n == 1 else f"{request_id}-{i}",
-            prompt=prompt,
-            params=single,
-            seed=seed + i,
-            priority=priority,
-            namespace=namespace,
-        )
-        for i in range(params.n)
-    ]

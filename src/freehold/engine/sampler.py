@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -12,11 +11,6 @@ from freehold.arrays import Float32, Int32, Int64
 from freehold.engine.cpu.drawing import draw, penalize, uniform
 from freehold.sampling_params import SamplingParams
 from freehold.step import RowStart, TokenLogprobs
-
-
-def random_seed() -> int:
-    """A seed for a request that did not choose one."""
-    return secrets.randbits(63)
 
 
 @dataclass

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import secrets
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 import numpy as np
 
 from freehold.arrays import Int32
 from freehold.memory import Lease, Retention
-from freehold.sampling_params import SamplingParams
+from freehold.sampling_params import InvalidParameter, SamplingParams
 from freehold.scheduler.states import Event, RequestState, after
 from freehold.step import NOT_SCORED, TokenLogprobs
 from freehold.stop_regex import StopRegexes
@@ -128,3 +130,31 @@ class Request:
         self.transitions[self.state, event] += 1
         self.seconds_in[self.state] = self.seconds_in.get(self.state, 0.0) + now - self.state_since
         self.state, self.state_since = following, now
+
+
+def check_token_ids(tokens: Sequence[int], vocab_size: int) -> Int32:
+    """-> int32 [n]. Raises InvalidParameter for ids outside the vocabulary."""
+    for token in tokens:
+        if not 0 <= token < vocab_size:
+            raise InvalidParameter("prompt", f"token id {token} is outside the vocabulary of {vocab_size}")
+    return np.array(tokens, np.int32)
+
+
+def make_requests(
+    request_id: str, prompt: Int32, params: SamplingParams, priority: int = 0, namespace: str = ""
+) -> list[Request]:
+    """`n` requests for one prompt. They share its pages as any equal prompts do; given a seed, sample i
+    uses seed + i."""
+    seed = secrets.randbits(63) if params.seed is None else params.seed
+    single = replace(params, n=1) if params.n > 1 else params
+    return [
+        Request(
+            id=request_id if params.n == 1 else f"{request_id}-{i}",
+            prompt=prompt,
+            params=single,
+            seed=seed + i,
+            priority=priority,
+            namespace=namespace,
+        )
+        for i in range(params.n)
+    ]

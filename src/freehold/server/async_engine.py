@@ -20,9 +20,9 @@ import zmq.asyncio
 
 from freehold.arrays import Int32
 from freehold.config import EngineConfig
-from freehold.llm import make_requests
 from freehold.models.loading.resolve import open_checkpoint, resolve_model
 from freehold.sampling_params import InvalidParameter, SamplingParams
+from freehold.scheduler.request import make_requests
 from freehold.server import messages as msg
 from freehold.step import TokenLogprobs
 from freehold.text.detokenizer import Detokenizer

@@ -14,8 +14,8 @@ import numpy as np
 from fastapi import APIRouter, Request, Response
 
 from freehold.arrays import Int32
-from freehold.llm import check_token_ids
 from freehold.sampling_params import InvalidParameter
+from freehold.scheduler.request import check_token_ids
 from freehold.server.async_engine import AsyncEngine, Delta
 from freehold.server.clients import client_of
 from freehold.server.generation import Generator, Job, Output, encode, session_field, usage
