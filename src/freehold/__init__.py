@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from freehold.sampling_params import InvalidParameter, SamplingParams
+from freehold.errors import InvalidParameter
+from freehold.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from freehold.llm import LLM, Completion

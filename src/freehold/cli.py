@@ -110,7 +110,7 @@ def serve(
     options["model"] = model or model_name
     if strict_audit:
         options["audit_interval"] = 1
-    from freehold.models.loading.bundled import ModelUnavailable
+    from freehold.errors import ModelUnavailable
     from freehold.server.keys import Keys
     from freehold.server.launch import ServerOptions, run_server
 
@@ -167,8 +167,8 @@ def generate(
 def _engine(model: str | None) -> Any:
     from rich.console import Console
 
+    from freehold.errors import ModelUnavailable
     from freehold.llm import LLM
-    from freehold.models.loading.bundled import ModelUnavailable
 
     try:
         with Console(stderr=True).status("Loading the model ..."):

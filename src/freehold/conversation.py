@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-
-class TurnRefused(ValueError):
-    """The turn cannot be taken now, or not like that. Nothing has changed."""
+from freehold.errors import TurnRefused
 
 
 @dataclass

@@ -15,12 +15,12 @@ import numpy as np
 from freehold.arrays import Int32
 from freehold.assembly import assemble
 from freehold.config import EngineConfig
+from freehold.errors import EngineStuck
 from freehold.memory import PageCounts
 from freehold.models.spec import Checkpoint
 from freehold.sampling_params import SamplingParams
 from freehold.scheduler.request import Request, check_token_ids, make_requests
 from freehold.scheduler.results import StepOutput
-from freehold.scheduler.scheduler import EngineStuck
 from freehold.step import TokenLogprobs
 from freehold.text.detokenizer import Detokenizer
 

@@ -5,18 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from freehold.errors import InvalidParameter
 from freehold.stop_regex import check_patterns
 
 LOGPROBS_MAX = 20
 SAMPLES_MAX = 128
-
-
-class InvalidParameter(ValueError):
-    """A value is outside its limits. `field` names it as the caller spelled it."""
-
-    def __init__(self, field: str, message: str):
-        super().__init__(f"{field}: {message}")
-        self.field = field
 
 
 def _is_text(value: str) -> bool:

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from freehold import LLM, SamplingParams
-from freehold.conversation import Conversation, TurnRefused
+from freehold.conversation import Conversation
+from freehold.errors import TurnRefused
 from freehold.scheduler.request import FinishKind, Request
 
 OPTIONS = [

@@ -78,7 +78,7 @@ def test_models_we_cannot_run_are_refused_by_name(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba"}))
     with pytest.raises(ValueError, match="model type 'mamba' is not supported"):
         LLM(str(tmp_path))
-    from freehold.models.loading.bundled import ModelUnavailable
+    from freehold.errors import ModelUnavailable
 
     with pytest.raises(ModelUnavailable, match="there is no file or directory"):
         LLM("./nowhere")

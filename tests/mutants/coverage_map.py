@@ -34,7 +34,7 @@ DRIVERS = {
 }  # fmt: skip
 # Plugins that happen to be installed would take most of the time.
 ENVIRONMENT = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-PYTEST = ["-m", "pytest", "-q", "-p", "pytest_timeout", "--timeout", "120", "-p", "no:cacheprovider",
+PYTEST = ["-m", "pytest", "-q", "-p", "pytest_timeout", "--timeout", "60", "-p", "no:cacheprovider",
           "-m", "not exact and not load and not soak and not hostile"]  # fmt: skip
 
 

@@ -8,9 +8,9 @@ import pytest
 from census import Census
 
 from freehold.config import EngineConfig
+from freehold.errors import QueueFull
 from freehold.memory import Retention
 from freehold.sampling_params import SamplingParams
-from freehold.scheduler.lifecycle import QueueFull
 from freehold.scheduler.request import Request
 from freehold.simulation.harness import Harness
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from freehold.config import EngineConfig
+from freehold.errors import InvalidParameter
 from freehold.memory import OwnershipError
 from freehold.sampling_params import SamplingParams
-from freehold.scheduler.lifecycle import Refused
 from freehold.scheduler.queue import RANKED_MAX, WaitingQueue
 from freehold.scheduler.request import SETBACKS_TRUSTED, Request
 from freehold.scheduler.scheduler import PauseMode
@@ -156,6 +156,39 @@ def test_a_failed_admission_leaves_no_trace():
     assert trace() == before
     h.run()
     assert waiting.finish.is_complete
+
+
+def test_an_admission_that_waits_for_pages_in_limbo_counts_no_use_until_it_starts():
+    h = harness(num_pages=50, max_running_requests=4)
+    h.submit(list(range(40)), greedy(1), "warm")
+    h.run()
+    h.submit([700] * 4, greedy(30), "running")
+    h.step()
+    h.engine.hold = True
+    h.step()
+    ballast = h.memory.leases.open(h.memory.match("ballast", np.zeros(1, np.int32)))
+    ballast.extend(4 * (h.memory.free_page_count - 2))
+    h.memory.leases.submit(np.array([ballast.row]), h.memory.epochs.submitted)
+    ballast.release()
+    waiting = h.submit([*range(36), *range(300, 340)], greedy(4), "waiting")
+
+    def uses():
+        hits = sum(node.hits for node in h.memory.tree.nodes() if node.namespace.salt == "")
+        return hits, sum(h.memory.tree.history.ages.hit)
+
+    before = uses()
+    for _ in range(3):
+        h.step()
+        assert h.memory.limbo_page_count > 10
+        assert waiting.state is RequestState.WAITING
+        assert uses() == before
+    h.engine.hold = False
+    h.engine.release()
+    while waiting.state is RequestState.WAITING:
+        h.step()
+    nodes, pages = before
+    assert uses() == (nodes + 1, pages + 9), "one node, nine pages, once"
+    h.run()
 
 
 def test_a_failed_admission_gives_back_the_tail_it_did_not_take():
@@ -314,7 +347,7 @@ def test_the_thread_that_moves_pages_is_not_whoever_calls():
 @pytest.mark.parametrize("timeout", [math.nan, math.inf, 0.0, -1.0])
 def test_a_timeout_is_a_positive_number(timeout):
     h = harness()
-    with pytest.raises(Refused, match="timeout must be a positive number"):
+    with pytest.raises(InvalidParameter, match="timeout: must be a positive number"):
         h.scheduler.add(Request("r", np.array([1], np.int32), greedy(), timeout=timeout))
     for name in ("request_timeout", "waiting_timeout", "running_timeout", "watchdog_timeout"):
         with pytest.raises(ValueError, match=name):

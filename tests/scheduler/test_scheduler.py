@@ -3,8 +3,8 @@
 import pytest
 
 from freehold.config import EngineConfig
+from freehold.errors import InvalidParameter, QueueFull
 from freehold.sampling_params import SamplingParams
-from freehold.scheduler.lifecycle import QueueFull, Refused
 from freehold.scheduler.request import FinishKind, RequestState
 from freehold.simulation.harness import Harness
 from freehold.simulation.model import expected_output
@@ -184,7 +184,7 @@ def test_without_max_tokens_the_output_is_what_fits():
 )
 def test_a_request_that_can_never_fit_is_refused_at_once(prompt, params, field, message):
     h = harness()
-    with pytest.raises(Refused, match=message) as caught:
+    with pytest.raises(InvalidParameter, match=message) as caught:
         h.submit([1] * prompt, params)
     assert caught.value.field == field
     assert not h.scheduler.has_work

@@ -2,11 +2,11 @@
 
 import pytest
 
-from freehold.conversation import TurnRefused
+from freehold.errors import NoSuchSession, SessionBusy, TurnRefused
 from freehold.server.clients import Client
 from freehold.server.messages import Ended
 from freehold.server.session_store import SessionStore
-from freehold.server.sessions import NoSuchSession, SessionBusy, SessionSettings, SessionTable
+from freehold.server.sessions import SessionSettings, SessionTable
 
 
 class Engine:

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from freehold.automaton import Automaton, compile_automaton
-from freehold.sampling_params import InvalidParameter, SamplingParams
+from freehold.errors import InvalidParameter
+from freehold.sampling_params import SamplingParams
 from freehold.stop_regex import StopRegexes
 from freehold.text.detokenizer import Detokenizer
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from weakref import ref
 
+from freehold.errors import InvalidParameter, QueueFull, TimedOut
 from freehold.memory import Lease, Memory
 from freehold.scheduler.queue import WaitingQueue
 from freehold.scheduler.request import PROGRESS_TOKENS, Finish, FinishKind, Request
@@ -18,18 +19,6 @@ from freehold.scheduler.states import Event, RequestState
 from freehold.step import RowStart
 
 STALE_MAX = 1024
-
-
-class Refused(ValueError):
-    """The request can never be served by this engine. `field` names what is too large."""
-
-    def __init__(self, field: str, message: str):
-        super().__init__(message)
-        self.field = field
-
-
-class QueueFull(Exception):
-    """Too many requests are waiting: try again later."""
 
 
 class Deadline(StrEnum):
@@ -80,7 +69,7 @@ class Lifecycle:
         self._arrivals = 0
 
     def accept(self, request: Request) -> None:
-        """Queue a new request. Raises Refused or QueueFull, having changed nothing."""
+        """Queue a new request. Raises InvalidParameter or QueueFull, having changed nothing."""
         self.check_fits(request)
         request.watch_for_stops()
         if len(self.queue) >= self._queue_limit:
@@ -112,7 +101,7 @@ class Lifecycle:
             has_begun = request.first_scheduled is not None
             if request.state is RequestState.ENDED or (kind is Deadline.WAITING and has_begun):
                 continue
-            self.end(request, Finish(FinishKind.TIMEOUT, message=f"timed out {kind.value} {seconds:g} s"))
+            self.end(request, Finish(FinishKind.TIMEOUT, error=TimedOut(f"timed out {kind.value} {seconds:g} s")))
 
     def max_length(self, request: Request) -> int:
         """Prompt plus output tokens at which the request is finished. Without max_tokens: what fits."""
@@ -122,15 +111,15 @@ class Lifecycle:
         return min(token_limit, len(request.prompt) + request.params.max_tokens)
 
     def check_fits(self, request: Request) -> None:
-        """Raises Refused if the request can never be served, whatever else runs."""
+        """Raises InvalidParameter if the request can never be served, whatever else runs."""
         params, prompt = request.params, len(request.prompt)
         limit, capacity = self.memory.shape.token_limit, self.memory.capacity_tokens
         if request.timeout is not None and not 0 < request.timeout < math.inf:
-            raise Refused("timeout", f"timeout must be a positive number of seconds, not {request.timeout:g}")
+            raise InvalidParameter("timeout", f"must be a positive number of seconds, not {request.timeout:g}")
         if prompt == 0:
-            raise Refused("prompt", "the prompt must have at least one token")
+            raise InvalidParameter("prompt", "the prompt must have at least one token")
         if prompt >= limit:
-            raise Refused(
+            raise InvalidParameter(
                 "prompt",
                 f"the prompt has {prompt} tokens, the maximum context length is {limit} tokens including output",
             )
@@ -139,7 +128,7 @@ class Lifecycle:
         certain = params.min_tokens if may_stop else params.max_tokens
         needed = prompt + max(certain or 1, 1) - 1
         if needed > capacity:
-            raise Refused(
+            raise InvalidParameter(
                 "max_tokens" if prompt <= capacity else "prompt",
                 f"the request needs KV memory for {needed} tokens, the whole pool holds {capacity}: "
                 "shorten it, or start with more pages (num_pages, kv_cache_memory_bytes)",

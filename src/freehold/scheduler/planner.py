@@ -8,6 +8,7 @@ import numpy as np
 
 from freehold.arrays import Int32
 from freehold.config import EngineConfig
+from freehold.errors import KVMemoryExhausted
 from freehold.memory import Memory
 from freehold.scheduler.admission import Admission
 from freehold.scheduler.batch import Batch
@@ -128,7 +129,7 @@ class Planner:
             f"the request alone has filled the KV memory of {self._memory.capacity_tokens} tokens: "
             "ask for less output, or start with more pages (num_pages, kv_cache_memory_bytes)"
         )
-        self._lifecycle.end(request, Finish(FinishKind.ERROR, message=message))
+        self._lifecycle.end(request, Finish(FinishKind.ERROR, error=KVMemoryExhausted(message)))
 
     def _victim(self) -> int:
         return int(self._running.least_important_first()[0])

@@ -11,8 +11,9 @@ from enum import StrEnum
 import numpy as np
 
 from freehold.arrays import Int32
+from freehold.errors import FreeholdError, InvalidParameter
 from freehold.memory import Lease, Retention
-from freehold.sampling_params import InvalidParameter, SamplingParams
+from freehold.sampling_params import SamplingParams
 from freehold.scheduler.states import Event, RequestState, after
 from freehold.step import NOT_SCORED, TokenLogprobs
 from freehold.stop_regex import StopRegexes
@@ -40,11 +41,16 @@ _EVENT_OF = {
 
 @dataclass(frozen=True)
 class Finish:
-    """Why a request ended. `matched` is the stop token or stop string, if that was the reason."""
+    """Why a request ended. `matched` is the stop token or stop string, if that was the reason; `error` what went wrong,
+    if anything did."""
 
     kind: FinishKind
     matched: int | str | None = None
-    message: str = ""
+    error: FreeholdError | None = None
+
+    @property
+    def message(self) -> str:
+        return "" if self.error is None else self.error.message
 
     @property
     def event(self) -> Event:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from freehold.arrays import Int64
+from freehold.errors import EngineFailed
 from freehold.memory import Memory
 from freehold.scheduler.chunk_budget import ChunkBudget
 from freehold.scheduler.lifecycle import Lifecycle
@@ -87,7 +88,7 @@ class Results:
         for row in rows:
             request = self._running.request(int(row))
             message = f"the engine failed: {type(error).__name__}: {error}"
-            self._lifecycle.end(request, Finish(FinishKind.ERROR, message=message))
+            self._lifecycle.end(request, Finish(FinishKind.ERROR, error=EngineFailed(message)))
 
     def _publish_prompts(self, rows: Int64, known: Int64) -> None:
         """Share each chunk as soon as it is written; decoded tokens are shared when the request ends."""

@@ -12,6 +12,7 @@ from enum import StrEnum
 import numpy as np
 
 from freehold.config import EngineConfig
+from freehold.errors import Aborted, EngineStuck
 from freehold.memory import AuditError, Memory
 from freehold.scheduler.admission import GrowthEstimate
 from freehold.scheduler.chunk_budget import ChunkBudget
@@ -36,10 +37,6 @@ class PauseMode(StrEnum):
     ABORT = "abort"  # they end
     RETRACT = "retract"  # they go back to the queue and give up their memory
     IN_PLACE = "in_place"  # they stay where they are
-
-
-class EngineStuck(Exception):
-    """The engine has not answered for so long that it probably never will."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +91,7 @@ class Scheduler:
     # -- from outside -----------------------------------------------------------------------------------
 
     def add(self, request: Request) -> None:
-        """Queue a request. Raises Refused, QueueFull or ValueError (the id is in use); then nothing has
+        """Queue a request. Raises InvalidParameter, QueueFull or ValueError (the id is in use); then nothing has
         changed."""
         if request.id in self.requests:
             raise ValueError(f"request id '{request.id}' is already in flight")
@@ -111,7 +108,7 @@ class Scheduler:
             return False
         if request.state is RequestState.WAITING:
             message = "Abort in waiting queue"
-        self.lifecycle.end(request, Finish(FinishKind.ABORT, message=message))
+        self.lifecycle.end(request, Finish(FinishKind.ABORT, error=Aborted(message)))
         return True
 
     def abort_all(self, message: str = "Aborted") -> None:
@@ -258,22 +255,21 @@ class Scheduler:
 
     def _take_result(self, seconds: float) -> bool:
         """-> whether the oldest step ended within so many seconds."""
-        step, future = self._in_flight[0].step, self._in_flight[0].result
+        done = self._in_flight[0]
         try:
-            result = future.result(seconds)
-        except Exception:
-            if not future.done():
-                return False
-            result = future.exception() or future.result()
+            error = done.result.exception(seconds)
+        except TimeoutError:
+            return False
         self._in_flight.popleft()
         self._progress_at = self.lifecycle.clock()
+        step = done.step
         self.memory.complete(step.number)
         # A row whose request has ended meanwhile is nobody's until this step is done.
         live = np.flatnonzero(self.memory.leases.owner[step.rows])
-        if isinstance(result, StepResult):
-            self.results.take(step, result, live, self._output)
+        if error is not None:
+            self.results.fail(step.rows[live], error)
         else:
-            self.results.fail(step.rows[live], result)
+            self.results.take(step, done.result.result(), live, self._output)
         return True
 
     def _take_output(self) -> StepOutput:

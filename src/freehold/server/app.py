@@ -14,8 +14,9 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from freehold import __version__
+from freehold.errors import EngineUnavailable
 from freehold.server.anthropic import anthropic_routes
-from freehold.server.async_engine import AsyncEngine, EngineUnavailable
+from freehold.server.async_engine import AsyncEngine
 from freehold.server.cache_routes import cache_routes
 from freehold.server.chat import chat_routes
 from freehold.server.completions import completion_routes

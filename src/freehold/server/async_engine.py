@@ -20,8 +20,9 @@ import zmq.asyncio
 
 from freehold.arrays import Int32
 from freehold.config import EngineConfig
+from freehold.errors import InvalidParameter
 from freehold.models.loading.resolve import open_checkpoint, resolve_model
-from freehold.sampling_params import InvalidParameter, SamplingParams
+from freehold.sampling_params import SamplingParams
 from freehold.scheduler.request import make_requests
 from freehold.server import messages as msg
 from freehold.step import TokenLogprobs

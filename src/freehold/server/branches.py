@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from freehold.conversation import TurnRefused
+from freehold.errors import TurnRefused
 from freehold.server.messages import Ended
 from freehold.server.native_schema import SessionParams
 

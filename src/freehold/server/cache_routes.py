@@ -8,7 +8,8 @@ from typing import Any
 from fastapi import APIRouter
 
 from freehold.arrays import Int32
-from freehold.sampling_params import InvalidParameter, SamplingParams
+from freehold.errors import InvalidParameter
+from freehold.sampling_params import SamplingParams
 from freehold.scheduler.request import check_token_ids
 from freehold.server.async_engine import AsyncEngine
 from freehold.server.errors import ApiError

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from fastapi import APIRouter, Request, Response
 
-from freehold.sampling_params import InvalidParameter
+from freehold.errors import InvalidParameter
 from freehold.server.async_engine import AsyncEngine
 from freehold.server.clients import client_of
 from freehold.server.generation import Generator, Job, session_field, usage

@@ -14,7 +14,7 @@ import numpy as np
 from fastapi import APIRouter, Request, Response
 
 from freehold.arrays import Int32
-from freehold.sampling_params import InvalidParameter
+from freehold.errors import InvalidParameter
 from freehold.scheduler.request import check_token_ids
 from freehold.server.async_engine import AsyncEngine, Delta
 from freehold.server.clients import client_of

@@ -18,8 +18,8 @@ import zmq
 
 from freehold.assembly import assemble
 from freehold.config import EngineConfig
+from freehold.errors import InvalidParameter, QueueFull
 from freehold.memory import AuditError
-from freehold.scheduler.lifecycle import QueueFull, Refused
 from freehold.scheduler.request import Request
 from freehold.scheduler.results import StepOutput
 from freehold.scheduler.scheduler import Scheduler
@@ -143,7 +143,7 @@ class EngineLoop:
         )
         try:
             self._scheduler.add(request)
-        except Refused as error:
+        except InvalidParameter as error:
             self._send(msg.Rejected(command.id, 400, str(error), error.field))
         except QueueFull as error:
             self._send(msg.Rejected(command.id, 503, str(error)))

@@ -10,11 +10,15 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
-from freehold.conversation import TurnRefused
-from freehold.sampling_params import InvalidParameter
-from freehold.server.async_engine import EngineUnavailable, QueueFull
-from freehold.server.sessions import NoSuchSession, SessionBusy
-from freehold.text.chat_template import ChatTemplateError
+from freehold.errors import (
+    ChatTemplateError,
+    EngineUnavailable,
+    InvalidParameter,
+    NoSuchSession,
+    QueueFull,
+    SessionBusy,
+    TurnRefused,
+)
 
 _TYPES = {
     400: "invalid_request_error",

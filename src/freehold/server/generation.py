@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from freehold.arrays import Int32
-from freehold.sampling_params import InvalidParameter, SamplingParams
+from freehold.errors import InvalidParameter
+from freehold.sampling_params import SamplingParams
 from freehold.server.async_engine import AsyncEngine, Delta
 from freehold.server.branches import BranchTurn
 from freehold.server.errors import ApiError

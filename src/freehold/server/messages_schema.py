@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from freehold.sampling_params import InvalidParameter, SamplingParams
+from freehold.errors import InvalidParameter
+from freehold.sampling_params import SamplingParams
 from freehold.server.retention_schema import CacheControl
 
 

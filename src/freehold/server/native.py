@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from fastapi import APIRouter, Request, Response
 
-from freehold.sampling_params import InvalidParameter
+from freehold.errors import InvalidParameter
 from freehold.scheduler.request import check_token_ids
 from freehold.server.async_engine import AsyncEngine
 from freehold.server.branches import BranchTurn

@@ -11,12 +11,13 @@ import numpy as np
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse
 
+from freehold.errors import NoSuchSession, SessionBusy
 from freehold.sampling_params import SamplingParams
 from freehold.server.async_engine import AsyncEngine
 from freehold.server.clients import client_of
 from freehold.server.errors import ApiError
 from freehold.server.native_schema import AbortBody, CloseSessionBody, OpenSessionBody
-from freehold.server.sessions import NoSuchSession, SessionBusy, SessionSettings, SessionTable
+from freehold.server.sessions import SessionSettings, SessionTable
 
 FLUSH_POLL_S = 0.05
 

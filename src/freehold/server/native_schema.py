@@ -7,7 +7,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from freehold.sampling_params import LOGPROBS_MAX, InvalidParameter, SamplingParams
+from freehold.errors import InvalidParameter
+from freehold.sampling_params import LOGPROBS_MAX, SamplingParams
 from freehold.server.retention_schema import RetentionBody
 from freehold.server.schema import CONSTRAINTS, TokenIds
 

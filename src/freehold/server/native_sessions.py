@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from freehold.sampling_params import InvalidParameter
+from freehold.errors import InvalidParameter, NoSuchSession, SessionBusy
 from freehold.server.async_engine import AsyncEngine
 from freehold.server.branches import BranchTurn
 from freehold.server.clients import Client
 from freehold.server.errors import ApiError
 from freehold.server.native_schema import GenerateBody, SessionParams
-from freehold.server.sessions import NoSuchSession, Session, SessionBusy, SessionTable, Turn
+from freehold.server.sessions import Session, SessionTable, Turn
 from freehold.text.tokenizer import Tokenizer
 
 

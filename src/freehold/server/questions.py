@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from freehold.errors import EngineStuck, ModelUnavailable
 from freehold.memory import AuditError, PinnedPrefix
-from freehold.models.loading.bundled import ModelUnavailable
 from freehold.scheduler.request import Request
-from freehold.scheduler.scheduler import EngineStuck, PauseMode, Scheduler
+from freehold.scheduler.scheduler import PauseMode, Scheduler
 from freehold.server import messages as msg
 
 REMEMBERED_REQUESTS = 1024

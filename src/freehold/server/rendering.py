@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from freehold.arrays import Int32
-from freehold.sampling_params import InvalidParameter
+from freehold.errors import InvalidParameter
 from freehold.server.generation import encode
 from freehold.text.tokenizer import Tokenizer
 

@@ -9,9 +9,8 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from freehold.arrays import Int32
+from freehold.errors import ChatTemplateError, InvalidParameter
 from freehold.memory import Retention
-from freehold.sampling_params import InvalidParameter
-from freehold.text.chat_template import ChatTemplateError
 from freehold.text.tokenizer import Tokenizer
 
 SECONDS_OF = {"s": 1, "m": 60, "h": 3600, "d": 86400}

@@ -6,8 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from freehold.errors import InvalidParameter
 from freehold.memory import Retention
-from freehold.sampling_params import LOGPROBS_MAX, InvalidParameter, SamplingParams
+from freehold.sampling_params import LOGPROBS_MAX, SamplingParams
 from freehold.server.messages import Options
 from freehold.server.retention_schema import CacheHints
 

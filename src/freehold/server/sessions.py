@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from freehold.conversation import Conversation, TurnRefused
+from freehold.conversation import Conversation
+from freehold.errors import TurnRefused
 from freehold.server.async_engine import AsyncEngine
 from freehold.server.branches import BranchTree
 from freehold.server.clients import Client

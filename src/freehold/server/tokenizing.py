@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from freehold.sampling_params import InvalidParameter
+from freehold.errors import InvalidParameter
 from freehold.server.async_engine import AsyncEngine
 from freehold.server.generation import encode
 from freehold.server.rendering import Rendering

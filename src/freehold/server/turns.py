@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from freehold.sampling_params import InvalidParameter, SamplingParams
+from freehold.errors import InvalidParameter, SessionBusy
+from freehold.sampling_params import SamplingParams
 from freehold.server.clients import Client
 from freehold.server.generation import encode
 from freehold.server.rendering import Rendering
 from freehold.server.schema import Message, SamplingBody
-from freehold.server.sessions import Session, SessionBusy, SessionTable, Turn
+from freehold.server.sessions import Session, SessionTable, Turn
 from freehold.text.tokenizer import Tokenizer
 
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from freehold.config import EngineConfig
+from freehold.errors import EngineStuck
 from freehold.sampling_params import SamplingParams
 from freehold.scheduler.request import Request
-from freehold.scheduler.scheduler import EngineStuck, StepOutput
+from freehold.scheduler.scheduler import StepOutput
 from freehold.simulation.assembly import SimulatedModel, assemble
 from freehold.simulation.oracle import check_end
 

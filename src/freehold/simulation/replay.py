@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from freehold.config import EngineConfig
+from freehold.errors import InvalidParameter
 from freehold.sampling_params import SamplingParams
-from freehold.scheduler.lifecycle import Refused
 from freehold.scheduler.request import Request
 from freehold.scheduler.scheduler import Scheduler
 from freehold.simulation.assembly import assemble
@@ -91,7 +91,7 @@ def _submit(scheduler: Scheduler, arrival: Arrival, number: int, result: Replay)
     params = SamplingParams(temperature=0, max_tokens=arrival.output_length, ignore_eos=True)
     try:
         scheduler.add(Request(f"t{number}", arrival.prompt, params))
-    except Refused:
+    except InvalidParameter:
         result.refused += 1
 
 

@@ -11,9 +11,7 @@ import jinja2
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-
-class ChatTemplateError(ValueError):
-    """The template refused the messages, or is broken."""
+from freehold.errors import ChatTemplateError
 
 
 class ChatTemplate:

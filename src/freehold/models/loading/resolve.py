@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from freehold.models.loading.bundled import ModelUnavailable, bundled_model
+from freehold.errors import ModelUnavailable
+from freehold.models.loading.bundled import bundled_model
 from freehold.models.spec import Checkpoint
 
 _HUB_FILES = ["*.safetensors", "*.json", "tokenizer.model", "*.jinja"]
