@@ -10,7 +10,7 @@ import pytest
 SOURCE = Path(__file__).parent.parent / "src" / "freehold"
 
 # What each layer may import of freehold, besides itself. Leaves are single modules without a layer.
-LEAVES = {"arrays", "automaton", "stop_regex", "sampling_params", "step", "config", "conversation"}
+LEAVES = {"arrays", "errors", "automaton", "stop_regex", "sampling_params", "step", "config", "conversation"}
 MAY_IMPORT = {
     "memory": set(),
     "scheduler": {"memory"},
@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "simulation": {"memory", "scheduler"},
     "assembly": {"memory", "scheduler", "models", "engine", "text"},
     "llm": {"memory", "scheduler", "models", "engine", "text", "assembly"},
-    "server": {"memory", "scheduler", "models", "text", "assembly", "llm", ""},
+    "server": {"memory", "scheduler", "models", "text", "assembly", ""},
 }
 ONLY_IN_SERVER = {"fastapi", "uvicorn", "starlette", "pydantic", "zmq", "msgspec", "orjson", "prometheus_client"}
 NOT_BELOW_ENGINE = {"torch", "numba", "triton", "transformers"}

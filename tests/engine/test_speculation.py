@@ -8,8 +8,10 @@ from exactness import DRAFT_LAYERS, always_drafting
 
 from freehold import LLM, SamplingParams
 from freehold.engine.sampler import Sampler
+from freehold.engine.sequences import Sequences
+from freehold.engine.speculative.draft_model import DraftModelSpeculator
 from freehold.engine.speculative.ngram import find_continuation
-from freehold.step import RowStart
+from freehold.step import KVShape, RowStart
 
 CODE = "Repeat exactly.\n" + "".join(f"def f{i}(a, b):\n    return a + b * {i}\n\n" for i in range(4)) + "def f0(a"
 PROMPTS = [CODE, "One, two, three. One, two, three. One,", "The capital of France is"]
@@ -84,6 +86,26 @@ def test_a_second_run_hits_as_much_of_the_prompt_with_a_draft_model(checkpoint):
     for one, two in zip(first, again, strict=True):
         assert one.token_ids == two.token_ids
         assert two.cached_tokens == (two.prompt_tokens - 1) // 4 * 4
+
+
+def test_a_draft_model_computes_only_what_is_not_cached(checkpoint, monkeypatch):
+    prompt = np.arange(20, dtype=np.int32)
+    sequences = Sequences(1, 128)
+    start = RowStart(0, SamplingParams(temperature=0), 0, prompt, len(prompt), (), 128, cached=16)
+    speculator = DraftModelSpeculator(checkpoint, KVShape(8, 16, 1, 128), Sampler(1, checkpoint.spec.vocab_size))
+    computed: list[int] = []
+    forward = speculator._model.forward
+
+    def counting(tokens, batch):
+        computed.append(len(tokens))
+        return forward(tokens, batch)
+
+    monkeypatch.setattr(speculator._model, "forward", counting)
+    sequences.start(start)
+    speculator.start(start)
+    speculator.update_pages([(np.zeros(2, np.int32), np.arange(2, dtype=np.int32), np.arange(1, 3, dtype=np.int32))])
+    speculator.propose(sequences, np.zeros(1, np.int64), np.array([2]))
+    assert computed == [4, 1], "what is not cached, then the first draft"
 
 
 def test_sampled_tokens_have_the_distribution_of_the_logits():

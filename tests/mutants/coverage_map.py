@@ -60,15 +60,20 @@ class CoverageMap:
         self._files = {path.stem: str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py")}
 
     def tests_of(self, file: str, first: int, last: int) -> list[str]:
-        """Node ids of the tests that run one of the lines first .. last of a file of the package, then those that may
-        run it in another process."""
+        """Node ids of the tests that run one of the lines first .. last of a file of the package, then of modules that
+        import it (no measurement sees the lines of compiled kernels), then those that may run it in another process."""
         lines = self._data.contexts_by_lineno(str(ROOT / "src" / "freehold" / file))
         contexts = {context for line in range(first, last + 1) for context in lines.get(line, []) if context}
         if not contexts:  # run while a module is imported, or nowhere
             contexts = {context for of_line in lines.values() for context in of_line if context}
         found = {node for context in contexts if (node := self._node(context)) is not None}
         drivers = [test for folder, tests in DRIVERS.items() if file.startswith(folder) for test in tests]
+        found |= {path for path in self._importers(file) if path in self._seconds}
         return [*sorted(found - set(drivers), key=lambda node: self._seconds.get(node, 0.0)), *drivers]
+
+    def _importers(self, file: str) -> list[str]:
+        module = "freehold." + file.removesuffix(".py").replace("/", ".")
+        return [path for path in self._files.values() if f"from {module} import" in (ROOT / path).read_text()]
 
     def _node(self, context: str) -> str | None:
         """test_pool.test_x -> tests/memory/test_pool.py::test_x"""

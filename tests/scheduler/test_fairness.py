@@ -212,6 +212,86 @@ def test_a_failed_admission_gives_back_the_tail_it_did_not_take():
     assert second.cached_tokens == 21, "sixteen in the tree, five in the tail"
 
 
+def test_the_tail_that_a_turn_takes_up_is_not_given_up_to_make_room_for_it():
+    h = harness(num_pages=20, page_size=16)
+    outputs = {}
+    for name, first in (("s", 0), ("t", 500)):
+        turn = h.submit(list(range(first, first + 20)), greedy(2), name)
+        turn.session = name
+        h.run()
+        outputs[name] = turn.output.tolist()
+    ballast = h.memory.leases.open(h.memory.match("ballast", np.zeros(1, np.int32)))
+    ballast.extend(16 * h.memory.free_page_count)
+    second = Request(
+        "second", np.array([*range(20), *outputs["s"], *range(100, 120)], np.int32), greedy(2), session="s"
+    )
+    h.scheduler.add(second)
+    h.step()
+    assert second.cached_tokens == 21, "its own tail, the older one, is taken up"
+    assert [name for name, _ in h.memory.tails] == [], "that of t made room"
+    ballast.release()
+    h.run()
+
+
+def test_an_admission_that_cannot_succeed_evicts_nothing():
+    h = harness(num_pages=20, page_size=4)
+    h.submit(list(range(20)), greedy(1), "warm")
+    h.run()
+    cached = h.memory.tree.page_count
+    ballast = h.memory.leases.open(h.memory.match("ballast", np.zeros(1, np.int32)))
+    ballast.extend(4 * (h.memory.free_page_count - 2))
+    waiting = h.submit([900] * 64, greedy(1), "waiting")
+    for _ in range(3):
+        h.step()
+        assert waiting.state is RequestState.WAITING
+        assert h.memory.tree.page_count == cached
+    ballast.release()
+    h.run()
+
+
+# -- what running requests will need --------------------------------------------------------------------------
+
+
+def test_what_running_requests_will_need_is_not_given_to_others():
+    h = harness(num_pages=20, max_running_requests=2)
+    h.scheduler.growth.share = 1.0
+    h.submit([1] * 8, greedy(64), "first")
+    h.step()
+    second = h.submit([2] * 8, greedy(40), "second")
+    h.run()
+    assert second.finish.is_complete
+    assert h.scheduler.lifecycle.retraction_count == 0
+
+
+def test_memory_that_ran_out_teaches_admission_to_expect_more():
+    h = harness(num_pages=20, max_running_requests=2)
+    h.scheduler.growth.share = 0.05
+    h.submit([1] * 8, greedy(64))
+    h.submit([2] * 8, greedy(64))
+    while not h.scheduler.lifecycle.retraction_count:
+        h.step()
+    assert h.scheduler.growth.share > 0.25
+    h.run()
+
+
+def test_drafts_that_do_not_fit_are_left_out_without_a_pause():
+    h = harness(num_pages=60, page_size=1, speculative_algorithm="ngram")
+    h.submit([1, 2, 3, 4], greedy(40))
+    while len(h.scheduler.running) == 0 or h.scheduler.in_flight_count == 0:
+        h.step()
+    ballast = h.memory.leases.open(h.memory.match("ballast", np.zeros(1, np.int32)))
+    ballast.extend(h.memory.free_page_count - 12)
+    left_out = 0
+    while h.memory.free_page_count > 2:
+        free = h.memory.free_page_count
+        h.step()
+        left_out += free <= 8
+        assert h.scheduler.in_flight_count > 0, "the engine has nothing to do"
+    assert left_out
+    ballast.release()
+    h.run()
+
+
 # -- preemption, trust, pauses ----------------------------------------------------------------------------------
 
 
@@ -234,6 +314,16 @@ def test_preemption_for_memory_counts_what_only_the_victim_holds(cache):
     assert low.transitions[RequestState.RUNNING, Event.PREEMPTED] == 1
     h.run()
     assert len(low.output) == 60
+
+
+def test_the_least_important_request_is_preempted_first():
+    h = harness(schedule_policy="priority", priority_scheduling_preemption_threshold=1, max_running_requests=3)
+    running = [h.submit([100 * i] * 8, greedy(30), priority=i) for i in (2, 1, 3)]
+    for _ in range(4):
+        h.step()
+    h.submit([999] * 8, greedy(1), priority=5)
+    h.run()
+    assert [request.retractions for request in running] == [0, 1, 0]
 
 
 def test_what_others_hold_too_is_not_counted_for_preemption():

@@ -237,6 +237,18 @@ def test_priority_goes_first_and_lpm_prefers_what_is_cached():
     assert [request.id for request in h.run()] == ["warm", "cached", "cold"]
 
 
+def test_ignore_eos_ignores_stop_token_ids_too():
+    h = harness()
+    probe = h.submit([1, 2, 3], greedy(10))
+    h.run()
+    stop = int(probe.output[4])
+    for ignore_eos, length in ((False, 5), (True, 10)):
+        params = SamplingParams(temperature=0, max_tokens=10, stop_token_ids=(stop,), ignore_eos=ignore_eos)
+        request = h.submit([1, 2, 3], params)
+        h.run()
+        assert len(request.output) == length
+
+
 def test_stop_strings_are_found_across_tokens_and_not_before_min_tokens():
     h = harness()
     probe = h.submit([1, 2, 3], greedy(30))

@@ -83,7 +83,7 @@ def test_an_order_waits_for_the_step_in_flight_and_nobody_waits_for_the_order(cl
     assert not client.answers(5)
     assert "b" not in client.scheduler.requests, "its time was up"
     client.engine.hold = False
-    assert [(answer.number, answer.error) for answer in client.answers(5)] == [(1, None), (2, None)]
+    assert [(answer.number, answer.failure) for answer in client.answers(5)] == [(1, None), (2, None)]
     assert client.scheduler.paused is None
     assert "a" in client.ended(80)
 
@@ -96,7 +96,7 @@ def test_an_order_to_an_engine_that_never_answers_is_answered(client):
     assert not client.answers(3)
     client.now = 1000.0
     (answer,) = client.answers(3)
-    assert "no result for 300 s" in str(answer.error)
+    assert "no result for 300 s" in str(answer.failure.message)
     client.engine.hold = False
     assert "a" in client.ended(80), "nothing was paused"
 

@@ -12,7 +12,7 @@ from enum import StrEnum
 import numpy as np
 
 from freehold.config import EngineConfig
-from freehold.errors import Aborted, EngineStuck
+from freehold.errors import Aborted, EngineStuck, InvalidParameter
 from freehold.memory import AuditError, Memory
 from freehold.scheduler.admission import GrowthEstimate
 from freehold.scheduler.chunk_budget import ChunkBudget
@@ -91,10 +91,9 @@ class Scheduler:
     # -- from outside -----------------------------------------------------------------------------------
 
     def add(self, request: Request) -> None:
-        """Queue a request. Raises InvalidParameter, QueueFull or ValueError (the id is in use); then nothing has
-        changed."""
+        """Queue a request. Raises InvalidParameter or QueueFull; then nothing has changed."""
         if request.id in self.requests:
-            raise ValueError(f"request id '{request.id}' is already in flight")
+            raise InvalidParameter("rid", f"request id {request.id} is already in flight")
         if request.timeout is None:
             request.timeout = self.config.request_timeout
         self.lifecycle.accept(request)

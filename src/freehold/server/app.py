@@ -10,8 +10,6 @@ from types import FrameType
 
 import uvicorn
 from fastapi import Depends, FastAPI
-from fastapi.exceptions import RequestValidationError
-from starlette.exceptions import HTTPException
 
 from freehold import __version__
 from freehold.errors import EngineUnavailable
@@ -71,7 +69,7 @@ def create_app(
     app.include_router(tokenizing_routes(engine))
     app.include_router(insight_routes(engine, metrics))
     app.include_router(control_routes(engine))
-    for kind in (*EXPECTED_ERRORS, RequestValidationError, HTTPException, Exception):
+    for kind in EXPECTED_ERRORS:
         app.add_exception_handler(kind, respond_with_error)
     return app
 

@@ -20,7 +20,7 @@ import zmq.asyncio
 
 from freehold.arrays import Int32
 from freehold.config import EngineConfig
-from freehold.errors import InvalidParameter
+from freehold.errors import EngineUnavailable, InvalidParameter
 from freehold.models.loading.resolve import open_checkpoint, resolve_model
 from freehold.sampling_params import SamplingParams
 from freehold.scheduler.request import make_requests
@@ -30,14 +30,6 @@ from freehold.text.detokenizer import Detokenizer
 from freehold.text.tokenizer import Tokenizer, load_tokenizer
 
 STOP_TIMEOUT_S = 10.0
-
-
-class EngineUnavailable(Exception):
-    """The engine is loading, draining or dead."""
-
-
-class QueueFull(Exception):
-    """Too many requests wait."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +122,7 @@ class AsyncEngine:
         while self.ready is None and self.failure is None:
             await asyncio.sleep(0.02)
         if self.ready is None:
-            raise EngineUnavailable(self._why_not())
+            raise EngineUnavailable(self._why_not() or "the engine did not start")
         self._tokenizer = await tokenizer
 
     def _load_tokenizer(self) -> Tokenizer:
@@ -163,7 +155,7 @@ class AsyncEngine:
         await asyncio.sleep(0.1)  # its last words may still be on their way
         if not self.draining or self._streams:
             self.failure = self.failure or f"its process ended with code {code}"
-            error = EngineUnavailable(self._why_not())
+            error = EngineUnavailable(self._why_not() or "the engine has ended")
             for stream in list(self._streams.values()):
                 self._fail(stream, error)
             for future in self._asked.values():
@@ -249,15 +241,15 @@ class AsyncEngine:
             self._send_soon(msg.Forget(name))
 
     async def ask(self, question: str, argument: Any = None) -> Any:
-        """Put a question to the engine process. Raises ValueError with its words if it has no answer."""
+        """Put a question to the engine process. Raises what it raises."""
         if self.ready is None or self._why_not():
             raise EngineUnavailable(self._why_not() or "the engine is loading the model")
         self._question += 1
         future = self._asked[self._question] = asyncio.get_running_loop().create_future()
         await self._send(msg.Ask(self._question, question, argument))
         answer: msg.Answer = await future
-        if answer.error is not None:
-            raise ValueError(answer.error)
+        if answer.failure is not None:
+            raise answer.failure.error()
         return answer.value
 
     async def _send(self, command: msg.Command) -> None:
@@ -284,7 +276,7 @@ class AsyncEngine:
                     stream.accepted.set_result(None)
             elif isinstance(report, msg.Rejected):
                 if stream := self._streams.pop(report.id, None):
-                    self._fail(stream, _rejection(report))
+                    self._fail(stream, report.failure.error())
             elif isinstance(report, msg.Answer):
                 if (future := self._asked.pop(report.number, None)) and not future.done():
                     future.set_result(report)
@@ -315,9 +307,3 @@ class AsyncEngine:
             stream.cached_tokens = progress.cached.get(name, stream.cached_tokens)
             scores = progress.prompt_logprobs.get(name, [])
             stream.deltas.put_nowait(Delta(stream.index, text, tokens, logprobs, end, stream.cached_tokens, scores))
-
-
-def _rejection(report: msg.Rejected) -> Exception:
-    if report.status == 503:
-        return QueueFull(report.message)
-    return InvalidParameter(report.field or "request", report.message)

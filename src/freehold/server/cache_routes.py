@@ -8,11 +8,10 @@ from typing import Any
 from fastapi import APIRouter
 
 from freehold.arrays import Int32
-from freehold.errors import InvalidParameter
+from freehold.errors import InvalidParameter, NotFound
 from freehold.sampling_params import SamplingParams
 from freehold.scheduler.request import check_token_ids
 from freehold.server.async_engine import AsyncEngine
-from freehold.server.errors import ApiError
 from freehold.server.generation import encode
 from freehold.server.messages import Options
 from freehold.server.rendering import Rendering
@@ -47,15 +46,12 @@ def cache_routes(engine: AsyncEngine) -> APIRouter:
             pass
         name = body.id or uuid.uuid4().hex
         wanted = {"id": name, "tokens": tokens.tolist(), "namespace": options.namespace, "ttl": body.ttl}
-        try:
-            return await engine.ask("pin", wanted)
-        except ValueError as error:
-            raise ApiError(400, f"id: {error}", "id") from error
+        return await engine.ask("pin", wanted)
 
     @router.delete("/v1/cache/pins/{name:path}")
     async def unpin(name: str) -> dict[str, Any]:
         if not await engine.ask("unpin", name):
-            raise ApiError(404, f"there is no pin '{name}'")
+            raise NotFound(f"there is no pin '{name}'")
         return {"id": name, "object": "cache.pin.deleted", "deleted": True}
 
     return router

@@ -7,7 +7,6 @@ from typing import Any
 from fastapi import APIRouter
 
 from freehold.server.async_engine import AsyncEngine
-from freehold.server.errors import ApiError
 from freehold.server.schema import PauseBody, WeightsBody
 
 
@@ -29,10 +28,7 @@ def control_routes(engine: AsyncEngine) -> APIRouter:
     async def update_weights(body: WeightsBody) -> dict[str, Any]:
         """Compute with the weights of another model of the same shape. Nothing that the old ones computed is
         found in the cache again."""
-        try:
-            await engine.ask("update_weights", body.model_path)
-        except ValueError as error:
-            raise ApiError(400, str(error), "model_path") from error
+        await engine.ask("update_weights", body.model_path)
         return {"success": True, "message": "Weights updated."}
 
     return router

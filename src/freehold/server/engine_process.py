@@ -18,7 +18,7 @@ import zmq
 
 from freehold.assembly import assemble
 from freehold.config import EngineConfig
-from freehold.errors import InvalidParameter, QueueFull
+from freehold.errors import EngineStuck, FreeholdError
 from freehold.memory import AuditError
 from freehold.scheduler.request import Request
 from freehold.scheduler.results import StepOutput
@@ -130,7 +130,8 @@ class EngineLoop:
             if scheduler.in_flight_count == 0:
                 self._answer(ask)
             else:
-                self._send(msg.Answer(ask.number, error=str(scheduler.stuck)))
+                failure = msg.Failure.of(EngineStuck(str(scheduler.stuck)))
+                self._send(msg.Answer(ask.number, failure=failure))
             scheduler.draining = bool(self._orders)
 
     def _submit(self, command: msg.Submit) -> None:
@@ -143,12 +144,8 @@ class EngineLoop:
         )
         try:
             self._scheduler.add(request)
-        except InvalidParameter as error:
-            self._send(msg.Rejected(command.id, 400, str(error), error.field))
-        except QueueFull as error:
-            self._send(msg.Rejected(command.id, 503, str(error)))
-        except ValueError as error:
-            self._send(msg.Rejected(command.id, 400, str(error)))
+        except FreeholdError as error:
+            self._send(msg.Rejected(command.id, msg.Failure.of(error)))
         else:
             self._send(msg.Accepted(command.id))
 
@@ -189,6 +186,7 @@ class EngineLoop:
 
 def _ended(request: Request) -> msg.Ended:
     assert request.finish is not None
+    error = request.finish.error
     started = request.first_scheduled or request.ended or request.arrival
     return msg.Ended(
         id=request.id,
@@ -202,7 +200,7 @@ def _ended(request: Request) -> msg.Ended:
         accepted_tokens=request.accepted,
         retained_tokens=request.retained_tokens,
         matched=request.finish.matched,
-        message=request.finish.message,
+        failure=None if error is None else msg.Failure.of(error),
     )
 
 

@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from freehold.arrays import Int32
-from freehold.errors import InvalidParameter
+from freehold.errors import Aborted, BadRequest
 from freehold.sampling_params import SamplingParams
 from freehold.server.async_engine import AsyncEngine, Delta
 from freehold.server.branches import BranchTurn
-from freehold.server.errors import ApiError
 from freehold.server.messages import Ended, Options
 from freehold.server.metrics import Metrics
 from freehold.server.sessions import Turn
@@ -76,8 +75,8 @@ class Generator:
         self._metrics = metrics
 
     async def deltas(self, job: Job) -> AsyncGenerator[Delta]:
-        """The job's news. An output that ended with an error raises ApiError, except beside others that
-        did not."""
+        """The job's news. An output that failed raises its error, except beside others that did
+        not."""
         arrival = time.monotonic()
         last: dict[int, float] = {}
         if job.turn is not None:
@@ -88,10 +87,9 @@ class Generator:
                 if job.turn is not None:
                     job.turn.observe(delta.tokens, delta.text, delta.ended)
                 self._metrics.observe(delta, arrival, last)
-                if delta.ended and delta.ended.kind == "error":
-                    raise ApiError(400 if "KV memory" in delta.ended.message else 500, delta.ended.message)
-                if delta.ended and delta.ended.kind == "timeout":
-                    raise ApiError(503, delta.ended.message, "timeout")
+                failure = delta.ended.failure if delta.ended else None
+                if failure is not None and failure.kind != Aborted.__name__:
+                    raise failure.error()
                 yield delta
 
     async def _named(self, stream: AsyncGenerator[Delta], prompt_field: str) -> AsyncGenerator[Delta]:
@@ -99,8 +97,10 @@ class Generator:
         try:
             async for delta in stream:
                 yield delta
-        except InvalidParameter as error:
-            raise ApiError(400, str(error), prompt_field if error.field == "prompt" else error.field) from error
+        except BadRequest as error:
+            if error.field == "prompt":
+                error.field = prompt_field
+            raise
 
     async def gather(self, job: Job) -> list[Output]:
         """All outputs, whole."""

@@ -8,7 +8,6 @@ from fastapi import APIRouter, Response
 
 from freehold.server.async_engine import AsyncEngine
 from freehold.server.cache_routes import explain_miss
-from freehold.server.errors import ApiError
 from freehold.server.metrics import Metrics
 from freehold.server.schema import LookupBody
 
@@ -25,18 +24,12 @@ def insight_routes(engine: AsyncEngine, metrics: Metrics) -> APIRouter:
         """Who holds what, recounted; one page explained."""
         if page is None:
             return await engine.ask("memory")
-        try:
-            return {"page": page, "explanation": await engine.ask("page", page)}
-        except ValueError as error:
-            raise ApiError(400, str(error), "page") from error
+        return {"page": page, "explanation": await engine.ask("page", page)}
 
     @router.get("/debug/requests/{name}")
     async def request(name: str) -> dict[str, Any]:
         """What a request went through: hits, misses and why, retractions, seconds in each state."""
-        try:
-            return await engine.ask("request", name)
-        except ValueError as error:
-            raise ApiError(404, str(error)) from error
+        return await engine.ask("request", name)
 
     @router.post("/debug/miss")
     async def miss(body: LookupBody) -> dict[str, Any]:

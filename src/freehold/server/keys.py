@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from fastapi import Request
 
+from freehold.errors import Forbidden, Unauthorized
 from freehold.server.clients import Client
-from freehold.server.errors import ApiError
 
 OPEN_PATHS = ("/health", "/version")
 ADMIN_PATHS = (
@@ -27,7 +27,7 @@ class Keys:
     admin_api_key: str | None = None
 
     async def check(self, request: Request) -> None:
-        """A dependency of every route: notes who asks. Raises ApiError 401 or 403."""
+        """A dependency of every route: notes who asks. Raises Unauthorized or Forbidden."""
         path = request.url.path
         request.state.client = Client()
         if path in OPEN_PATHS:
@@ -38,9 +38,9 @@ class Keys:
             return
         is_admin_path = path.startswith(ADMIN_PATHS) and not path.startswith(NOT_ADMIN_PATHS)
         if self.admin_api_key is not None and is_admin_path:
-            raise ApiError(403, "this route needs the admin API key")
+            raise Forbidden("this route needs the admin API key")
         if self.api_keys and not any(_equal(given, key) for key in self.api_keys):
-            raise ApiError(401, "wrong or missing API key: send it as 'Authorization: Bearer KEY'")
+            raise Unauthorized("wrong or missing API key: send it as 'Authorization: Bearer KEY'")
         if self.api_keys:
             request.state.client = Client(_name(given))
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from freehold.errors import FreeholdError, rebuilt
 from freehold.memory import Retention
 from freehold.sampling_params import SamplingParams
 from freehold.step import TokenLogprobs
@@ -80,13 +81,27 @@ class Accepted(msgspec.Struct, tag=True):
     id: str
 
 
-class Rejected(msgspec.Struct, tag=True):
-    """`status` is HTTP's: 400 for a request that can never be served, 503 for a full queue."""
+class Failure(msgspec.Struct):
+    """A FreeholdError on its way to the other process."""
 
-    id: str
-    status: int
+    kind: str
     message: str
-    field: str | None = None
+    field: str | None
+    status: int
+
+    @classmethod
+    def of(cls, error: Exception) -> Failure:
+        if not isinstance(error, FreeholdError):
+            error = FreeholdError(f"internal error: {type(error).__name__}: {error}")
+        return cls(type(error).__name__, error.message, error.field, error.status)
+
+    def error(self) -> FreeholdError:
+        return rebuilt(self.kind, self.message, self.field, self.status)
+
+
+class Rejected(msgspec.Struct, tag=True):
+    id: str
+    failure: Failure
 
 
 class Ended(msgspec.Struct):
@@ -103,7 +118,11 @@ class Ended(msgspec.Struct):
     accepted_tokens: int = 0
     retained_tokens: int = 0
     matched: int | str | None = None
-    message: str = ""
+    failure: Failure | None = None
+
+    @property
+    def message(self) -> str:
+        return "" if self.failure is None else self.failure.message
 
     @property
     def is_complete(self) -> bool:
@@ -142,7 +161,7 @@ class Progress(msgspec.Struct, tag=True):
 class Answer(msgspec.Struct, tag=True):
     number: int
     value: Any = None
-    error: str | None = None
+    failure: Failure | None = None
 
 
 Report = Ready | Failed | Accepted | Rejected | Progress | Answer

@@ -14,12 +14,11 @@ from typing import Any
 import numpy as np
 from fastapi import APIRouter, Request, Response
 
-from freehold.errors import InvalidParameter
+from freehold.errors import FreeholdError, InvalidParameter
 from freehold.scheduler.request import check_token_ids
 from freehold.server.async_engine import AsyncEngine
 from freehold.server.branches import BranchTurn
 from freehold.server.clients import Client, client_of
-from freehold.server.errors import ApiError
 from freehold.server.generation import Generator, Job, Output, encode
 from freehold.server.messages import Options
 from freehold.server.native_schema import GenerateBody, NativeSampling, Probe
@@ -52,7 +51,7 @@ class _Sample:
     sampling: NativeSampling
     probe: Probe | None
     output: Output = field(default_factory=Output)
-    failure: ApiError | None = None  # why there is no more, in a stream
+    failure: FreeholdError | None = None  # why there is no more, in a stream
     started: float = field(default_factory=time.monotonic)
 
 
@@ -60,7 +59,7 @@ async def _samples(
     body: GenerateBody, client: Client, engine: AsyncEngine, natives: NativeSessions
 ) -> tuple[list[_Sample], bool]:
     """Everything is validated before anything changes -> outputs, prompt-major, and whether to answer with a
-    list. Raises InvalidParameter, ApiError and what sessions raise."""
+    list. Raises BadRequest and what sessions raise."""
     prompts, is_list = body.prompts()
     count = len(prompts)
     samplings, probes = body.sampling(count), body.probes(count, engine.info.vocab_size)
@@ -161,7 +160,7 @@ class _Answer:
                 async for at in news:
                     has_begun = True
                     yield self._event(at)
-        except ApiError as error:
+        except FreeholdError as error:
             if not has_begun:
                 raise
             for at, sample in enumerate(self._samples):

@@ -11,11 +11,10 @@ import numpy as np
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse
 
-from freehold.errors import NoSuchSession, SessionBusy
+from freehold.errors import BadRequest, NoSuchSession, SessionBusy
 from freehold.sampling_params import SamplingParams
 from freehold.server.async_engine import AsyncEngine
 from freehold.server.clients import client_of
-from freehold.server.errors import ApiError
 from freehold.server.native_schema import AbortBody, CloseSessionBody, OpenSessionBody
 from freehold.server.sessions import SessionSettings, SessionTable
 
@@ -33,7 +32,7 @@ def native_control_routes(engine: AsyncEngine, sessions: SessionTable) -> APIRou
         try:
             return sessions.open(body.session_id, settings).id
         except SessionBusy as error:
-            raise ApiError(400, str(error), "session_id") from error
+            raise BadRequest(str(error), "session_id") from error
 
     @router.post("/close_session")
     async def close_session(request: Request, body: CloseSessionBody) -> Response:
@@ -56,12 +55,12 @@ def native_control_routes(engine: AsyncEngine, sessions: SessionTable) -> APIRou
     async def flush_cache(timeout: float = 0.0) -> Response:
         """Empty the prefix cache and drop what sessions have parked, once nothing runs."""
         if flushing.locked():
-            raise ApiError(400, "another flush is waiting")
+            raise BadRequest("another flush is waiting")
         async with flushing:
             end = time.monotonic() + timeout
             while not await engine.ask("idle"):
                 if time.monotonic() >= end:
-                    raise ApiError(400, "requests are running or waiting: the cache was not flushed")
+                    raise BadRequest("requests are running or waiting: the cache was not flushed")
                 await asyncio.sleep(FLUSH_POLL_S)
             pages = await engine.ask("flush")
         return PlainTextResponse(f"Cache flushed: {pages} pages given back.\n", headers={"X-Flushed-Pages": str(pages)})

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from freehold.errors import InvalidParameter, NoSuchSession, SessionBusy
+from freehold.errors import BadRequest, InvalidParameter, NoSuchSession, SessionBusy
 from freehold.server.async_engine import AsyncEngine
 from freehold.server.branches import BranchTurn
 from freehold.server.clients import Client
-from freehold.server.errors import ApiError
 from freehold.server.native_schema import GenerateBody, SessionParams
 from freehold.server.sessions import Session, SessionTable, Turn
 from freehold.text.tokenizer import Tokenizer
@@ -20,7 +19,7 @@ class NativeSessions:
         self._table = table
 
     def find(self, body: GenerateBody, client: Client, outputs: int) -> Session | None:
-        """None for a request without one. Raises ApiError (400, as the contract says) or InvalidParameter for
+        """None for a request without one. Raises BadRequest (as the contract says) for
         a session that can't take this turn."""
         params = body.session_params
         if params is None or params.id is None:
@@ -30,17 +29,17 @@ class NativeSessions:
         try:
             session = self._table.get(params.id, client)
         except NoSuchSession as error:
-            raise ApiError(400, str(error), "session_params") from error
+            raise BadRequest(str(error), "session_params") from error
         if not session.settings.branching:
             _refuse_branching(params)
             if session.turn is not None:
-                raise ApiError(400, f"session {session.id} already has an active request")
+                raise BadRequest(f"session {session.id} already has an active request")
         if session.closing:
-            raise ApiError(400, f"close was requested for session {session.id}")
+            raise BadRequest(f"close was requested for session {session.id}")
         return session
 
     def begin(self, session: Session, params: SessionParams, rid: str, tokens: list[int]) -> Turn | BranchTurn:
-        """Start a turn with new input, if the whole of it fits. Raises InvalidParameter, TurnRefused or ApiError;
+        """Start a turn with new input, if the whole of it fits. Raises BadRequest;
         then nothing has changed."""
         new = _without_bos(tokens, session, self._engine.tokenizer)
         if not session.settings.branching:
@@ -48,7 +47,7 @@ class NativeSessions:
             try:
                 return self._table.begin(session, new)
             except SessionBusy as error:
-                raise ApiError(400, str(error)) from error
+                raise BadRequest(str(error)) from error
         whole, gone = session.branches.begin(rid, params, new)
         turn = BranchTurn(session.id, session.branches, rid, whole)
         try:

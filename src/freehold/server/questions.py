@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from freehold.errors import EngineStuck, ModelUnavailable
+from freehold.errors import BadRequest, FreeholdError, InvalidParameter, NotFound
 from freehold.memory import AuditError, PinnedPrefix
 from freehold.scheduler.request import Request
 from freehold.scheduler.scheduler import PauseMode, Scheduler
@@ -27,7 +27,7 @@ class Questions:
         self._ended: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self._answers: dict[str, Callable[[Any], Any]] = {
             "memory": lambda _: self._memory(),
-            "page": lambda page: scheduler.memory.explain(int(page)),
+            "page": self._page,
             "request": self._request,
             "cache": lambda _: self._cache(),
             "miss": self._miss,
@@ -40,14 +40,14 @@ class Questions:
             "paused": lambda _: scheduler.paused is not None,
             "pause": lambda mode: scheduler.pause(PauseMode(mode)),
             "resume": lambda _: scheduler.resume(),
-            "update_weights": scheduler.update_weights,
+            "update_weights": self._update_weights,
         }
 
     def answer(self, ask: msg.Ask) -> msg.Answer:
         try:
             return msg.Answer(ask.number, self._answers[ask.question](ask.argument))
-        except (ValueError, OSError, AuditError, EngineStuck, ModelUnavailable) as error:
-            return msg.Answer(ask.number, error=str(error))
+        except (FreeholdError, AuditError) as error:
+            return msg.Answer(ask.number, failure=msg.Failure.of(error))
 
     def remember(self, request: Request) -> None:
         """Keep what the newest ended requests went through."""
@@ -76,6 +76,18 @@ class Questions:
             "waits_for": scheduler.waits_for(),
             "leases": leases,
         }
+
+    def _page(self, page: int) -> str:
+        try:
+            return self._scheduler.memory.explain(page)
+        except ValueError as error:
+            raise BadRequest(str(error), "page") from error
+
+    def _update_weights(self, source: str) -> None:
+        try:
+            self._scheduler.update_weights(source)
+        except (ValueError, OSError) as error:
+            raise BadRequest(str(error), "model_path") from error
 
     def _cache(self) -> dict[str, Any]:
         """The prefix cache as a whole. The prefixes hit most, longest first among equals."""
@@ -109,7 +121,7 @@ class Questions:
         if request is not None:
             return _story(request)
         if name not in self._ended:
-            raise ValueError(f"no request '{name}' among those that run and the last {REMEMBERED_REQUESTS} that ended")
+            raise NotFound(f"no request '{name}' among those that run and the last {REMEMBERED_REQUESTS} that ended")
         return self._ended[name]
 
     def _lookup(self, argument: dict[str, Any]) -> dict[str, Any]:
@@ -134,7 +146,10 @@ class Questions:
         memory, now = self._scheduler.memory, self._scheduler.lifecycle.clock()
         tokens = np.array(argument["tokens"], np.int32)
         expires = None if argument["ttl"] is None else now + argument["ttl"]
-        pin = memory.pin(argument["id"], argument["namespace"], tokens, expires)
+        try:
+            pin = memory.pin(argument["id"], argument["namespace"], tokens, expires)
+        except ValueError as error:
+            raise InvalidParameter("id", str(error)) from error
         kept = {"id": argument["id"], "object": "cache.pin", "kept_tokens": 0} if pin is None else _pin_card(pin, now)
         return {**kept, "asked_tokens": len(tokens), "pages": self._pins()["pages"]}
 

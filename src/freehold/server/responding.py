@@ -12,8 +12,9 @@ import orjson
 from fastapi import Request
 from fastapi.responses import StreamingResponse
 
+from freehold.errors import Aborted, FreeholdError
 from freehold.server.branches import BranchTurn
-from freehold.server.errors import ApiError, anthropic_error, as_api_error, error_body
+from freehold.server.errors import anthropic_error, as_freehold_error, error_body
 from freehold.server.sessions import Turn
 
 Chunks = AsyncGenerator[dict[str, Any]]
@@ -32,7 +33,7 @@ class EventFormat:
     """How a kind of API writes its events."""
 
     encode: Callable[[dict[str, Any]], bytes]
-    error: Callable[[ApiError], dict[str, Any]]
+    error: Callable[[FreeholdError], dict[str, Any]]
     closing: bytes = b""
 
 
@@ -44,8 +45,8 @@ def _named(event: dict[str, Any]) -> bytes:
     return b"event: " + event["type"].encode() + b"\n" + _data(event)
 
 
-OPENAI_EVENTS = EventFormat(_data, lambda e: error_body(e.status, e.message, e.param), b"data: [DONE]\n\n")
-ANTHROPIC_EVENTS = EventFormat(_named, lambda e: anthropic_error(e.status, e.message))
+OPENAI_EVENTS = EventFormat(_data, error_body, b"data: [DONE]\n\n")
+ANTHROPIC_EVENTS = EventFormat(_named, anthropic_error)
 
 
 async def respond(
@@ -73,7 +74,7 @@ async def respond(
                 async for chunk in rest:
                     yield events.encode(chunk)
             except Exception as error:
-                yield events.encode(events.error(as_api_error(error)))
+                yield events.encode(events.error(as_freehold_error(error)))
             yield events.closing
 
     return StreamingResponse(body(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
@@ -99,7 +100,7 @@ async def _unless_disconnected(request: Request, work: Any) -> Any:
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise ApiError(499, "the client has disconnected")
+            raise Aborted("the client has disconnected")
         return task.result()
     finally:
         for pending in (task, gone):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from freehold.conversation import Conversation
-from freehold.errors import TurnRefused
+from freehold.errors import NoSuchSession, SessionBusy
 from freehold.server.async_engine import AsyncEngine
 from freehold.server.branches import BranchTree
 from freehold.server.clients import Client
@@ -22,14 +22,6 @@ from freehold.server.messages import Ended
 from freehold.server.session_store import SessionStore, StoredSession
 
 EXPIRY_INTERVAL_S = 1.0
-
-
-class NoSuchSession(Exception):
-    """There is no session of that name."""
-
-
-class SessionBusy(Exception):
-    """A turn is in flight, or the session is about to close."""
 
 
 @dataclass(frozen=True)
@@ -200,6 +192,3 @@ class SessionTable:
                 timeout = session.settings.timeout
                 if timeout is not None and session.turn is None and now - session.last_used > timeout:
                     self.close(session)
-
-
-__all__ = ["NoSuchSession", "Session", "SessionBusy", "SessionSettings", "SessionTable", "Turn", "TurnRefused"]

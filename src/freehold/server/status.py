@@ -8,8 +8,8 @@ from typing import Any
 from fastapi import APIRouter, Response
 
 from freehold import __version__
+from freehold.errors import NotFound
 from freehold.server.async_engine import AsyncEngine
-from freehold.server.errors import ApiError
 
 
 def status_routes(engine: AsyncEngine, model_name: str) -> APIRouter:
@@ -43,7 +43,7 @@ def status_routes(engine: AsyncEngine, model_name: str) -> APIRouter:
     @router.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
         if name != model_name:
-            raise ApiError(404, f"the model '{name}' does not exist; this server has '{model_name}'", "model")
+            raise NotFound(f"the model '{name}' does not exist; this server has '{model_name}'", "model")
         return card()
 
     @router.get("/get_model_info")
