@@ -11,7 +11,7 @@ from freehold.engine.sampler import Sampler
 from freehold.engine.sequences import Sequences
 from freehold.engine.speculative.draft_model import DraftModelSpeculator
 from freehold.engine.speculative.ngram import find_continuation
-from freehold.step import KVShape, RowStart
+from freehold.step import FROM_DEVICE, KVShape, RowStart, Step
 
 CODE = "Repeat exactly.\n" + "".join(f"def f{i}(a, b):\n    return a + b * {i}\n\n" for i in range(4)) + "def f0(a"
 PROMPTS = [CODE, "One, two, three. One, two, three. One,", "The capital of France is"]
@@ -88,11 +88,20 @@ def test_a_second_run_hits_as_much_of_the_prompt_with_a_draft_model(checkpoint):
         assert two.cached_tokens == (two.prompt_tokens - 1) // 4 * 4
 
 
-def test_a_draft_model_computes_only_what_is_not_cached(checkpoint, monkeypatch):
-    prompt = np.arange(20, dtype=np.int32)
+@pytest.fixture
+def drafting(checkpoint):
+    """A row of 20 prompt tokens, 16 of them cached -> (its sequences, the draft model that works on them)."""
     sequences = Sequences(1, 128)
-    start = RowStart(0, SamplingParams(temperature=0), 0, prompt, len(prompt), (), 128, cached=16)
+    start = RowStart(0, SamplingParams(temperature=0), 0, np.arange(20, dtype=np.int32), 20, (), 128, cached=16)
     speculator = DraftModelSpeculator(checkpoint, KVShape(8, 16, 1, 128), Sampler(1, checkpoint.spec.vocab_size))
+    sequences.start(start)
+    speculator.start(start)
+    speculator.update_pages([(np.zeros(2, np.int32), np.arange(2, dtype=np.int32), np.arange(1, 3, dtype=np.int32))])
+    return sequences, speculator
+
+
+def test_a_draft_model_computes_only_what_is_not_cached(drafting, monkeypatch):
+    sequences, speculator = drafting
     computed: list[int] = []
     forward = speculator._model.forward
 
@@ -101,11 +110,21 @@ def test_a_draft_model_computes_only_what_is_not_cached(checkpoint, monkeypatch)
         return forward(tokens, batch)
 
     monkeypatch.setattr(speculator._model, "forward", counting)
-    sequences.start(start)
-    speculator.start(start)
-    speculator.update_pages([(np.zeros(2, np.int32), np.arange(2, dtype=np.int32), np.arange(1, 3, dtype=np.int32))])
     speculator.propose(sequences, np.zeros(1, np.int64), np.array([2]))
     assert computed == [4, 1], "what is not cached, then the first draft"
+
+
+def test_a_draft_model_that_lags_reports_what_it_has_written(drafting):
+    sequences, speculator = drafting
+    speculator.propose(sequences, np.zeros(1, np.int64), np.array([1]))
+    sequences.append(np.zeros(1, np.int64), np.ones(1, np.int64), np.array([7], np.int32))
+    step = Step(
+        number=1, rows=np.zeros(1, np.int64), starts=np.array([20]), counts=np.ones(1, np.int64),
+        tokens=np.full(1, FROM_DEVICE, np.int32), samples=np.ones(1, np.bool_), drafts=np.zeros(1, np.int64),
+    )  # fmt: skip
+    plain = sequences.take_up(step, np.zeros((1, 0), np.int32), np.zeros(1, np.int64))
+    written = speculator.follow(sequences, plain, np.zeros((1, 1), np.float32), np.array([21]))
+    assert written.tolist() == [20], "nothing was drafted, so the last token is not in the draft's KV yet"
 
 
 def test_sampled_tokens_have_the_distribution_of_the_logits():

@@ -29,3 +29,28 @@ def test_a_preparation_that_fails_is_told():
 
     with pytest.raises(OSError, match="no threads"):
         StepThread(FailingRunner(), prepare).wait_until_warm()
+
+
+class RunnerOnce:
+    """Fails in its first step, and answers the others."""
+
+    def __init__(self):
+        self.runs = 0
+
+    def warm_up(self) -> None:
+        pass
+
+    def run(self, step):
+        self.runs += 1
+        if self.runs == 1:
+            raise RuntimeError("a bad step")
+        return self.runs
+
+
+def test_a_step_that_fails_is_told_and_the_next_one_runs():
+    engine = StepThread(RunnerOnce())
+    engine.wait_until_warm()
+    with pytest.raises(RuntimeError, match="a bad step"):
+        engine.execute(None).result(10)
+    assert engine.execute(None).result(10) == 2
+    engine.shutdown()

@@ -42,18 +42,22 @@ def save_tokenizer(folder) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("family", CONFIGS)
-def test_a_random_model_of_each_family(family, dtype, tmp_path):
-    torch.manual_seed(3)
-    model = AutoModelForCausalLM.from_config(CONFIGS[family]).eval()
+def save_random(config, seed, dtype, folder) -> None:
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             # Larger than the initial ones, so that attention attends and biases matter.
             spread = 0.3 if parameter.ndim == 1 else 1.5 / parameter.shape[-1] ** 0.5
             parameter.normal_(mean=1.0 if "norm" in name else 0.0, std=spread)
-    model.to(dtype).save_pretrained(tmp_path)
-    save_tokenizer(tmp_path)
+    model.to(dtype).save_pretrained(folder)
+    save_tokenizer(folder)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("family", CONFIGS)
+def test_a_random_model_of_each_family(family, dtype, tmp_path):
+    save_random(CONFIGS[family], 3, dtype, tmp_path)
     model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     rng = np.random.default_rng(0)
     prompts = [rng.integers(2, 258, count).tolist() for count in (1, 7, 40, 200)]
@@ -96,3 +100,19 @@ def test_a_download_that_fails_says_what_to_do(tmp_path, monkeypatch):
     with pytest.raises(bundled.ModelUnavailable, match=r"Check the network .* or pass --model"):
         bundled.bundled_model(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_new_weights_are_those_that_compute(tmp_path):
+    """After an update the engine says what a new one with those weights says."""
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    prompt = list(range(2, 40))
+    said = {}
+    for seed in (3, 4):
+        save_random(CONFIGS["llama"], seed, torch.float32, tmp_path / str(seed))
+        with LLM(str(tmp_path / str(seed)), num_pages=16) as llm:
+            said[seed] = llm.generate(prompt, params)[0].token_ids
+            if seed == 4:
+                llm.scheduler.update_weights(str(tmp_path / "3"))
+                updated = llm.generate(prompt, params)[0].token_ids
+    assert said[3] != said[4]
+    assert updated == said[3]

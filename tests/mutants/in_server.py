@@ -102,11 +102,11 @@ MUTANTS = [
         "while self._orders and scheduler.in_flight_count == 0:",
     ),
     Mutant(
-        "draining does not end with the order",
+        "draining never ends",
         "the server",
         "server/engine_process.py",
-        "            scheduler.draining = bool(self._orders)\n\n",
-        "            pass\n\n",
+        "        self._scheduler.draining = bool(self._orders)\n",
+        "        self._scheduler.draining |= bool(self._orders)\n",
     ),
     Mutant(
         "nothing is audited when idle",

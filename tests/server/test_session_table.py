@@ -2,7 +2,9 @@
 
 import pytest
 
+from freehold.conversation import Conversation
 from freehold.errors import NoSuchSession, SessionBusy, TurnRefused
+from freehold.server.async_engine import AsyncEngine
 from freehold.server.clients import Client
 from freehold.server.messages import Ended
 from freehold.server.session_store import SessionStore
@@ -91,3 +93,33 @@ def test_what_is_committed_is_on_disk_and_what_is_not_is_not(tmp_path):
     assert found.conversation.tokens == [1, 2, 3]
     assert found.settings == SessionSettings(9.0, 100, "salt")
     assert again.begin(found, [4]).tokens == [1, 2, 3, 4]
+
+
+def test_a_conversation_takes_one_turn_at_a_time():
+    conversation = Conversation()
+    whole = conversation.begin([1, 2])
+    with pytest.raises(TurnRefused):
+        conversation.begin([3])
+    conversation.commit(whole, [9])
+    assert conversation.begin([3]) == [1, 2, 9, 3]
+
+
+def test_a_fork_has_a_history_of_its_own():
+    conversation = Conversation()
+    conversation.commit(conversation.begin([1, 2]), [9])
+    fork = conversation.fork()
+    fork.rewind(1)
+    assert (conversation.tokens, fork.tokens) == ([1, 2, 9], [1])
+
+
+def test_an_abort_ends_the_request_of_that_id_and_no_other(monkeypatch):
+    engine = AsyncEngine()
+    for request_id in ("r1", "r10"):
+        stream = f"{request_id}-0"
+        engine._jobs[request_id] = engine._streams | {stream: None}
+    sent: list[str] = []
+    monkeypatch.setattr(engine, "_send_soon", lambda command: sent.append(command.id))
+    engine.abort("r1")
+    assert sent == ["r1-0"]
+    engine.abort_by_prefix("r1")
+    assert sent == ["r1-0", "r1-0", "r10-0"]

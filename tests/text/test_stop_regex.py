@@ -143,3 +143,9 @@ def test_text_stops_before_the_match_and_nothing_of_it_is_shown(tokenizer):
         if "1984" in detokenizer.text:
             break
     assert shown + detokenizer.finish(r"\s\d{4}") == "It was in" == detokenizer.text
+
+
+@pytest.mark.parametrize("name", ["stop", "stop_regex"])
+def test_a_stop_that_utf8_cannot_encode_is_refused(name):
+    with pytest.raises(InvalidParameter, match=f"{name}: must be text without lone surrogates"):
+        SamplingParams(**{name: "\ud800"})

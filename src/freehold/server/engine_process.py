@@ -59,6 +59,7 @@ class EngineLoop:
     def turn(self) -> None:
         """Commands, then one iteration of the scheduler if there is work."""
         self._take_commands()
+        self._scheduler.draining = bool(self._orders)
         # Requests that wait behind a pause can still time out.
         if self._scheduler.has_work or self._scheduler.requests:
             self._step()
@@ -124,7 +125,6 @@ class EngineLoop:
     def _carry_out_orders(self) -> None:
         """In their order, once no step is in flight."""
         scheduler = self._scheduler
-        scheduler.draining = bool(self._orders)
         while self._orders and (scheduler.in_flight_count == 0 or scheduler.stuck is not None):
             ask = self._orders.popleft()
             if scheduler.in_flight_count == 0:
@@ -132,7 +132,6 @@ class EngineLoop:
             else:
                 failure = msg.Failure.of(EngineStuck(str(scheduler.stuck)))
                 self._send(msg.Answer(ask.number, failure=failure))
-            scheduler.draining = bool(self._orders)
 
     def _submit(self, command: msg.Submit) -> None:
         request = Request(
