@@ -8,9 +8,10 @@ import psutil
 import pytest
 
 from freehold.bench.client import Sample
-from freehold.bench.peers.compare import Result, run_peers
+from freehold.bench.peers.compare import run_peers
 from freehold.bench.peers.peer import Model, Peer
 from freehold.bench.peers.report import markdown, plot
+from freehold.bench.peers.result import Result
 from freehold.bench.peers.served import Served
 from freehold.bench.workloads import WORKLOADS, latency
 

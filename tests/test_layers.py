@@ -10,19 +10,31 @@ import pytest
 SOURCE = Path(__file__).parent.parent / "src" / "freehold"
 
 # What each layer may import of freehold, besides itself. Leaves are single modules without a layer.
-LEAVES = {"arrays", "errors", "automaton", "stop_regex", "sampling_params", "step", "config", "conversation"}
+LEAVES = {
+    "arrays",
+    "errors",
+    "automaton",
+    "stop_regex",
+    "sampling_params",
+    "step",
+    "config",
+    "conversation",
+    "vocabulary",
+}
 MAY_IMPORT = {
     "memory": set(),
     "scheduler": {"memory"},
     "models": set(),
     "engine": {"models"},
-    "text": {"models", "scheduler"},
+    "text": {"models"},
     "simulation": {"memory", "scheduler"},
     "assembly": {"memory", "scheduler", "models", "engine", "text"},
     "llm": {"memory", "scheduler", "models", "engine", "text", "assembly"},
-    "server": {"memory", "scheduler", "models", "text", "assembly", ""},
+    "ipc": {"memory", "scheduler", "models", "text", "assembly"},
+    "server": {"memory", "scheduler", "models", "text", "ipc", ""},
 }
-ONLY_IN_SERVER = {"fastapi", "uvicorn", "starlette", "pydantic", "zmq", "msgspec", "orjson", "prometheus_client"}
+ONLY_IN_SERVER = {"fastapi", "uvicorn", "starlette", "pydantic", "orjson", "prometheus_client"}
+ONLY_IN_IPC = {"zmq", "msgspec"}
 NOT_BELOW_ENGINE = {"torch", "numba", "triton", "transformers"}
 
 
@@ -61,22 +73,35 @@ def test_memory_and_scheduler_need_no_model_library(layer):
         assert not used & NOT_BELOW_ENGINE - allowed, path
 
 
-def test_http_and_ipc_libraries_are_imported_by_the_server_alone():
+def test_libraries_for_http_and_ipc_are_imported_there_alone():
     for path in SOURCE.rglob("*.py"):
         used = {name.split(".")[0] for name in imports(path)}
         # That one is run by another engine's Python, as a program of its own.
         if "server" not in path.parts and path.name != "openvino_server.py":
             assert not used & ONLY_IN_SERVER, path
+        if "ipc" not in path.parts:
+            assert not used & ONLY_IN_IPC, path
 
 
 def test_the_engine_imports_without_the_server_libraries():
     """As on a machine that has none of them."""
-    banned = sorted(ONLY_IN_SERVER | {"typer", "rich", "httpx", "transformers"})
+    banned = sorted(ONLY_IN_SERVER | ONLY_IN_IPC | {"typer", "rich", "httpx", "transformers"})
     program = (
         "import sys\n"
         f"for name in {banned!r}: sys.modules[name] = None\n"
         "import freehold, freehold.llm, freehold.simulation.harness\n"
         "from freehold import LLM, SamplingParams\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_the_http_process_imports_no_kernel():
+    program = (
+        "import sys\n"
+        "import freehold.server.launch\n"
+        f"found = {sorted(NOT_BELOW_ENGINE)!r}\n"
+        "assert not [name for name in found if name in sys.modules]\n"
+        "assert not [name for name in sys.modules if name.startswith('freehold.engine')]\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
 

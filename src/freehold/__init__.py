@@ -8,13 +8,13 @@ from freehold.errors import InvalidParameter
 from freehold.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
+    from freehold.ipc.async_engine import AsyncEngine
     from freehold.llm import LLM, Completion
-    from freehold.server.async_engine import AsyncEngine
 
 __version__ = "0.1.0"
 __all__ = ["LLM", "AsyncEngine", "Completion", "InvalidParameter", "SamplingParams", "__version__"]
 
-_HOMES = {"LLM": "freehold.llm", "Completion": "freehold.llm", "AsyncEngine": "freehold.server.async_engine"}
+_HOMES = {"LLM": "freehold.llm", "Completion": "freehold.llm", "AsyncEngine": "freehold.ipc.async_engine"}
 
 
 def __getattr__(name: str) -> Any:

@@ -15,7 +15,8 @@ from freehold.models.loading.resolve import open_checkpoint, resolve_model
 from freehold.models.spec import Checkpoint, DecoderSpec
 from freehold.scheduler.scheduler import Scheduler
 from freehold.step import KVShape
-from freehold.text.tokenizer import Tokenizer, load_tokenizer
+from freehold.text.loading import load_tokenizer
+from freehold.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)

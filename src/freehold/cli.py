@@ -111,7 +111,7 @@ def serve(
     if strict_audit:
         options["audit_interval"] = 1
     from freehold.errors import ModelUnavailable
-    from freehold.server.keys import Keys
+    from freehold.server.access.keys import Keys
     from freehold.server.launch import ServerOptions, run_server
 
     try:

@@ -57,15 +57,14 @@ def lines_of(mutant: Mutant) -> tuple[int, int]:
 
 
 def try_one(mutant: Mutant, tests: list[str], folders: queue.SimpleQueue[Path]) -> Verdict:
-    """In one of a few folders: compiled kernels are found by path, and need not be compiled for each mutant."""
+    """In one of a few folders. Compiled kernels are copied with the source: they need not be compiled each time."""
     folder = folders.get()
     try:
         source = folder / "src"
         shutil.rmtree(source, ignore_errors=True)
         shutil.copytree(ROOT / "src", source)
         plant(mutant, source)
-        cache = {"NUMBA_CACHE_DIR": str(folder / "kernels")}
-        environment = {**ENVIRONMENT, **cache, "PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1"}
+        environment = {**ENVIRONMENT, "PYTHONPATH": str(source)}
         options = [*PYTEST, "-x", "--tb=no"]
         command = [sys.executable, *options, *tests]
         before = time.monotonic()

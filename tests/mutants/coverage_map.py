@@ -28,6 +28,7 @@ DRIVERS = {
                    "tests/simulation/test_exhaustive.py::test_four_events_deep_in_every_scope"],
     "step.py": ["tests/simulation/test_simulation.py::test_the_matrix_with_one_seed"],
     "engine/": ["tests/server/test_control.py"],
+    "ipc/": ["tests/server/test_sessions.py", "tests/server/test_native.py", "tests/server/test_server.py"],
     "server/": ["tests/server/test_sessions.py", "tests/server/test_native.py", "tests/server/test_server.py"],
     "conversation.py": ["tests/server/test_sessions.py"],
     "llm.py": [],

@@ -475,7 +475,7 @@ MUTANTS = [
     Mutant(
         "the end of a stop string is forgotten between tokens",
         "stops and text",
-        "scheduler/vocabulary.py",
+        "vocabulary.py",
         "    keep = max(len(stop) for stop in stops) - 1\n",
         "    keep = max(len(stop) for stop in stops) - 2\n",
     ),

@@ -5,10 +5,10 @@ import pytest
 import zmq
 
 from freehold.config import EngineConfig
+from freehold.ipc import protocol as msg
+from freehold.ipc.engine_process import EngineLoop
 from freehold.memory.audit import NODES_AT_ONCE
 from freehold.sampling_params import SamplingParams
-from freehold.server import messages as msg
-from freehold.server.engine_process import EngineLoop
 from freehold.simulation.assembly import assemble
 
 
@@ -16,8 +16,8 @@ class Client:
     """The other end of the loop's socket; the clock stands still until told."""
 
     def __init__(self, monkeypatch, **options):
-        monkeypatch.setattr("freehold.server.engine_process.IDLE_POLL_MS", 0)
-        monkeypatch.setattr("freehold.server.engine_process.RETRY_MS", 0)
+        monkeypatch.setattr("freehold.ipc.engine_process.IDLE_POLL_MS", 0)
+        monkeypatch.setattr("freehold.ipc.engine_process.RETRY_MS", 0)
         self.now = 0.0
         config = EngineConfig(**{"page_size": 4, "num_pages": 100, "max_running_requests": 8, **options})
         server = assemble(config, 1000, clock=lambda: self.now)

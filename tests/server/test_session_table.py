@@ -4,11 +4,11 @@ import pytest
 
 from freehold.conversation import Conversation
 from freehold.errors import NoSuchSession, SessionBusy, TurnRefused
-from freehold.server.async_engine import AsyncEngine
-from freehold.server.clients import Client
-from freehold.server.messages import Ended
-from freehold.server.session_store import SessionStore
-from freehold.server.sessions import SessionSettings, SessionTable
+from freehold.ipc.async_engine import AsyncEngine
+from freehold.ipc.protocol import Ended
+from freehold.server.access.clients import Client
+from freehold.server.sessions.store import SessionStore
+from freehold.server.sessions.table import SessionSettings, SessionTable
 
 
 class Engine:

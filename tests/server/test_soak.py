@@ -62,7 +62,7 @@ def rss_by_process(port: str) -> dict[str, int]:
         parent = status.split("PPid:\t")[1].split("\n")[0]
         if "--port" in command and port in command:
             found["server"] = folder.name, status
-        if "freehold.server.engine_process" in command:
+        if "freehold.ipc.engine_process" in command:
             found.setdefault("engines", []).append((parent, status))
     server, status = found["server"]
     engine = next(text for parent, text in found["engines"] if parent == server)

@@ -1,6 +1,6 @@
 import pytest
 
-from freehold.text.tokenizer import load_tokenizer
+from freehold.text.loading import load_tokenizer
 
 
 @pytest.fixture(scope="module")

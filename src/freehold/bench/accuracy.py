@@ -17,7 +17,7 @@ from freehold.engine.cpu.threads import choose_threading_layer, use_threads
 from freehold.models.llama import LlamaDecoder
 from freehold.models.loading.resolve import open_checkpoint, resolve_model
 from freehold.models.spec import Checkpoint
-from freehold.text.tokenizer import load_tokenizer
+from freehold.text.loading import load_tokenizer
 
 LENGTH, TEXTS = 512, 6
 KL_MAX = 0.01  # nats a token

@@ -20,8 +20,8 @@ from freehold.models.loading.resolve import resolve_model
 from freehold.sampling_params import SamplingParams
 from freehold.scheduler.request import Request
 from freehold.scheduler.scheduler import Scheduler
-from freehold.scheduler.vocabulary import Vocabulary
 from freehold.simulation.engine import InstantEngine, vocabulary_fields
+from freehold.vocabulary import Vocabulary
 
 BATCHES = (1, 16, 64, 256, 1024)
 STEPS = 400

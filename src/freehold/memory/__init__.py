@@ -5,11 +5,12 @@ from freehold.memory.errors import AuditError, LeaseError, OutOfPages, Ownership
 from freehold.memory.explain import Miss
 from freehold.memory.group import CacheGroup, RetentionRule, cache_groups
 from freehold.memory.lease import Lease, LeaseTable
-from freehold.memory.memory import PAGE_SIZES, Memory, MemoryShape
+from freehold.memory.memory import Memory
 from freehold.memory.node import Match, Namespace, PinKind
 from freehold.memory.pins import PinnedPrefix, PinTable
 from freehold.memory.pool import PagePool, Tier
 from freehold.memory.retention import Retention
+from freehold.memory.shape import PAGE_SIZES, MemoryShape
 from freehold.memory.tree import PrefixTree
 
 __all__ = [

@@ -6,7 +6,6 @@ import itertools
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,9 +14,7 @@ from freehold.memory import owner
 from freehold.memory.errors import AuditError
 from freehold.memory.lease import Lease
 from freehold.memory.node import Node, PinKind
-
-if TYPE_CHECKING:
-    from freehold.memory.memory import Memory
+from freehold.memory.parts import Parts
 
 NODES_AT_ONCE = 128  # of an audit's slice
 NOBODY = -1
@@ -43,7 +40,7 @@ class PageCounts:
         return {name: getattr(self, name) for name in ("capacity", "free", "limbo", "lease", "tail", "pinned", "tree")}
 
 
-def count_pages(memory: Memory, group: int = 0) -> PageCounts:
+def count_pages(memory: Parts, group: int = 0) -> PageCounts:
     """Pages by owner, from counters kept along the way: cheap, made for metrics."""
     pool, tree = memory.pools[group], memory.tree
     return PageCounts(
@@ -57,13 +54,13 @@ def count_pages(memory: Memory, group: int = 0) -> PageCounts:
     )
 
 
-def audit(memory: Memory) -> None:
+def audit(memory: Parts) -> None:
     """Raise AuditError unless tree, leases, limbo and free lists add up to exactly the ledger."""
     for _ in auditing(memory):
         pass
 
 
-def auditing(memory: Memory) -> Iterator[None]:
+def auditing(memory: Parts) -> Iterator[None]:
     """The audit in slices of about a millisecond. Between them nothing in memory may change; if it does, begin
     anew. Raises AuditError."""
     tree_count = TreeCount(memory)
@@ -93,7 +90,7 @@ def _batched(nodes: Iterator[Node], count: int) -> Iterator[list[Node]]:
 class PoolClaims:
     """Who holds which page of a pool, counted from the holders."""
 
-    def __init__(self, memory: Memory, group: int):
+    def __init__(self, memory: Parts, group: int):
         self.group = group
         self._memory = memory
         self._pool = memory.pools[group]
@@ -145,7 +142,7 @@ class PoolClaims:
 class TreeCount:
     """The tree's counters, counted again from its nodes."""
 
-    def __init__(self, memory: Memory):
+    def __init__(self, memory: Parts):
         self._tree = memory.tree
         self._operator_pins = Counter(pin.node.serial for pin in memory.pins)
         self._lease_pins = Counter(lease.node.serial for lease in memory.leases.open_leases)
@@ -182,7 +179,7 @@ class TreeCount:
             raise AuditError(f"leases or operators pin nodes that are not in the tree: {strangers}")
 
 
-def _audit_row(memory: Memory, lease: Lease) -> None:
+def _audit_row(memory: Parts, lease: Lease) -> None:
     row, shared = lease.row, lease.shared
     if not 0 <= shared <= lease.committed <= lease.reserved <= lease.allocated:
         raise AuditError(f"lease {lease.serial}: {shared}, {lease.committed}, {lease.reserved}, {lease.allocated}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,9 +12,7 @@ from freehold.memory import owner
 from freehold.memory.history import Eviction
 from freehold.memory.node import Match, Namespace, PinKind
 from freehold.memory.owner import OwnerKind
-
-if TYPE_CHECKING:
-    from freehold.memory.memory import Memory
+from freehold.memory.parts import Parts
 
 NEIGHBOURS_MAX = 64  # continuations looked at for the nearest one
 NAMESPACES_MAX = 16
@@ -60,7 +57,7 @@ _REASONS = {
 }
 
 
-def explain_miss(memory: Memory, match: Match, tokens: Int32, limit: int | None = None) -> Miss:
+def explain_miss(memory: Parts, match: Match, tokens: Int32, limit: int | None = None) -> Miss:
     """Why not more of `tokens` [n] than `match` is cached; at most `limit` of them would be used. Changes
     nothing."""
     size, at, salt = memory.page_size, match.length, match.namespace.salt
@@ -87,7 +84,7 @@ def explain_miss(memory: Memory, match: Match, tokens: Int32, limit: int | None 
     return miss("never_seen") if theirs is None else miss("different", common, theirs)
 
 
-def _eviction_after(memory: Memory, match: Match, tokens: Int32) -> Eviction | None:
+def _eviction_after(memory: Parts, match: Match, tokens: Int32) -> Eviction | None:
     node, at = match.node, match.length
     if node is not None and node.end != at:
         return None
@@ -114,7 +111,7 @@ def _nearest(match: Match, tokens: Int32) -> tuple[int, Int32 | None]:
     return at + best, theirs if best or at else None
 
 
-def explain(memory: Memory, page: int, group: int = 0) -> str:
+def explain(memory: Parts, page: int, group: int = 0) -> str:
     """Who holds a page, since which step, and why it can't be evicted. ValueError if out of range."""
     pool = memory.pools[group]
     if not 0 <= page <= pool.capacity:
@@ -133,7 +130,7 @@ def explain(memory: Memory, page: int, group: int = 0) -> str:
     return f"{text}\n{history}" if history else text
 
 
-def _explain_lease(memory: Memory, page: int, group: int, serial: int) -> str:
+def _explain_lease(memory: Parts, page: int, group: int, serial: int) -> str:
     lease = next(lease for lease in memory.leases.open_leases if lease.serial == serial)
     table = memory.leases.page_tables[group][lease.row]
     shared = lease.shared // memory.page_size
@@ -144,7 +141,7 @@ def _explain_lease(memory: Memory, page: int, group: int, serial: int) -> str:
     )
 
 
-def _explain_node(memory: Memory, page: int, group: int, serial: int) -> str:
+def _explain_node(memory: Parts, page: int, group: int, serial: int) -> str:
     node = next(node for node in memory.tree.nodes() if node.serial == serial)
     at = node.start + int(np.argmax(node.pages[group] == page)) * memory.page_size
     text = f"; positions {at}..{at + memory.page_size - 1} of a prefix{_scope(node.namespace)}"

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from freehold.memory.node import Node
 from freehold.memory.retention import DONE, Fading, Retention
 
-if TYPE_CHECKING:
-    from freehold.memory.node import Node
-    from freehold.memory.tree import PrefixTree
-
 FADED_MAX = 64  # levels halved in one iteration; the rest follow in the next ones
+
+
+class Prefixes(Protocol):
+    """What hints need of the prefix tree."""
+
+    page_size: int
+
+    def path(self, node: Node) -> list[Node]: ...
+
+    def split(self, node: Node, at: int) -> Node: ...
+
+    def reconsider(self, node: Node) -> None: ...
 
 
 class Hints:
     """`page_count` pages of each group have a level above 0: at most `limit`, beyond which hints are refused."""
 
-    def __init__(self, tree: PrefixTree, limit: int):
+    def __init__(self, tree: Prefixes, limit: int):
         self._tree = tree
         self._limit = limit
         self._fading = Fading()

@@ -15,8 +15,8 @@ from freehold.scheduler.request import Finish, FinishKind, Request
 from freehold.scheduler.running import RunningTable
 from freehold.scheduler.speculation import DraftBudget
 from freehold.scheduler.states import Event, RequestState
-from freehold.scheduler.vocabulary import Vocabulary, find_stop
 from freehold.step import Step, StepResult, TokenLogprobs
+from freehold.vocabulary import Vocabulary, find_stop
 
 
 @dataclass

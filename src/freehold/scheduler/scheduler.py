@@ -24,8 +24,8 @@ from freehold.scheduler.results import Results, StepOutput
 from freehold.scheduler.running import RunningTable
 from freehold.scheduler.speculation import DraftBudget
 from freehold.scheduler.states import Event, RequestState
-from freehold.scheduler.vocabulary import Vocabulary
 from freehold.step import DraftCost, Engine, Step, StepResult
+from freehold.vocabulary import Vocabulary
 
 IDLE_ITERATIONS_MAX = 100
 RESULT_WAIT_S = 0.05  # a longer step is waited for again, so that aborts and timeouts are heard meanwhile

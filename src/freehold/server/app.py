@@ -13,24 +13,24 @@ from fastapi import Depends, FastAPI
 
 from freehold import __version__
 from freehold.errors import EngineUnavailable
-from freehold.server.anthropic import anthropic_routes
-from freehold.server.async_engine import AsyncEngine
-from freehold.server.cache_routes import cache_routes
-from freehold.server.chat import chat_routes
-from freehold.server.completions import completion_routes
-from freehold.server.control import control_routes
+from freehold.ipc.async_engine import AsyncEngine
+from freehold.server.access.keys import Keys
+from freehold.server.anthropic.routes import anthropic_routes
 from freehold.server.errors import EXPECTED_ERRORS, respond_with_error
-from freehold.server.generation import Generator
-from freehold.server.insight import insight_routes
-from freehold.server.keys import Keys
-from freehold.server.metrics import Metrics
-from freehold.server.native import native_routes
-from freehold.server.native_control import native_control_routes
-from freehold.server.session_routes import session_routes
-from freehold.server.session_store import SessionStore
-from freehold.server.sessions import SessionTable
-from freehold.server.status import status_routes
-from freehold.server.tokenizing import tokenizing_routes
+from freehold.server.native.control import native_control_routes
+from freehold.server.native.generate import native_routes
+from freehold.server.openai.chat import chat_routes
+from freehold.server.openai.completions import completion_routes
+from freehold.server.openai.tokenize import tokenizing_routes
+from freehold.server.operator.cache import cache_routes
+from freehold.server.operator.control import control_routes
+from freehold.server.operator.memory import insight_routes
+from freehold.server.operator.metrics import Metrics
+from freehold.server.operator.status import status_routes
+from freehold.server.requests.job import Generator
+from freehold.server.sessions.routes import session_routes
+from freehold.server.sessions.store import SessionStore
+from freehold.server.sessions.table import SessionTable
 
 DRAIN_TIMEOUT_S = 30
 

@@ -16,10 +16,10 @@ from typing import Any
 
 import httpx
 
+from freehold.ipc.async_engine import AsyncEngine
 from freehold.models.loading.resolve import resolve_model
+from freehold.server.access.keys import Keys
 from freehold.server.app import Server, create_app
-from freehold.server.async_engine import AsyncEngine
-from freehold.server.keys import Keys
 
 START_TIMEOUT_S = 180
 STOP_TIMEOUT_S = 40

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from freehold.config import EngineConfig
 from freehold.memory import Memory, MemoryShape
 from freehold.scheduler.scheduler import Scheduler
-from freehold.scheduler.vocabulary import Vocabulary
 from freehold.simulation.engine import EngineShape, SimulatedEngine, vocabulary_fields
 from freehold.step import DraftCost
+from freehold.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True)

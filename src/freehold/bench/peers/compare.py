@@ -20,6 +20,7 @@ from rich.progress import Progress
 from freehold.bench.peers.export import exported
 from freehold.bench.peers.peer import CONTEXT, FREEHOLD, PEERS, Model, Peer
 from freehold.bench.peers.report import markdown, plot
+from freehold.bench.peers.result import Result
 from freehold.bench.peers.served import Served
 from freehold.bench.workloads import WORKLOADS, Figures, Target, Workload
 from freehold.config import KV_BYTES_DEFAULT
@@ -28,18 +29,6 @@ from freehold.models.loading.resolve import open_checkpoint, resolve_model
 WAKE_REQUESTS, WAKE_TOKENS = 4, 32
 # A server may close a connection that it has kept just when the next request is sent on it.
 NO_KEEP_ALIVE = httpx.Limits(max_connections=64, max_keepalive_connections=0)
-
-
-@dataclass(frozen=True)
-class Result:
-    """Medians over the rounds of one engine. `cpu`: cores busy on average while it was measured."""
-
-    name: str
-    precision: str
-    figures: dict[str, Figures]
-    peak_memory_gb: float
-    cpu: float
-    start_seconds: float
 
 
 @dataclass

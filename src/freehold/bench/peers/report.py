@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from freehold.bench.peers.result import Result
 from freehold.bench.workloads import Workload
-
-if TYPE_CHECKING:
-    from freehold.bench.peers.compare import Result
 
 
 def markdown(machine: str, rounds: int, workloads: Sequence[Workload], results: Sequence[Result]) -> tuple[str, bool]:

@@ -1,0 +1,197 @@
+"""What may be asked of a running engine, and the answers."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from freehold.errors import BadRequest, FreeholdError, InvalidParameter, NotFound
+from freehold.ipc import protocol as msg
+from freehold.memory import AuditError, PinnedPrefix
+from freehold.scheduler.request import Request
+from freehold.scheduler.scheduler import PauseMode, Scheduler
+
+REMEMBERED_REQUESTS = 1024
+TOP_PREFIXES = 20
+
+
+class Questions:
+    """Answers between two steps, in the scheduler's thread."""
+
+    def __init__(self, scheduler: Scheduler):
+        self._scheduler = scheduler
+        self._ended: OrderedDict[str, dict[str, Any]] = OrderedDict()
+        self._answers: dict[str, Callable[[Any], Any]] = {
+            "memory": lambda _: self._memory(),
+            "page": self._page,
+            "request": self._request,
+            "cache": lambda _: self._cache(),
+            "miss": self._miss,
+            "lookup": self._lookup,
+            "pins": lambda _: self._pins(),
+            "pin": self._pin,
+            "unpin": scheduler.memory.pins.unpin,
+            "flush": lambda _: scheduler.flush_cache(),
+            "idle": lambda _: scheduler.is_idle,
+            "paused": lambda _: scheduler.paused is not None,
+            "pause": lambda mode: scheduler.pause(PauseMode(mode)),
+            "resume": lambda _: scheduler.resume(),
+            "update_weights": self._update_weights,
+        }
+
+    def answer(self, ask: msg.Ask) -> msg.Answer:
+        try:
+            return msg.Answer(ask.number, self._answers[ask.question](ask.argument))
+        except (FreeholdError, AuditError) as error:
+            return msg.Answer(ask.number, failure=msg.Failure.of(error))
+
+    def remember(self, request: Request) -> None:
+        """Keep what the newest ended requests went through."""
+        self._ended[request.id] = _story(request)
+        if len(self._ended) > REMEMBERED_REQUESTS:
+            self._ended.popitem(last=False)
+
+    def _memory(self) -> dict[str, Any]:
+        """Who holds what, recounted."""
+        scheduler = self._scheduler
+        scheduler.audit()
+        memory, running = scheduler.memory, scheduler.running
+        leases: list[dict[str, Any]] = []
+        for lease in memory.leases.open_leases:
+            request = running.request(lease.row)
+            numbers = {name: getattr(lease, name) for name in ("row", "shared", "committed", "reserved", "allocated")}
+            length = int(running.length[lease.row])
+            leases.append({"request": request.id, "state": request.state.value, **numbers, "length": length})
+        return {
+            "page_size": memory.page_size,
+            "pages": memory.counts().as_dict(),
+            "page_ages_in_steps": memory.tree.history.ages.as_dict(),
+            "epoch": {"submitted": memory.epochs.submitted, "completed": memory.epochs.completed},
+            "weights": memory.weight_version,
+            "waiting": len(scheduler.queue),
+            "waits_for": scheduler.waits_for(),
+            "leases": leases,
+        }
+
+    def _page(self, page: int) -> str:
+        try:
+            return self._scheduler.memory.explain(page)
+        except ValueError as error:
+            raise BadRequest(str(error), "page") from error
+
+    def _update_weights(self, source: str) -> None:
+        try:
+            self._scheduler.update_weights(source)
+        except (ValueError, OSError) as error:
+            raise BadRequest(str(error), "model_path") from error
+
+    def _cache(self) -> dict[str, Any]:
+        """The prefix cache as a whole. The prefixes hit most, longest first among equals."""
+        memory = self._scheduler.memory
+        nodes = [node for node in memory.tree.nodes() if node.parent is not None]
+        best = sorted(nodes, key=lambda node: (-node.hits, -node.end))[:TOP_PREFIXES]
+        return {
+            "page_size": memory.page_size,
+            "pages": memory.counts().as_dict(),
+            "page_ages_in_steps": memory.tree.history.ages.as_dict(),
+            "evicted_pages": memory.tree.evicted_page_count,
+            "parked_sessions": len(memory.tails),
+            "retained_pages": memory.tree.hints.page_count,
+            "pinned_pages": {"budget": memory.pins.limit, "pinned": memory.pins.page_count},
+            "top_prefixes": [
+                {
+                    "namespace": node.namespace.salt,
+                    "tokens": [node.start, node.end],
+                    "first_token_ids": node.tokens[:8].tolist(),
+                    "hits": node.hits,
+                    "idle_steps": memory.epochs.submitted - node.used_at,
+                    "in_use": node.holds > 0,
+                    "retention_priority": node.level,
+                }
+                for node in best
+            ],
+        }
+
+    def _request(self, name: str) -> dict[str, Any]:
+        request = self._scheduler.requests.get(name)
+        if request is not None:
+            return _story(request)
+        if name not in self._ended:
+            raise NotFound(f"no request '{name}' among those that run and the last {REMEMBERED_REQUESTS} that ended")
+        return self._ended[name]
+
+    def _lookup(self, argument: dict[str, Any]) -> dict[str, Any]:
+        """What of a sequence is cached now, were it the turn of a session or not."""
+        memory = self._scheduler.memory
+        tokens = np.array(argument["tokens"], np.int32)
+        match = memory.match(argument["namespace"], tokens)
+        tail = memory.find_tail(argument["session"], match, tokens) if argument["session"] else None
+        tail_tokens = 0 if tail is None else tail.end - tail.start
+        return {"tree_tokens": match.length, "tail_tokens": tail_tokens, "tokens": match.length + tail_tokens}
+
+    def _pins(self) -> dict[str, Any]:
+        memory = self._scheduler.memory
+        return {
+            "object": "list",
+            "data": [_pin_card(pin, self._scheduler.lifecycle.clock()) for pin in memory.pins],
+            "pages": {"budget": memory.pins.limit, "pinned": memory.pins.page_count},
+            "given_up": memory.pins.given_up_count,
+        }
+
+    def _pin(self, argument: dict[str, Any]) -> dict[str, Any]:
+        memory, now = self._scheduler.memory, self._scheduler.lifecycle.clock()
+        tokens = np.array(argument["tokens"], np.int32)
+        expires = None if argument["ttl"] is None else now + argument["ttl"]
+        try:
+            pin = memory.pin(argument["id"], argument["namespace"], tokens, expires)
+        except ValueError as error:
+            raise InvalidParameter("id", str(error)) from error
+        kept = {"id": argument["id"], "object": "cache.pin", "kept_tokens": 0} if pin is None else _pin_card(pin, now)
+        return {**kept, "asked_tokens": len(tokens), "pages": self._pins()["pages"]}
+
+    def _miss(self, argument: dict[str, Any]) -> dict[str, Any]:
+        memory, tokens = self._scheduler.memory, np.array(argument["tokens"], np.int32)
+        miss = memory.explain_miss(memory.match(argument["namespace"], tokens), tokens)
+        return {
+            "tokens": miss.wanted,
+            "cached_tokens": miss.cached,
+            "reason": miss.reason,
+            "common_tokens": miss.common,
+            "ours": miss.ours,
+            "theirs": miss.theirs,
+            "explanation": str(miss),
+        }
+
+
+def _pin_card(pin: PinnedPrefix, now: float) -> dict[str, Any]:
+    seconds = None if pin.expires is None else pin.expires - now
+    return {
+        "id": pin.name,
+        "object": "cache.pin",
+        "namespace": pin.salt,
+        "kept_tokens": pin.tokens,
+        "expires_in": seconds,
+    }
+
+
+def _story(request: Request) -> dict[str, Any]:
+    """A request's life so far."""
+    return {
+        "id": request.id,
+        "state": request.state.value,
+        "finish": None if request.finish is None else request.finish.kind.value,
+        "message": "" if request.finish is None else request.finish.message,
+        "prompt_tokens": len(request.prompt),
+        "cached_tokens": {"device": request.cached_tokens or 0},
+        "miss": request.miss,
+        "retention": None if request.retention is None else asdict(request.retention),
+        "retained_tokens": request.retained_tokens,
+        "retractions": request.retractions,
+        "drafted_tokens": request.drafted,
+        "accepted_tokens": request.accepted,
+        "seconds_in": {state.value: seconds for state, seconds in request.seconds_in.items()},
+    }

@@ -1,0 +1,242 @@
+"""The process that schedules and computes. Run as a module by AsyncEngine; never by hand."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections import deque
+from collections.abc import Iterator
+
+import msgspec
+import numpy as np
+import zmq
+
+from freehold.assembly import assemble
+from freehold.config import EngineConfig
+from freehold.errors import EngineStuck, FreeholdError
+from freehold.ipc import protocol as msg
+from freehold.ipc.calls import Questions
+from freehold.memory import AuditError
+from freehold.scheduler.request import Request
+from freehold.scheduler.results import StepOutput
+from freehold.scheduler.scheduler import Scheduler
+
+STATS_INTERVAL_S = 0.25
+RETRY_MS = 200  # between looks at an engine that is stuck
+IDLE_POLL_MS = 500
+COMMANDS_MAX = 256  # taken between two iterations
+ORDERS = {"pause", "resume", "update_weights", "flush"}  # they wait for the steps in flight
+
+
+class EngineLoop:
+    """Takes commands, runs the scheduler, reports what came of it. Ends with its parent.
+
+    Nothing here waits for the engine for long: while it computes, or hangs, commands are taken, and requests that
+    were aborted or whose time is up hear of it. Orders that need an engine at rest wait in a line of their own.
+    """
+
+    def __init__(self, scheduler: Scheduler, socket: zmq.Socket[bytes], parent: int):
+        self._scheduler = scheduler
+        self._socket = socket
+        self._parent = parent
+        self._questions = Questions(scheduler)
+        self._orders: deque[msg.Ask] = deque()
+        self._stopping = False
+        self._stats_due = 0.0
+        self._audit: Iterator[None] | None = None  # what is left of the audit that began when the engine came to rest
+        self._stuck: str | None = None
+
+    def run(self) -> None:
+        self._scheduler.memory.epochs.bind_thread()
+        while not self._stopping and os.getppid() == self._parent:
+            self.turn()
+
+    def turn(self) -> None:
+        """Commands, then one iteration of the scheduler if there is work."""
+        self._take_commands()
+        self._scheduler.draining = bool(self._orders)
+        # Requests that wait behind a pause can still time out.
+        if self._scheduler.has_work or self._scheduler.requests:
+            self._step()
+        self._carry_out_orders()
+
+    def _step(self) -> None:
+        if self._scheduler.has_work:
+            self._audit = self._scheduler.auditing()
+        self._report(self._scheduler.step())
+        stuck, was_stuck = self._scheduler.stuck, self._stuck
+        self._stuck = stuck
+        if stuck is not None and was_stuck is None:
+            print(f"freehold: stuck: {stuck}", file=sys.stderr, flush=True)
+        if stuck is not None:
+            self._socket.poll(RETRY_MS)
+
+    def _take_commands(self) -> None:
+        """Those that have come, COMMANDS_MAX at most; while there is nothing to do, wait for one."""
+        if not self._scheduler.has_work and not self._orders:
+            self._rest()
+        for _ in range(COMMANDS_MAX):
+            if not self._socket.poll(0):
+                return
+            self._take(msg.decode_command(self._socket.recv()))
+
+    def _rest(self) -> None:
+        """Idle: every page must be accounted for now. A command interrupts that; then it begins anew."""
+        while self._audit is not None and not self._socket.poll(0):
+            try:
+                next(self._audit)
+                continue
+            except StopIteration:
+                pass
+            except AuditError as error:
+                print(f"freehold: memory audit failed: {error}", file=sys.stderr, flush=True)
+            self._audit = None
+            self._send(msg.Progress([], [], {}, [], stats=self._stats()))
+        self._socket.poll(self._patience_ms())
+
+    def _patience_ms(self) -> int:
+        """While requests wait behind a pause, their timeouts go on."""
+        return 50 if self._scheduler.requests else IDLE_POLL_MS
+
+    def _take(self, command: msg.Command) -> None:
+        if self._audit is not None:
+            self._audit = self._scheduler.auditing()
+        if isinstance(command, msg.Submit):
+            self._submit(command)
+        elif isinstance(command, msg.Abort):
+            self._scheduler.abort(command.id)
+        elif isinstance(command, msg.Forget):
+            self._scheduler.forget_session(command.session)
+        elif isinstance(command, msg.Ask) and command.question in ORDERS:
+            self._orders.append(command)
+        elif isinstance(command, msg.Ask):
+            self._answer(command)
+        else:
+            self._stopping = True
+
+    def _answer(self, ask: msg.Ask) -> None:
+        self._send(self._questions.answer(ask))
+
+    def _carry_out_orders(self) -> None:
+        """In their order, once no step is in flight."""
+        scheduler = self._scheduler
+        while self._orders and (scheduler.in_flight_count == 0 or scheduler.stuck is not None):
+            ask = self._orders.popleft()
+            if scheduler.in_flight_count == 0:
+                self._answer(ask)
+            else:
+                failure = msg.Failure.of(EngineStuck(str(scheduler.stuck)))
+                self._send(msg.Answer(ask.number, failure=failure))
+
+    def _submit(self, command: msg.Submit) -> None:
+        request = Request(
+            id=command.id,
+            prompt=np.frombuffer(command.prompt, np.int32),
+            params=command.params,
+            seed=command.seed,
+            **msgspec.structs.asdict(command.options),
+        )
+        try:
+            self._scheduler.add(request)
+        except FreeholdError as error:
+            self._send(msg.Rejected(command.id, msg.Failure.of(error)))
+        else:
+            self._send(msg.Accepted(command.id))
+
+    def _report(self, output: StepOutput) -> None:
+        now = time.monotonic()
+        stats = None
+        if now >= self._stats_due:
+            self._stats_due = now + STATS_INTERVAL_S
+            stats = self._stats()
+        for request in output.ended:
+            self._questions.remember(request)
+        if output.requests or output.ended or stats:
+            ids = [request.id for request in output.requests]
+            ended = [_ended(request) for request in output.ended]
+            cached = {request.id: request.cached_tokens or 0 for request in output.started}
+            scores = {request.id: request.prompt_logprobs for request in output.started if request.prompt_logprobs}
+            self._send(msg.Progress(ids, output.tokens, output.logprobs, ended, cached, scores, stats))
+
+    def _stats(self) -> msg.Stats:
+        scheduler = self._scheduler
+        audit_error = None if scheduler.audit_error is None else str(scheduler.audit_error)
+        return msg.Stats(
+            running=len(scheduler.running),
+            waiting=len(scheduler.queue),
+            steps=scheduler.memory.epochs.submitted,
+            sampled_tokens=scheduler.results.token_count,
+            retractions=scheduler.lifecycle.retraction_count,
+            evicted_pages=scheduler.memory.tree.evicted_page_count,
+            pages=scheduler.memory.counts().as_dict(),
+            drafted_tokens=scheduler.results.drafted_count,
+            accepted_tokens=scheduler.results.accepted_count,
+            unwell=audit_error or self._stuck,
+        )
+
+    def _send(self, report: msg.Report) -> None:
+        self._socket.send(msg.encode(report))
+
+
+def _ended(request: Request) -> msg.Ended:
+    assert request.finish is not None
+    error = request.finish.error
+    started = request.first_scheduled or request.ended or request.arrival
+    return msg.Ended(
+        id=request.id,
+        kind=request.finish.kind.value,
+        prompt_tokens=len(request.prompt),
+        cached_tokens=request.cached_tokens or 0,
+        output_tokens=len(request.output),
+        retractions=request.retractions,
+        queued=started - request.arrival,
+        drafted_tokens=request.drafted,
+        accepted_tokens=request.accepted,
+        retained_tokens=request.retained_tokens,
+        matched=request.finish.matched,
+        failure=None if error is None else msg.Failure.of(error),
+    )
+
+
+def main(address: str, options: str, parent: int) -> None:
+    """`address` is the parent's socket, `options` an EngineConfig as JSON, `parent` its process id: we may
+    be orphans before we could ask."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the parent, which drains and says Stop
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # The engine's thread needs the interpreter for microseconds at a time, and should get it at once.
+    sys.setswitchinterval(0.0005)
+    with zmq.Context() as context, context.socket(zmq.PAIR) as socket:
+        socket.setsockopt(zmq.LINGER, 1000)
+        socket.setsockopt(zmq.SNDHWM, 0)
+        socket.connect(address)
+        try:
+            assembly = assemble(EngineConfig(**json.loads(options)))
+        except Exception as error:
+            traceback.print_exc()
+            socket.send(msg.encode(msg.Failed(f"{type(error).__name__}: {error}")))
+            return
+        shape = assembly.scheduler.memory.shape
+        socket.send(
+            msg.encode(
+                msg.Ready(
+                    model_path=str(assembly.path),
+                    architecture=assembly.spec.architecture,
+                    vocab_size=assembly.spec.vocab_size,
+                    max_model_len=shape.token_limit,
+                    capacity_tokens=shape.page_count * shape.page_size,
+                )
+            )
+        )
+        gc.collect()
+        gc.freeze()  # the model and its tables are not garbage: don't walk them again
+        EngineLoop(assembly.scheduler, socket, parent).run()
+        assembly.engine.shutdown()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))

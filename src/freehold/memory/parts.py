@@ -1,0 +1,24 @@
+"""What memory consists of, for those who only read it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from freehold.memory.lease import LeaseTable
+from freehold.memory.pins import PinTable
+from freehold.memory.pool import PagePool
+from freehold.memory.shape import MemoryShape
+from freehold.memory.tails import TailTable
+from freehold.memory.tree import PrefixTree
+
+
+class Parts(Protocol):
+    """`Memory`, as the audit and the explanations see it."""
+
+    shape: MemoryShape
+    page_size: int
+    pools: list[PagePool]
+    tree: PrefixTree
+    tails: TailTable
+    pins: PinTable
+    leases: LeaseTable

@@ -1,0 +1,79 @@
+"""The native routes around /generate: sessions, aborts, the cache, health and information."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import uuid
+
+import numpy as np
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import PlainTextResponse
+
+from freehold.errors import BadRequest, NoSuchSession, SessionBusy
+from freehold.ipc.async_engine import AsyncEngine
+from freehold.sampling_params import SamplingParams
+from freehold.server.access.clients import client_of
+from freehold.server.native.schema import AbortBody, CloseSessionBody, OpenSessionBody
+from freehold.server.sessions.table import SessionSettings, SessionTable
+
+FLUSH_POLL_S = 0.05
+
+
+def native_control_routes(engine: AsyncEngine, sessions: SessionTable) -> APIRouter:
+    router = APIRouter()
+    flushing = asyncio.Lock()
+
+    @router.post("/open_session")
+    async def open_session(request: Request, body: OpenSessionBody) -> str:
+        owner = client_of(request).name
+        settings = SessionSettings(body.timeout, branching=not body.streaming, owner=owner)
+        try:
+            return sessions.open(body.session_id, settings).id
+        except SessionBusy as error:
+            raise BadRequest(str(error), "session_id") from error
+
+    @router.post("/close_session")
+    async def close_session(request: Request, body: CloseSessionBody) -> Response:
+        """At the end of the turn that runs. Unknown names are fine: they are closed."""
+        with contextlib.suppress(NoSuchSession):
+            sessions.close(sessions.get(body.session_id, client_of(request)))
+        return Response(status_code=200)
+
+    @router.post("/abort_request")
+    async def abort_request(body: AbortBody) -> Response:
+        """All requests whose id begins with `rid`."""
+        if body.abort_all:
+            engine.abort_by_prefix("")
+        elif body.rid:
+            engine.abort_by_prefix(body.rid)
+        return Response(status_code=200)
+
+    @router.get("/flush_cache", include_in_schema=False)
+    @router.post("/flush_cache")
+    async def flush_cache(timeout: float = 0.0) -> Response:
+        """Empty the prefix cache and drop what sessions have parked, once nothing runs."""
+        if flushing.locked():
+            raise BadRequest("another flush is waiting")
+        async with flushing:
+            end = time.monotonic() + timeout
+            while not await engine.ask("idle"):
+                if time.monotonic() >= end:
+                    raise BadRequest("requests are running or waiting: the cache was not flushed")
+                await asyncio.sleep(FLUSH_POLL_S)
+            pages = await engine.ask("flush")
+        return PlainTextResponse(f"Cache flushed: {pages} pages given back.\n", headers={"X-Flushed-Pages": str(pages)})
+
+    @router.get("/health_generate")
+    async def health_generate() -> Response:
+        """Generate one token; during a pause, health is enough."""
+        if not engine.is_healthy:
+            return Response(status_code=503)
+        if not await engine.ask("paused"):
+            params = SamplingParams(max_tokens=1, temperature=0)
+            async for _ in engine.stream([np.zeros(1, np.int32)], params, f"health-{uuid.uuid4().hex}"):
+                pass
+        return Response(status_code=200)
+
+    return router

@@ -1,0 +1,150 @@
+"""POST /v1/completions"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+import uuid
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+import numpy as np
+from fastapi import APIRouter, Request, Response
+
+from freehold.arrays import Int32
+from freehold.errors import InvalidParameter
+from freehold.ipc.async_engine import AsyncEngine, Delta
+from freehold.ipc.protocol import Ended
+from freehold.scheduler.request import check_token_ids
+from freehold.server.access.clients import client_of
+from freehold.server.openai.schema import CompletionBody
+from freehold.server.requests.job import Generator, Job, Output, encode, session_field, usage
+from freehold.server.requests.response import respond
+from freehold.server.sessions.table import SessionTable
+from freehold.server.sessions.turns import session_of
+from freehold.step import TokenLogprobs
+from freehold.text.tokenizer import Tokenizer
+
+
+def completion_routes(engine: AsyncEngine, generator: Generator, sessions: SessionTable, model_name: str) -> APIRouter:
+    router = APIRouter()
+
+    @router.post("/v1/completions", response_model=None)
+    async def completions(body: CompletionBody, request: Request) -> Response | dict[str, Any]:
+        if body.suffix:
+            raise InvalidParameter("suffix", "is not supported")
+        echo = bool(body.echo) and body.session_id is None
+        params = body.sampling(engine.tokenizer.defaults, body.max_tokens, body.logprobs, echo)
+        prompts = await _prompts(body, engine)
+        name, skip = f"cmpl-{uuid.uuid4().hex}", body.skip_special_tokens is not False
+        session = await session_of(sessions, client_of(request), body, params)
+        if session is None:
+            retention = body.retained(max(map(len, prompts)))
+            job = Job(name, prompts, params, body.options(retention), "prompt", skip)
+        elif len(prompts) != 1:
+            raise InvalidParameter("prompt", "must be one prompt for a turn of a session")
+        else:
+            options = body.options(body.retained(None), (session.id, session.settings.namespace))
+            turn = sessions.begin(session, prompts[0].tolist())
+            job = Job(name, [np.array(turn.tokens, np.int32)], params, options, "prompt", skip, turn)
+        answer = _Answer(generator, job, body, engine.tokenizer, model_name)
+        return await respond(request, answer, body.stream, job.turn)
+
+    return router
+
+
+async def _prompts(body: CompletionBody, engine: AsyncEngine) -> list[Int32]:
+    prompt = body.prompt
+    many = prompt if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else [prompt]
+    if not many or many == [[]]:
+        raise InvalidParameter("prompt", "must not be empty")
+    prompts = [
+        await encode(engine.tokenizer, one, True)
+        if isinstance(one, str)
+        else check_token_ids(one, engine.info.vocab_size)  # pyright: ignore[reportArgumentType]
+        for one in many
+    ]
+    if any(len(one) == 0 for one in prompts) and body.session_id is None:
+        raise InvalidParameter("prompt", "must not be empty")
+    return prompts
+
+
+class _Answer:
+    def __init__(self, generator: Generator, job: Job, body: CompletionBody, tokenizer: Tokenizer, model_name: str):
+        self._generator = generator
+        self._job = job
+        self._body = body
+        self._tokenizer = tokenizer
+        self._head = {
+            "id": job.id,
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": body.model or model_name,
+            **session_field(job),
+        }
+
+    def _prompt(self, index: int) -> Int32:
+        return self._job.prompts[index // self._job.params.n]
+
+    def _echo(self, index: int) -> str:
+        return self._tokenizer.decode(self._prompt(index).tolist()) if self._body.echo else ""
+
+    async def whole(self) -> dict[str, Any]:
+        outputs = await self._generator.gather(self._job)
+        choices = [
+            self._choice(i, self._echo(i) + output.text, self._scored(i, output), output.end)
+            for i, output in enumerate(outputs)
+        ]
+        return {**self._head, "choices": choices, "usage": usage([o.end for o in outputs], self._job)}
+
+    async def stream(self) -> AsyncGenerator[dict[str, Any]]:
+        ends: dict[int, Ended] = {}
+        echoed: set[int] = set()
+        async with aclosing(self._generator.deltas(self._job)) as deltas:
+            async for delta in deltas:
+                if delta.ended:
+                    ends[delta.index] = delta.ended
+                is_first = delta.index not in echoed
+                echoed.add(delta.index)
+                text = self._echo(delta.index) + delta.text if is_first else delta.text
+                scored = self._scored(delta.index, delta) if is_first else delta.logprobs
+                if text or delta.ended or scored:
+                    choice = self._choice(delta.index, text, scored, delta.ended)
+                    yield {**self._head, "choices": [choice]}
+        if self._body.wants_usage:
+            counted = usage([ends[i] for i in sorted(ends)], self._job)
+            yield {**self._head, "choices": [], "usage": counted}
+
+    def _scored(self, index: int, output: Output | Delta) -> list[TokenLogprobs]:
+        """With the prompt's if it is echoed. Its first token comes after nothing, so nothing is said of it."""
+        if self._job.params.prompt_logprobs_start is None:
+            return output.logprobs
+        first = TokenLogprobs(int(self._prompt(index)[0]), math.nan, [])
+        return [first, *output.prompt_logprobs, *output.logprobs]
+
+    def _choice(self, index: int, text: str, logprobs: list[TokenLogprobs], end: Ended | None) -> dict[str, Any]:
+        return {
+            "index": index,
+            "text": text,
+            "logprobs": self._logprobs(logprobs) if self._body.logprobs is not None else None,
+            "finish_reason": end.kind if end else None,
+            "matched_stop": end.matched if end else None,
+        }
+
+    def _logprobs(self, found: list[TokenLogprobs]) -> dict[str, Any]:
+        def text(token: int) -> str:
+            return self._tokenizer.piece(token, False).decode(errors="replace")
+
+        pieces = [text(entry.token) for entry in found]
+        lengths = [len(piece) for piece in pieces]
+        return {
+            "tokens": pieces,
+            "token_logprobs": [None if math.isnan(entry.logprob) else entry.logprob for entry in found],
+            "top_logprobs": [
+                None if math.isnan(entry.logprob) else {text(token): value for token, value in entry.top}
+                for entry in found
+            ],
+            "text_offset": [end - length for end, length in zip(itertools.accumulate(lengths), lengths, strict=True)],
+        }

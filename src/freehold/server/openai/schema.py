@@ -1,0 +1,216 @@
+"""Bodies of the OpenAI routes. Unknown fields are ignored, wrong values are refused."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from freehold.errors import InvalidParameter
+from freehold.ipc.protocol import Options
+from freehold.memory import Retention
+from freehold.sampling_params import LOGPROBS_MAX, SamplingParams
+from freehold.server.requests.hints import CacheHints
+
+TokenIds = list[Annotated[int, Field(ge=0, strict=True)]]
+
+
+CONSTRAINTS = ("json_schema", "regex", "ebnf", "structural_tag")
+
+
+class StreamOptions(BaseModel):
+    include_usage: bool | None = False
+    continuous_usage_stats: bool | None = False
+
+
+class SamplingBody(CacheHints):
+    """What completions and chat have in common. A null means that the field was not given."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    model: str | None = None
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    stop_regex: str | list[str] | None = None
+    no_stop_trim: bool | None = False
+    include_stop_str_in_output: bool | None = False
+    json_schema: str | dict[str, Any] | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    structural_tag: str | None = None
+    ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    skip_special_tokens: bool | None = True
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    timeout: float | None = Field(default=None, gt=0)
+    session_id: str | None = None
+    session_wait: bool | None = False
+    response_format: dict[str, Any] | None = None
+    user: str | None = None
+
+    def sampling(
+        self, defaults: dict[str, Any], max_tokens: int | None, logprobs: int | None, echo: bool = False
+    ) -> SamplingParams:
+        """With the model's own defaults where the body says nothing; `echo` wants log-probabilities of the
+        prompt too. Raises InvalidParameter."""
+        if self.response_format and self.response_format.get("type", "text") != "text":
+            raise InvalidParameter("response_format", "only type 'text' is supported")
+        for name in CONSTRAINTS:
+            if getattr(self, name):
+                raise InvalidParameter(name, "constrained output is not supported yet")
+        names = (
+            "n temperature top_p top_k min_p seed presence_penalty frequency_penalty repetition_penalty "
+            "ignore_eos min_tokens"
+        )
+        given = {name: value for name in names.split() if (value := getattr(self, name)) is not None}
+        return SamplingParams(
+            **{**defaults, **given},
+            max_tokens=max_tokens,
+            logprobs=logprobs,
+            logit_bias=_token_biases(self.logit_bias or {}),
+            stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            stop_regex=(self.stop_regex,) if isinstance(self.stop_regex, str) else tuple(self.stop_regex or ()),
+            include_stop=bool(self.no_stop_trim or self.include_stop_str_in_output),
+            prompt_logprobs_start=0 if echo and logprobs is not None else None,
+        )
+
+    def options(self, retention: Retention | None, session: tuple[str, str] | None = None) -> Options:
+        """`session` is (its id, its namespace) if this is a turn of one."""
+        name, namespace = session or (None, self.cache_salt or "")
+        return Options(self.priority or 0, namespace, self.timeout, name, retention)
+
+    @property
+    def wants_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+
+def _token_biases(given: dict[str, float]) -> dict[int, float]:
+    try:
+        return {int(token): bias for token, bias in given.items()}
+    except ValueError:
+        raise InvalidParameter("logit_bias", "keys must be token ids") from None
+
+
+class CompletionBody(SamplingBody):
+    prompt: str | TokenIds | list[str] | list[TokenIds]
+    max_tokens: int | None = 16
+    logprobs: int | None = Field(default=None, ge=0, le=LOGPROBS_MAX)
+    echo: bool | None = False
+    suffix: str | None = None
+    best_of: int | None = None
+
+
+class ContentPart(BaseModel):
+    type: str
+    text: str | None = None
+    prompt_cache_breakpoint: dict[str, Any] | None = None
+
+
+class Message(BaseModel):
+    """Other fields (tool_calls, name, ...) are passed to the chat template."""
+
+    model_config = ConfigDict(extra="allow")
+
+    role: str
+    content: str | list[ContentPart] | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """Raises InvalidParameter for content that is not text."""
+        fields = self.model_dump(exclude_none=True)
+        if isinstance(self.content, list):
+            other = [part.type for part in self.content if part.type not in ("text", "input_text")]
+            if other:
+                raise InvalidParameter("messages", f"content of type '{other[0]}' is not supported, only text")
+            fields["content"] = "".join(part.text or "" for part in self.content)
+        fields.setdefault("content", "")
+        return fields
+
+
+def up_to_breakpoint(messages: list[Message]) -> list[dict[str, Any]] | None:
+    """The messages up to the last part with an explicit cache breakpoint; None if there is none."""
+    for i in range(len(messages) - 1, -1, -1):
+        content = messages[i].content
+        for j in range(len(content) - 1, -1, -1) if isinstance(content, list) else ():
+            if content[j].prompt_cache_breakpoint is not None:  # pyright: ignore
+                last = messages[i].model_copy(update={"content": content[: j + 1]})  # pyright: ignore
+                return [message.for_template() for message in (*messages[:i], last)]
+    return None
+
+
+class ChatBody(SamplingBody):
+    messages: list[Message] = Field(min_length=1)
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = False
+    top_logprobs: int | None = Field(default=None, ge=0, le=LOGPROBS_MAX)
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    add_generation_prompt: bool | None = True
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class TokenizeBody(BaseModel):
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool | None = True
+    add_generation_prompt: bool | None = True
+    return_token_strs: bool | None = False
+
+
+class PauseBody(BaseModel):
+    mode: Literal["abort", "retract", "in_place"] = "abort"
+
+
+class WeightsBody(BaseModel):
+    model_path: str
+
+
+class LookupBody(BaseModel):
+    """Exactly one of the first three."""
+
+    prompt: str | TokenIds | None = None
+    messages: list[Message] | None = Field(default=None, min_length=1)
+    token_ids: TokenIds | None = None
+    cache_salt: str | None = None
+
+
+class PinBody(LookupBody):
+    """`ttl` in seconds; without one the pin stays."""
+
+    id: str | None = Field(default=None, min_length=1, max_length=256)
+    ttl: float | None = Field(default=None, gt=0, le=365 * 86400)
+
+
+class SessionBody(BaseModel):
+    session_id: str | None = Field(default=None, min_length=1, max_length=256)
+    timeout: float | None = Field(default=None, gt=0)
+    capacity: int | None = Field(default=None, gt=0)
+    cache_salt: str | None = None
+
+
+class ForkBody(BaseModel):
+    session_id: str | None = Field(default=None, min_length=1, max_length=256)
+
+
+class RewindBody(BaseModel):
+    to: int = Field(ge=0)
+
+
+class DetokenizeBody(BaseModel):
+    model: str | None = None
+    tokens: TokenIds

@@ -1,0 +1,79 @@
+"""/v1/cache: what is cached, what of a prompt would hit, and what an operator wants kept."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from fastapi import APIRouter
+
+from freehold.arrays import Int32
+from freehold.errors import InvalidParameter, NotFound
+from freehold.ipc.async_engine import AsyncEngine
+from freehold.ipc.protocol import Options
+from freehold.sampling_params import SamplingParams
+from freehold.scheduler.request import check_token_ids
+from freehold.server.openai.schema import LookupBody, PinBody
+from freehold.server.requests.job import encode
+from freehold.server.requests.prompt import Rendering
+
+
+def cache_routes(engine: AsyncEngine) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/v1/cache")
+    async def cache() -> dict[str, Any]:
+        """Pages by owner, the prefixes hit most, and how old pages are when hit and when evicted."""
+        return await engine.ask("cache")
+
+    @router.post("/v1/cache/lookup")
+    async def lookup(body: LookupBody) -> dict[str, Any]:
+        """How many tokens would hit now, and why the rest would not."""
+        found = await explain_miss(engine, body)
+        return {**found, "cached_tokens": {"device": found["cached_tokens"]}}
+
+    @router.get("/v1/cache/pins")
+    async def pins() -> dict[str, Any]:
+        return await engine.ask("pins")
+
+    @router.post("/v1/cache/pins")
+    async def pin(body: PinBody) -> dict[str, Any]:
+        """Keep a prefix, computing it if need be; the answer says how much of it the budget allows."""
+        tokens = await _tokens(engine, body)
+        params = SamplingParams(max_tokens=1, temperature=0)
+        options = Options(namespace=body.cache_salt or "")
+        async for _ in engine.stream([tokens], params, f"pin-{uuid.uuid4().hex}", options):
+            pass
+        name = body.id or uuid.uuid4().hex
+        wanted = {"id": name, "tokens": tokens.tolist(), "namespace": options.namespace, "ttl": body.ttl}
+        return await engine.ask("pin", wanted)
+
+    @router.delete("/v1/cache/pins/{name:path}")
+    async def unpin(name: str) -> dict[str, Any]:
+        if not await engine.ask("unpin", name):
+            raise NotFound(f"there is no pin '{name}'")
+        return {"id": name, "object": "cache.pin.deleted", "deleted": True}
+
+    return router
+
+
+async def explain_miss(engine: AsyncEngine, body: LookupBody) -> dict[str, Any]:
+    """How much of a prompt is cached now, and why no more."""
+    tokens = await _tokens(engine, body)
+    return await engine.ask("miss", {"tokens": tokens.tolist(), "namespace": body.cache_salt or ""})
+
+
+async def _tokens(engine: AsyncEngine, body: LookupBody) -> Int32:
+    given = [value for value in (body.prompt, body.messages, body.token_ids) if value is not None]
+    if len(given) != 1:
+        raise InvalidParameter("prompt", "give exactly one of prompt, messages and token_ids")
+    ids = body.prompt if isinstance(body.prompt, list) else body.token_ids
+    if ids is not None:
+        tokens = check_token_ids(ids, engine.info.vocab_size)
+    elif body.messages is not None:
+        tokens = await Rendering().tokens(engine.tokenizer, [message.for_template() for message in body.messages])
+    else:
+        tokens = await encode(engine.tokenizer, str(body.prompt), True)
+    if len(tokens) == 0:
+        raise InvalidParameter("prompt", "must not be empty")
+    return tokens

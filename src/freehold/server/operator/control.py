@@ -1,0 +1,34 @@
+"""Pausing, continuing and new weights: what training loops need of a rollout server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+
+from freehold.ipc.async_engine import AsyncEngine
+from freehold.server.openai.schema import PauseBody, WeightsBody
+
+
+def control_routes(engine: AsyncEngine) -> APIRouter:
+    router = APIRouter()
+
+    @router.post("/pause_generation")
+    async def pause(body: PauseBody | None = None) -> dict[str, Any]:
+        """Finish the steps in flight and compute no more. New requests are accepted and wait."""
+        await engine.ask("pause", (body or PauseBody()).mode)
+        return {"message": "Generation paused successfully.", "status": "ok"}
+
+    @router.post("/continue_generation")
+    async def resume() -> dict[str, Any]:
+        await engine.ask("resume")
+        return {"message": "Generation continued successfully.", "status": "ok"}
+
+    @router.post("/update_weights_from_disk")
+    async def update_weights(body: WeightsBody) -> dict[str, Any]:
+        """Compute with the weights of another model of the same shape. Nothing that the old ones computed is
+        found in the cache again."""
+        await engine.ask("update_weights", body.model_path)
+        return {"success": True, "message": "Weights updated."}
+
+    return router

@@ -1,0 +1,93 @@
+"""Prometheus metrics: the names that vLLM's dashboards read, and our own for pages by owner."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from freehold.ipc.async_engine import AsyncEngine, Delta
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+
+
+class _EngineCollector(Collector):
+    """What the engine process last reported."""
+
+    def __init__(self, engine: AsyncEngine):
+        self._engine = engine
+
+    def collect(self) -> Iterator[Metric]:
+        stats = self._engine.stats
+        yield GaugeMetricFamily("vllm:num_requests_running", "Requests that hold a row", stats.running)
+        yield GaugeMetricFamily("vllm:num_requests_waiting", "Requests in the queue", stats.waiting)
+        capacity = stats.pages.get("capacity", 0)
+        used = stats.pages.get("lease", 0) + stats.pages.get("pinned", 0)
+        share = used / capacity if capacity else 0.0
+        yield GaugeMetricFamily("vllm:kv_cache_usage_perc", "Share of pages that requests use", share)
+        yield CounterMetricFamily("vllm:num_preemptions", "Requests retracted", stats.retractions)
+        pages = GaugeMetricFamily("freehold_pages", "Pages by owner; they add up to capacity", labels=["owner"])
+        for owner, count in stats.pages.items():
+            if owner != "capacity":
+                pages.add_metric([owner], count)
+        yield pages
+        yield GaugeMetricFamily("freehold_page_capacity", "Pages of the pool", capacity)
+        yield CounterMetricFamily("freehold_evicted_pages", "Pages evicted from the prefix tree", stats.evicted_pages)
+        yield CounterMetricFamily("freehold_steps", "Steps submitted to the engine", stats.steps)
+        yield CounterMetricFamily("freehold_sampled_tokens", "Tokens sampled", stats.sampled_tokens)
+        drafted, accepted = stats.drafted_tokens, stats.accepted_tokens
+        yield CounterMetricFamily("vllm:spec_decode_num_draft_tokens", "Draft tokens verified", drafted)
+        yield CounterMetricFamily("vllm:spec_decode_num_accepted_tokens", "Draft tokens that were right", accepted)
+        rate = accepted / drafted if drafted else 0.0
+        yield GaugeMetricFamily("freehold_draft_acceptance_rate", "Share of draft tokens that were right", rate)
+        unwell = 0.0 if stats.unwell is None else 1.0
+        yield GaugeMetricFamily("freehold_unwell", "1 after a failed audit, or while the engine is stuck", unwell)
+
+
+class Metrics:
+    """One registry for one app."""
+
+    def __init__(self, engine: AsyncEngine):
+        self._registry = CollectorRegistry()
+        self._registry.register(_EngineCollector(engine))
+
+        def histogram(name: str, text: str) -> Histogram:
+            return Histogram(name, text, buckets=_SECONDS, registry=self._registry)
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(name, text, labels, registry=self._registry)
+
+        self._first_token = histogram("vllm:time_to_first_token_seconds", "From arrival to the first token")
+        self._between = histogram("vllm:inter_token_latency_seconds", "Between tokens of one output")
+        self._whole = histogram("vllm:e2e_request_latency_seconds", "From arrival to the end")
+        self._queued = histogram("vllm:request_queue_time_seconds", "From arrival to the first scheduling")
+        self._success = counter("vllm:request_success", "Outputs ended", "finished_reason")
+        self._prompt = counter("vllm:prompt_tokens", "Prompt tokens of ended outputs")
+        self._generated = counter("vllm:generation_tokens", "Tokens generated")
+        self._queries = counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache")
+        self._hits = counter("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache")
+
+    def observe(self, delta: Delta, arrival: float, last: dict[int, float]) -> None:
+        """`last` keeps when each output was heard of before."""
+        now = time.monotonic()
+        if delta.tokens:
+            before = last.get(delta.index)
+            if before is None:
+                self._first_token.observe(now - arrival)
+            else:
+                self._between.observe(now - before)
+            last[delta.index] = now
+            self._generated.inc(len(delta.tokens))
+        if delta.ended:
+            self._whole.observe(now - arrival)
+            self._queued.observe(delta.ended.queued)
+            self._success.labels(delta.ended.kind).inc()
+            self._prompt.inc(delta.ended.prompt_tokens)
+            self._queries.inc(delta.ended.prompt_tokens)
+            self._hits.inc(delta.ended.cached_tokens)
+
+    def render(self) -> bytes:
+        return generate_latest(self._registry)

@@ -1,0 +1,83 @@
+"""Health, and what this server is."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from fastapi import APIRouter, Response
+
+from freehold import __version__
+from freehold.errors import NotFound
+from freehold.ipc.async_engine import AsyncEngine
+
+
+def status_routes(engine: AsyncEngine, model_name: str) -> APIRouter:
+    router = APIRouter()
+    started = int(time.time())
+
+    def card() -> dict[str, Any]:
+        return {
+            "id": model_name,
+            "object": "model",
+            "created": started,
+            "owned_by": "freehold",
+            "root": engine.info.model_path,
+            "parent": None,
+            "max_model_len": engine.info.max_model_len,
+        }
+
+    @router.get("/health")
+    async def health() -> Response:
+        """200 when the engine serves; 503 while it loads or drains, and after a failed audit."""
+        return Response(status_code=200 if engine.is_healthy else 503)
+
+    @router.get("/version")
+    async def version() -> dict[str, str]:
+        return {"version": __version__}
+
+    @router.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [card()]}
+
+    @router.get("/v1/models/{name:path}")
+    async def model(name: str) -> dict[str, Any]:
+        if name != model_name:
+            raise NotFound(f"the model '{name}' does not exist; this server has '{model_name}'", "model")
+        return card()
+
+    @router.get("/get_model_info")
+    @router.get("/model_info")
+    async def model_info() -> dict[str, Any]:
+        path = engine.info.model_path
+        return {
+            "model_path": path,
+            "tokenizer_path": path,
+            "served_model_name": model_name,
+            "is_generation": True,
+            "weight_version": "default",
+            "model_type": engine.info.architecture,
+            "architectures": [engine.info.architecture],
+        }
+
+    @router.get("/get_server_info")
+    @router.get("/server_info")
+    async def server_info() -> dict[str, Any]:
+        config, info = engine.config, engine.info
+        return {
+            "version": __version__,
+            "model_path": info.model_path,
+            "served_model_name": model_name,
+            "page_size": config.page_size,
+            "disable_radix_cache": config.disable_radix_cache,
+            "disable_overlap_schedule": config.disable_overlap_schedule,
+            "schedule_policy": config.schedule_policy,
+            "context_length": info.max_model_len,
+            "max_running_requests": config.max_running_requests,
+            "max_total_num_tokens": info.capacity_tokens,
+            "max_req_input_len": info.max_model_len - 1,
+            "chunked_prefill_size": config.chunked_prefill_size,
+            "internal_states": [{"pages": engine.stats.pages, "running": engine.stats.running}],
+        }
+
+    return router

@@ -1,0 +1,134 @@
+"""What all routes that generate share: jobs, and outputs gathered, streamed and counted."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from freehold.arrays import Int32
+from freehold.errors import Aborted, BadRequest
+from freehold.ipc.async_engine import AsyncEngine, Delta
+from freehold.ipc.protocol import Ended, Options
+from freehold.sampling_params import SamplingParams
+from freehold.server.operator.metrics import Metrics
+from freehold.server.sessions.branches import BranchTurn
+from freehold.server.sessions.table import Turn
+from freehold.step import TokenLogprobs
+from freehold.text.tokenizer import Tokenizer
+
+LONG_TEXT = 20_000  # characters; longer ones are tokenized off the event loop
+
+
+@dataclass
+class Output:
+    """One output, as far as it has come."""
+
+    text: str = ""
+    tokens: list[int] = field(default_factory=list[int])
+    logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
+    cached_tokens: int = 0
+    ended: Ended | None = None
+
+    @property
+    def end(self) -> Ended:
+        assert self.ended is not None
+        return self.ended
+
+    def add(self, delta: Delta) -> None:
+        self.text += delta.text
+        self.tokens += delta.tokens
+        self.logprobs += delta.logprobs
+        self.prompt_logprobs = delta.prompt_logprobs or self.prompt_logprobs
+        self.cached_tokens = delta.cached_tokens
+        self.ended = delta.ended or self.ended
+
+
+@dataclass(frozen=True)
+class Job:
+    """A validated request of any route, ready to run. `id` is the response's."""
+
+    id: str
+    prompts: list[Int32]
+    params: SamplingParams
+    options: Options
+    prompt_field: str  # what the body calls the prompt
+    skip_special_tokens: bool = True
+    turn: Turn | BranchTurn | None = None  # of a session
+
+
+async def encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> Int32:
+    if len(text) < LONG_TEXT:
+        return tokenizer.encode(text, add_special_tokens)
+    return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens)
+
+
+class Generator:
+    """Runs jobs and keeps the latency metrics."""
+
+    def __init__(self, engine: AsyncEngine, metrics: Metrics):
+        self._engine = engine
+        self._metrics = metrics
+
+    async def deltas(self, job: Job) -> AsyncGenerator[Delta]:
+        """The job's news. An output that failed raises its error, except beside others that did
+        not."""
+        arrival = time.monotonic()
+        last: dict[int, float] = {}
+        if job.turn is not None:
+            job.turn.request_id = job.id
+        stream = self._engine.stream(job.prompts, job.params, job.id, job.options, job.skip_special_tokens)
+        async with aclosing(stream):
+            async for delta in self._named(stream, job.prompt_field):
+                if job.turn is not None:
+                    job.turn.observe(delta.tokens, delta.text, delta.ended)
+                self._metrics.observe(delta, arrival, last)
+                failure = delta.ended.failure if delta.ended else None
+                if failure is not None and failure.kind != Aborted.__name__:
+                    raise failure.error()
+                yield delta
+
+    async def _named(self, stream: AsyncGenerator[Delta], prompt_field: str) -> AsyncGenerator[Delta]:
+        """The engine knows a prompt; the client's body may call it messages."""
+        try:
+            async for delta in stream:
+                yield delta
+        except BadRequest as error:
+            if error.field == "prompt":
+                error.field = prompt_field
+            raise
+
+    async def gather(self, job: Job) -> list[Output]:
+        """All outputs, whole."""
+        outputs = [Output() for _ in range(len(job.prompts) * job.params.n)]
+        async with aclosing(self.deltas(job)) as stream:
+            async for delta in stream:
+                outputs[delta.index].add(delta)
+        return outputs
+
+
+def session_field(job: Job) -> dict[str, str]:
+    """What answers say of the session."""
+    return {} if job.turn is None else {"session_id": job.turn.session_id}
+
+
+def usage(ends: Sequence[Ended], job: Job) -> dict[str, Any]:
+    """`ends` of all outputs. A prompt counts once, with what its first output found in the cache."""
+    prompts = ends[:: job.params.n]
+    prompt = sum(end.prompt_tokens for end in prompts)
+    completion = sum(end.output_tokens for end in ends)
+    cached = sum(end.cached_tokens for end in prompts)
+    details: dict[str, Any] = {"cached_tokens": cached, "cached_tokens_by_tier": {"device": cached}}
+    if job.options.retention is not None:
+        details["retained_tokens"] = sum(end.retained_tokens for end in prompts)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": details,
+        "reasoning_tokens": 0,
+    }

@@ -1,0 +1,29 @@
+"""From chat messages to the text and tokens of a prompt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from freehold.arrays import Int32
+from freehold.errors import InvalidParameter
+from freehold.server.requests.job import encode
+from freehold.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Rendering:
+    """How the model's chat template is applied; `variables` are passed to it."""
+
+    add_generation_prompt: bool = True
+    variables: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    def text(self, tokenizer: Tokenizer, messages: list[dict[str, Any]]) -> str:
+        """Raises InvalidParameter if the model has no template, or ChatTemplateError."""
+        if tokenizer.chat_template is None:
+            raise InvalidParameter("messages", "the model has no chat template: use /v1/completions")
+        return tokenizer.chat_template.render(messages, self.add_generation_prompt, **self.variables)
+
+    async def tokens(self, tokenizer: Tokenizer, messages: list[dict[str, Any]]) -> Int32:
+        """int32 [n]. Raises the same."""
+        return await encode(tokenizer, self.text(tokenizer, messages), add_special_tokens=False)

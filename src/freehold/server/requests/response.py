@@ -1,0 +1,113 @@
+"""From an answer to an HTTP response: whole or as server-sent events, for as long as the client is there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import orjson
+from fastapi import Request
+from fastapi.responses import StreamingResponse
+
+from freehold.errors import Aborted, FreeholdError
+from freehold.server.errors import anthropic_error, as_freehold_error, error_body
+from freehold.server.sessions.branches import BranchTurn
+from freehold.server.sessions.table import Turn
+
+Chunks = AsyncGenerator[dict[str, Any]]
+
+
+class Answer(Protocol):
+    """What a route has to say. Both begin the work, and closing the stream or cancelling ends it."""
+
+    async def whole(self) -> Any: ...
+
+    def stream(self) -> Chunks: ...
+
+
+@dataclass(frozen=True)
+class EventFormat:
+    """How a kind of API writes its events."""
+
+    encode: Callable[[dict[str, Any]], bytes]
+    error: Callable[[FreeholdError], dict[str, Any]]
+    closing: bytes = b""
+
+
+def _data(event: dict[str, Any]) -> bytes:
+    return b"data: " + orjson.dumps(event) + b"\n\n"
+
+
+def _named(event: dict[str, Any]) -> bytes:
+    return b"event: " + event["type"].encode() + b"\n" + _data(event)
+
+
+OPENAI_EVENTS = EventFormat(_data, error_body, b"data: [DONE]\n\n")
+ANTHROPIC_EVENTS = EventFormat(_named, anthropic_error)
+
+
+async def respond(
+    request: Request,
+    answer: Answer,
+    streams: bool | None,
+    turn: Turn | BranchTurn | None = None,
+    events: EventFormat = OPENAI_EVENTS,
+) -> Any:
+    """The response to `request`. `turn`, if it is one of a session, is closed at the end of it, whatever the
+    end. What goes wrong before the first event is an ordinary error."""
+    if not streams:
+        try:
+            return await _unless_disconnected(request, answer.whole())
+        finally:
+            if turn is not None:
+                turn.close()
+    chunks = _ending(turn, answer.stream())
+    first = await anext(chunks)
+
+    async def body() -> AsyncGenerator[bytes]:
+        async with aclosing(chunks) as rest:
+            yield events.encode(first)
+            try:
+                async for chunk in rest:
+                    yield events.encode(chunk)
+            except Exception as error:
+                yield events.encode(events.error(as_freehold_error(error)))
+            yield events.closing
+
+    return StreamingResponse(body(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+
+
+async def _ending(
+    turn: Turn | BranchTurn | None, chunks: AsyncGenerator[dict[str, Any]]
+) -> AsyncGenerator[dict[str, Any]]:
+    """The same chunks; the turn is closed after them."""
+    try:
+        async with aclosing(chunks) as rest:
+            async for chunk in rest:
+                yield chunk
+    finally:
+        if turn is not None:
+            turn.close()
+
+
+async def _unless_disconnected(request: Request, work: Any) -> Any:
+    """Await `work`, but cancel it when the client goes away."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnect(request))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise Aborted("the client has disconnected")
+        return task.result()
+    finally:
+        for pending in (task, gone):
+            pending.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _disconnect(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
