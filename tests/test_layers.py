@@ -49,6 +49,15 @@ def imports(path: Path) -> set[str]:
     return found
 
 
+def imported_modules(path: Path) -> set[str]:
+    """With `from package import module` as the module's name."""
+    found = imports(path)
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            found.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return found
+
+
 def modules(layer: str) -> list[Path]:
     folder = SOURCE / layer
     return sorted(folder.rglob("*.py")) if folder.is_dir() else [SOURCE / f"{layer}.py"]
@@ -71,6 +80,24 @@ def test_memory_and_scheduler_need_no_model_library(layer):
     for path in modules(layer):
         used = {name.split(".")[0] for name in imports(path)}
         assert not used & NOT_BELOW_ENGINE - allowed, path
+
+
+def test_no_module_imports_itself_through_others():
+    """Imports for types count, too."""
+    paths = SOURCE.rglob("*.py")
+    files = {"freehold." + ".".join(path.relative_to(SOURCE).with_suffix("").parts): path for path in paths}
+    graph = {name: {found for found in imported_modules(path) if found in files} for name, path in files.items()}
+    done: set[str] = set()
+
+    def visit(name: str, way: tuple[str, ...]) -> None:
+        assert name not in way, " -> ".join([*way[way.index(name) :], name])
+        if name not in done:
+            for following in sorted(graph[name]):
+                visit(following, (*way, name))
+            done.add(name)
+
+    for name in graph:
+        visit(name, ())
 
 
 def test_libraries_for_http_and_ipc_are_imported_there_alone():
