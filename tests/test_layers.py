@@ -28,6 +28,7 @@ MAY_IMPORT = {
     "engine": {"models"},
     "text": {"models"},
     "simulation": {"memory", "scheduler"},
+    "planning": {"memory", "scheduler", "simulation"},
     "assembly": {"memory", "scheduler", "models", "engine", "text"},
     "llm": {"memory", "scheduler", "models", "engine", "text", "assembly"},
     "ipc": {"memory", "scheduler", "models", "text", "assembly"},
@@ -73,7 +74,7 @@ def test_a_layer_imports_only_what_is_below(layer):
                 assert part in allowed, f"{path.relative_to(SOURCE)} imports {name}"
 
 
-@pytest.mark.parametrize("layer", ["memory", "scheduler", "simulation"])
+@pytest.mark.parametrize("layer", ["memory", "scheduler", "simulation", "planning"])
 def test_memory_and_scheduler_need_no_model_library(layer):
     """The simulator's checks are compiled; nothing else of it is below the engine."""
     allowed = {"numba"} if layer == "simulation" else set()
@@ -116,7 +117,7 @@ def test_the_engine_imports_without_the_server_libraries():
     program = (
         "import sys\n"
         f"for name in {banned!r}: sys.modules[name] = None\n"
-        "import freehold, freehold.llm, freehold.simulation.harness\n"
+        "import freehold, freehold.llm, freehold.simulation.world\n"
         "from freehold import LLM, SamplingParams\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
@@ -131,6 +132,15 @@ def test_the_http_process_imports_no_kernel():
         "assert not [name for name in sys.modules if name.startswith('freehold.engine')]\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_within_memory_the_ledger_is_the_lowest_and_prefixes_know_no_leases():
+    allowed = {"ledger": {"ledger"}, "prefix": {"ledger", "prefix"}}
+    for folder, below in allowed.items():
+        for path in (SOURCE / "memory" / folder).glob("*.py"):
+            for name in imported_modules(path):
+                if name.startswith("freehold.memory."):
+                    assert name.split(".")[2] in below, f"{path.name} imports {name}"
 
 
 def test_files_are_short_and_names_say_something():

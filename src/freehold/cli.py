@@ -239,8 +239,9 @@ def simulate(
 ) -> None:
     """Run the real scheduler and memory on an engine that checks every read, or on a trace to plan capacity."""
     from freehold.config import EngineConfig
+    from freehold.planning import command as planning
+    from freehold.planning.replay import Speed
     from freehold.simulation import command
-    from freehold.simulation.replay import Speed
     from freehold.simulation.scenario import Cell, Scenario
 
     try:
@@ -254,7 +255,7 @@ def simulate(
                 eviction_policy=eviction_policy,
             )
             speed = Speed(step_ms / 1e3, token_us / 1e6)
-            code = command.simulate_trace(trace, scale, limit, config, speed)
+            code = planning.simulate_trace(trace, scale, limit, config, speed)
         elif scenario is not None:
             code = command.simulate_one(Scenario.from_json(scenario.read_text()))
         elif cell is not None:

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from freehold.memory import AuditError, Memory, MemoryShape, PinKind
-from freehold.memory import owner as owners
 from freehold.memory.audit import NODES_AT_ONCE
+from freehold.memory.ledger import owner as owners
 
 
 def prompt(first: int, count: int = 11) -> np.ndarray:

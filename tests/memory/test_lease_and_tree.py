@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from freehold.memory import AuditError, LeaseError, Memory, MemoryShape, OutOfPages, PinKind, Retention
-from freehold.memory import owner as owners
+from freehold.memory.ledger import owner as owners
 
 
 def make(pages=32, page_size=4, rows=8, **options) -> Memory:

@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from freehold.config import EVICTION_POLICIES
 from freehold.memory import Memory, MemoryShape, OutOfPages, Retention
-from freehold.memory.owner import FREE, OwnerKind, kind_of
+from freehold.memory.ledger.owner import FREE, OwnerKind, kind_of
 
 ALPHABET = 3  # few distinct tokens, so that prefixes are shared and diverge inside nodes
 

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from freehold.memory import OutOfPages, OwnershipError, PagePool
-from freehold.memory import owner as owners
-from freehold.memory.epochs import Epochs
+from freehold.memory.ledger import owner as owners
+from freehold.memory.ledger.epochs import Epochs
 
 
 def lease(serial: int, count: int) -> np.ndarray:

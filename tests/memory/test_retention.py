@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from freehold.memory import Memory, MemoryShape, Retention
-from freehold.memory.hints import FADED_MAX
-from freehold.memory.pins import PINS_MAX
+from freehold.memory.prefix.hints import FADED_MAX
+from freehold.memory.prefix.pins import PINS_MAX
 
 SIZE = 4
 

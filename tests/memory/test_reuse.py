@@ -3,8 +3,8 @@
 import numpy as np
 
 from freehold.memory import Memory, MemoryShape
-from freehold.memory.node import Namespace
-from freehold.memory.reuse import BATCH, CLASSES, ReuseStatistics, class_of
+from freehold.memory.prefix.node import Namespace
+from freehold.memory.prefix.reuse import BATCH, CLASSES, ReuseStatistics, class_of
 
 SIZE = 4
 

@@ -12,7 +12,7 @@ from freehold.errors import QueueFull
 from freehold.memory import Retention
 from freehold.sampling_params import SamplingParams
 from freehold.scheduler.request import Request
-from freehold.simulation.harness import Harness
+from harness import Harness
 
 DOCS = Path(__file__).parent.parent.parent / "docs" / "memory.md"
 SMALL = 64  # a container that never has more entries needs no row in the table

@@ -14,7 +14,7 @@ from freehold.scheduler.queue import RANKED_MAX, WaitingQueue
 from freehold.scheduler.request import SETBACKS_TRUSTED, Request
 from freehold.scheduler.scheduler import PauseMode
 from freehold.scheduler.states import Event, RequestState
-from freehold.simulation.harness import Harness
+from harness import Harness
 
 OVERTAKEN_MAX = EngineConfig().max_overtaken
 

@@ -9,7 +9,7 @@ from freehold.sampling_params import SamplingParams
 from freehold.scheduler.request import FinishKind, Request
 from freehold.scheduler.scheduler import PauseMode
 from freehold.scheduler.states import TRANSITIONS, Event, ImpossibleEvent, RequestState
-from freehold.simulation.harness import Harness
+from harness import Harness
 
 
 def harness(**options) -> Harness:

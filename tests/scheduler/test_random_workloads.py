@@ -8,7 +8,7 @@ from freehold.config import EVICTION_POLICIES, EngineConfig
 from freehold.sampling_params import SamplingParams
 from freehold.scheduler.request import FinishKind
 from freehold.simulation.assembly import SimulatedModel
-from freehold.simulation.harness import Harness
+from harness import Harness
 
 PREFIXES = [list(range(start, start + 200)) for start in (0, 300, 600)]
 

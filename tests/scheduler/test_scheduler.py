@@ -6,8 +6,8 @@ from freehold.config import EngineConfig
 from freehold.errors import InvalidParameter, QueueFull
 from freehold.sampling_params import SamplingParams
 from freehold.scheduler.request import FinishKind, RequestState
-from freehold.simulation.harness import Harness
 from freehold.simulation.model import expected_output
+from harness import Harness
 
 
 def harness(**options) -> Harness:

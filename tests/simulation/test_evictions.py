@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from freehold.simulation.evictions import hit_rates
-from freehold.simulation.trace import Arrival
+from freehold.planning.evictions import hit_rates
+from freehold.planning.trace import Arrival
 
 
 def arrivals(*prompts: str) -> list[Arrival]:

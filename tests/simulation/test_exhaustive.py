@@ -4,8 +4,8 @@ from collections import deque
 
 import pytest
 
-from freehold.memory.epochs import Epochs
 from freehold.memory.lease import Lease
+from freehold.memory.ledger.epochs import Epochs
 from freehold.scheduler.planner import Planner
 from freehold.scheduler.queue import WaitingQueue
 from freehold.simulation.exhaustive import Counterexample, explore, visit

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from freehold.config import EngineConfig
-from freehold.memory.epochs import Epochs
-from freehold.simulation.replay import Speed, replay
+from freehold.memory.ledger.epochs import Epochs
+from freehold.planning.replay import Speed, replay
+from freehold.planning.trace import read_trace
 from freehold.simulation.runs import jobs_for, run_many
 from freehold.simulation.scenario import Cell, Happening, Scenario, Verb, matrix
 from freehold.simulation.shrink import shrink
-from freehold.simulation.trace import read_trace
 from freehold.simulation.world import Violation, World, uncovered
 
 CELL = Cell(True, 4, "ngram", "fcfs", "tight")

@@ -7,7 +7,7 @@ import random
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from freehold.simulation.trace import read_trace
+from freehold.planning.trace import read_trace
 
 VOCABULARY = range(1000, 20_000)  # ordinary tokens in every model
 

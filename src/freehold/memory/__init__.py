@@ -1,17 +1,17 @@
 """Who owns which page. Plain Python and NumPy: no model is needed to run, test or simulate it."""
 
 from freehold.memory.audit import PageCounts
-from freehold.memory.errors import AuditError, LeaseError, OutOfPages, OwnershipError
 from freehold.memory.explain import Miss
 from freehold.memory.group import CacheGroup, RetentionRule, cache_groups
 from freehold.memory.lease import Lease, LeaseTable
+from freehold.memory.ledger.errors import AuditError, LeaseError, OutOfPages, OwnershipError
+from freehold.memory.ledger.pool import PagePool, Tier
 from freehold.memory.memory import Memory
-from freehold.memory.node import Match, Namespace, PinKind
-from freehold.memory.pins import PinnedPrefix, PinTable
-from freehold.memory.pool import PagePool, Tier
-from freehold.memory.retention import Retention
+from freehold.memory.prefix.node import Match, Namespace, PinKind
+from freehold.memory.prefix.pins import PinnedPrefix, PinTable
+from freehold.memory.prefix.retention import Retention
+from freehold.memory.prefix.tree import PrefixTree
 from freehold.memory.shape import PAGE_SIZES, MemoryShape
-from freehold.memory.tree import PrefixTree
 
 __all__ = [
     "PAGE_SIZES", "AuditError", "CacheGroup", "Lease", "LeaseError", "LeaseTable", "Match", "Memory",

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from freehold.arrays import Int32, Int64
-from freehold.memory import owner
-from freehold.memory.errors import AuditError
 from freehold.memory.lease import Lease
-from freehold.memory.node import Node, PinKind
+from freehold.memory.ledger import owner
+from freehold.memory.ledger.errors import AuditError
 from freehold.memory.parts import Parts
+from freehold.memory.prefix.node import Node, PinKind
 
 NODES_AT_ONCE = 128  # of an audit's slice
 NOBODY = -1

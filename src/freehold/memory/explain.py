@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from freehold.arrays import Int32
-from freehold.memory import owner
-from freehold.memory.history import Eviction
-from freehold.memory.node import Match, Namespace, PinKind
-from freehold.memory.owner import OwnerKind
+from freehold.memory.ledger import owner
+from freehold.memory.ledger.owner import OwnerKind
 from freehold.memory.parts import Parts
+from freehold.memory.prefix.history import Eviction
+from freehold.memory.prefix.node import Match, Namespace, PinKind
 
 NEIGHBOURS_MAX = 64  # continuations looked at for the nearest one
 NAMESPACES_MAX = 16

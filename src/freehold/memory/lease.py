@@ -15,13 +15,13 @@ from collections import deque
 import numpy as np
 
 from freehold.arrays import Int32, Int64
-from freehold.memory import owner
-from freehold.memory.epochs import Epochs
-from freehold.memory.errors import LeaseError, OutOfPages
-from freehold.memory.node import Match, Node, PinKind
-from freehold.memory.pool import PagePool
+from freehold.memory.ledger import owner
+from freehold.memory.ledger.epochs import Epochs
+from freehold.memory.ledger.errors import LeaseError, OutOfPages
+from freehold.memory.ledger.pool import PagePool
+from freehold.memory.prefix.node import Match, Node, PinKind
+from freehold.memory.prefix.tree import PrefixTree
 from freehold.memory.tails import TailTable
-from freehold.memory.tree import PrefixTree
 
 
 def pages_to_cover(tokens: Int64, page_size: int) -> Int64:

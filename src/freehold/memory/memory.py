@@ -6,16 +6,16 @@ from collections.abc import Iterator
 
 from freehold.arrays import Int32, Int64
 from freehold.memory.audit import PageCounts, audit, auditing, count_pages
-from freehold.memory.epochs import Epochs
 from freehold.memory.explain import Miss, explain, explain_miss
 from freehold.memory.lease import Lease, LeaseTable
-from freehold.memory.node import Match, Namespace
-from freehold.memory.pins import PinnedPrefix, PinTable
-from freehold.memory.pool import PagePool
-from freehold.memory.retention import Retention
+from freehold.memory.ledger.epochs import Epochs
+from freehold.memory.ledger.pool import PagePool
+from freehold.memory.prefix.node import Match, Namespace
+from freehold.memory.prefix.pins import PinnedPrefix, PinTable
+from freehold.memory.prefix.retention import Retention
+from freehold.memory.prefix.tree import PrefixTree
 from freehold.memory.shape import MemoryShape
 from freehold.memory.tails import Tail, TailTable
-from freehold.memory.tree import PrefixTree
 
 
 class Memory:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Protocol
 
 from freehold.memory.lease import LeaseTable
-from freehold.memory.pins import PinTable
-from freehold.memory.pool import PagePool
+from freehold.memory.ledger.pool import PagePool
+from freehold.memory.prefix.pins import PinTable
+from freehold.memory.prefix.tree import PrefixTree
 from freehold.memory.shape import MemoryShape
 from freehold.memory.tails import TailTable
-from freehold.memory.tree import PrefixTree
 
 
 class Parts(Protocol):

@@ -13,9 +13,9 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from freehold.arrays import Int32
-from freehold.memory import owner
-from freehold.memory.node import Namespace
-from freehold.memory.pool import PagePool
+from freehold.memory.ledger import owner
+from freehold.memory.ledger.pool import PagePool
+from freehold.memory.prefix.node import Namespace
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import numpy as np
 from freehold.arrays import Int32, Int64
 from freehold.memory import Lease, Match, Memory
 from freehold.memory.lease import pages_to_cover
-from freehold.memory.node import PageKey
+from freehold.memory.prefix.node import PageKey
 from freehold.memory.tails import Tail
 from freehold.scheduler.batch import Batch
 from freehold.scheduler.lifecycle import Lifecycle

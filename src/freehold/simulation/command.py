@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from freehold.config import EngineConfig
-from freehold.simulation.evictions import hit_rates
 from freehold.simulation.exhaustive import Counterexample, Exploration, explore
-from freehold.simulation.replay import Replay, Speed, percentile, replay
 from freehold.simulation.runs import Tally, jobs_for, run_many
 from freehold.simulation.scenario import Scenario, matrix
 from freehold.simulation.shrink import shrink, violation_of
 from freehold.simulation.small_world import Scope
-from freehold.simulation.trace import read_trace
 from freehold.simulation.world import Violation, World, uncovered
 
 EXHAUSTIVE_MINUTES = 10.0
@@ -114,39 +109,3 @@ def _show_shrunk(violation: Violation | None) -> None:
     console.print(f"shrunk to {count} happenings: freehold simulate --scenario {file.name}", soft_wrap=True)
     for happening in smallest.scenario.happenings[:20]:
         console.print(f"  {happening.at:4} {happening.verb} {happening.arguments}"[:160], highlight=False, markup=False)
-
-
-def simulate_trace(path: Path, scale: int, limit: int | None, config: EngineConfig, speed: Speed) -> int:
-    """A trace, and what a server of this size would make of it."""
-    arrivals = read_trace(path, scale)[:limit]
-    with Progress(*BAR, console=console, transient=True) as progress:
-        task = progress.add_task("requests", total=len(arrivals))
-        result = replay(arrivals, config, speed, lambda ended: progress.update(task, completed=ended))
-    _show_replay(result)
-    with console.status("Comparing policies of eviction ..."):
-        policies = dict.fromkeys(["lru", "lfu", config.eviction_policy])
-        rates = hit_rates(arrivals, config.page_size, config.num_pages or 0, list(policies))
-    table = Table("policy", "hit rate", "of what lies between lru and the optimum", title="eviction alone")
-    room = max(rates["optimum"] - rates["lru"], 1e-9)
-    for name, rate in rates.items():
-        table.add_row(name, f"{rate:.3f}", f"{(rate - rates['lru']) / room:.0%}")
-    console.print(table)
-    return 0
-
-
-def _show_replay(result: Replay) -> None:
-    table = Table("s", "running", "waiting", "free", "leased", "pinned", "evictable", title="memory over time, pages")
-    for when, pages, running, waiting in result.memory:
-        owners = (str(pages[name]) for name in ("free", "lease", "pinned", "tree"))
-        table.add_row(f"{when:.0f}", str(running), str(waiting), *owners)
-    console.print(table)
-    console.print(
-        f"{result.requests:,} requests ({result.refused} refused), {result.steps:,} steps, "
-        f"{result.duration:,.0f} s simulated\n"
-        f"queued p50 {percentile(result.queued, 50):.2f} s, p99 {percentile(result.queued, 99):.2f} s; "
-        f"first token p50 {percentile(result.first_token, 50):.2f} s, p99 {percentile(result.first_token, 99):.2f} s\n"
-        f"hit rate {result.hit_rate:.3f} ({result.cached_tokens:,} of {result.prompt_tokens:,} prompt tokens), "
-        f"{result.retractions:,} retractions, {result.evicted_pages:,} pages evicted",
-        highlight=False,
-        soft_wrap=True,
-    )

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from freehold.config import EngineConfig
-from freehold.memory.node import Node
+from freehold.memory.prefix.node import Node
 from freehold.sampling_params import SamplingParams
 from freehold.scheduler.request import Request
 from freehold.scheduler.scheduler import PauseMode

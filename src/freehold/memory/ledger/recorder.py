@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from freehold.arrays import Int32, Int64
-from freehold.memory import owner
+from freehold.memory.ledger import owner
 
 
 class Move(NamedTuple):

@@ -7,10 +7,10 @@ from enum import StrEnum
 import numpy as np
 
 from freehold.arrays import Int32, Int64
-from freehold.memory import owner
-from freehold.memory.epochs import Epochs
-from freehold.memory.errors import OutOfPages, OwnershipError
-from freehold.memory.recorder import FlightRecorder
+from freehold.memory.ledger import owner
+from freehold.memory.ledger.epochs import Epochs
+from freehold.memory.ledger.errors import OutOfPages, OwnershipError
+from freehold.memory.ledger.recorder import FlightRecorder
 
 
 class Tier(StrEnum):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from freehold.memory.node import Node
+    from freehold.memory.prefix.node import Node
 
 PRIORITY_MAX = 100
 STALE_MAX = 1024

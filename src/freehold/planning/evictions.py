@@ -14,9 +14,9 @@ from typing import Any, cast
 import numpy as np
 
 from freehold.memory import Memory, MemoryShape
-from freehold.memory.eviction import EvictionQueue, Key
-from freehold.memory.node import Namespace
-from freehold.simulation.trace import Arrival
+from freehold.memory.prefix.eviction import EvictionQueue, Key
+from freehold.memory.prefix.node import Namespace
+from freehold.planning.trace import Arrival
 
 NEVER = 1 << 60
 

@@ -6,10 +6,10 @@ import heapq
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from freehold.memory.reuse import CLASSES, ReuseStatistics, class_of
+from freehold.memory.prefix.reuse import CLASSES, ReuseStatistics, class_of
 
 if TYPE_CHECKING:
-    from freehold.memory.node import Node
+    from freehold.memory.prefix.node import Node
 
 Key = tuple[int, int, int]
 STALE_MAX = 64

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from freehold.memory.node import Node
-from freehold.memory.retention import DONE, Fading, Retention
+from freehold.memory.prefix.node import Node
+from freehold.memory.prefix.retention import DONE, Fading, Retention
 
 FADED_MAX = 64  # levels halved in one iteration; the rest follow in the next ones
 

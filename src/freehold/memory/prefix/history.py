@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from freehold.arrays import Int32
-from freehold.memory.reuse import ReuseStatistics
+from freehold.memory.prefix.reuse import ReuseStatistics
 
 if TYPE_CHECKING:
-    from freehold.memory.node import Ghost, Node
+    from freehold.memory.prefix.node import Ghost, Node
 
 STALE_MAX = 1024
 AGE_BUCKETS = 24  # bucket b counts ages below 2**b steps

@@ -8,8 +8,8 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from freehold.arrays import Int32
-from freehold.memory.node import Match, Node, PinKind
-from freehold.memory.tree import PrefixTree
+from freehold.memory.prefix.node import Match, Node, PinKind
+from freehold.memory.prefix.tree import PrefixTree
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import threading
 
-from freehold.memory.errors import OwnershipError
+from freehold.memory.ledger.errors import OwnershipError
 
 
 class Epochs:

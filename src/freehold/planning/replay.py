@@ -9,11 +9,11 @@ import numpy as np
 
 from freehold.config import EngineConfig
 from freehold.errors import InvalidParameter
+from freehold.planning.trace import Arrival
 from freehold.sampling_params import SamplingParams
 from freehold.scheduler.request import Request
 from freehold.scheduler.scheduler import Scheduler
 from freehold.simulation.assembly import assemble
-from freehold.simulation.trace import Arrival
 from freehold.simulation.world import Clock
 
 SAMPLES = 20  # of memory over time

@@ -8,14 +8,14 @@ from collections.abc import Collection, Iterator, Sequence
 import numpy as np
 
 from freehold.arrays import Int32
-from freehold.memory import owner
-from freehold.memory.epochs import Epochs
-from freehold.memory.errors import LeaseError
-from freehold.memory.eviction import FairEviction
-from freehold.memory.hints import Hints
-from freehold.memory.history import PrefixHistory
-from freehold.memory.node import Match, Namespace, Node, PageKey, PinKind
-from freehold.memory.pool import FreedPages, PagePool
+from freehold.memory.ledger import owner
+from freehold.memory.ledger.epochs import Epochs
+from freehold.memory.ledger.errors import LeaseError
+from freehold.memory.ledger.pool import FreedPages, PagePool
+from freehold.memory.prefix.eviction import FairEviction
+from freehold.memory.prefix.hints import Hints
+from freehold.memory.prefix.history import PrefixHistory
+from freehold.memory.prefix.node import Match, Namespace, Node, PageKey, PinKind
 
 
 class PrefixTree:
