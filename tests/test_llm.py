@@ -81,7 +81,7 @@ def test_async_engine():
             with pytest.raises(InvalidParameter, match="whole pool"):
                 async for _ in engine.stream([engine.tokenizer.encode("a " * 2000)], params):
                     pass
-            report = await engine.ask("memory")
+            report = await engine.call("memory")
             assert report["leases"] == []
         finally:
             await engine.shutdown()

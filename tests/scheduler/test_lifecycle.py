@@ -24,12 +24,12 @@ def greedy(count: int) -> SamplingParams:
 def test_every_cell_of_the_table_is_handled_or_impossible(state, event):
     request = Request("r", prompt=[], params=greedy(1), state=state)
     if (state, event) in TRANSITIONS:
-        request.happen(event, 1.0)
+        request.transition(event, 1.0)
         assert request.state is TRANSITIONS[state, event]
         assert request.seconds_in == {state: 1.0}
     else:
         with pytest.raises(ImpossibleEvent, match=state.value):
-            request.happen(event, 1.0)
+            request.transition(event, 1.0)
         assert request.state is state
 
 

@@ -49,8 +49,8 @@ class Client:
     def ended(self, turns: int = 1) -> list[str]:
         return [end.id for r in self.reports(turns) if isinstance(r, msg.Progress) for end in r.ended]
 
-    def answers(self, turns: int = 1) -> list[msg.Answer]:
-        return [report for report in self.reports(turns) if isinstance(report, msg.Answer)]
+    def answers(self, turns: int = 1) -> list[msg.Reply]:
+        return [report for report in self.reports(turns) if isinstance(report, msg.Reply)]
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_while_the_engine_hangs_aborts_timeouts_and_questions_are_heard(client):
     assert client.ended(2) == ["aborted"]
     client.now = 6.0
     assert client.ended(2) == ["slow"]
-    client.send(msg.Ask(1, "idle"))
+    client.send(msg.Call(1, "idle"))
     assert client.answers(2)[0].value is False
 
 
@@ -77,8 +77,8 @@ def test_an_order_waits_for_the_step_in_flight_and_nobody_waits_for_the_order(cl
     client.submit("b", timeout=5.0)
     client.reports(4)
     client.engine.hold = True
-    client.send(msg.Ask(1, "pause", "in_place"))
-    client.send(msg.Ask(2, "resume"))
+    client.send(msg.Call(1, "pause", "in_place"))
+    client.send(msg.Call(2, "resume"))
     client.now = 6.0
     assert not client.answers(5)
     assert "b" not in client.scheduler.requests, "its time was up"
@@ -92,7 +92,7 @@ def test_an_order_to_an_engine_that_never_answers_is_answered(client):
     client.submit("a")
     client.reports(4)
     client.engine.hold = True
-    client.send(msg.Ask(1, "pause", "retract"))
+    client.send(msg.Call(1, "pause", "retract"))
     assert not client.answers(3)
     client.now = 1000.0
     (answer,) = client.answers(3)

@@ -70,8 +70,8 @@ class AsyncEngine:
         self.draining = False
         self._streams: dict[str, _Stream] = {}  # by the engine's name of each output
         self._jobs: dict[str, dict[str, _Stream]] = {}  # the same by the request id that the client knows
-        self._asked: dict[int, asyncio.Future[Any]] = {}
-        self._question = 0
+        self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._call_number = 0
         self._tasks: list[asyncio.Task[None]] = []
         self._tokenizer: Tokenizer | None = None
 
@@ -159,10 +159,10 @@ class AsyncEngine:
             error = EngineUnavailable(self._why_not() or "the engine has ended")
             for stream in list(self._streams.values()):
                 self._fail(stream, error)
-            for future in self._asked.values():
+            for future in self._calls.values():
                 future.set_exception(error)
             self._streams.clear()
-            self._asked.clear()
+            self._calls.clear()
 
     def _fail(self, stream: _Stream, error: Exception) -> None:
         if not stream.accepted.done():
@@ -241,17 +241,17 @@ class AsyncEngine:
         if self.ready is not None and self._why_not() is None:
             self._send_soon(msg.Forget(name))
 
-    async def ask(self, question: str, argument: Any = None) -> Any:
-        """Put a question to the engine process. Raises what it raises."""
+    async def call(self, procedure: str, argument: Any = None) -> Any:
+        """Call a procedure of the engine process (`procedures.py`) -> its result. Raises what it raises."""
         if self.ready is None or self._why_not():
             raise EngineUnavailable(self._why_not() or "the engine is loading the model")
-        self._question += 1
-        future = self._asked[self._question] = asyncio.get_running_loop().create_future()
-        await self._send(msg.Ask(self._question, question, argument))
-        answer: msg.Answer = await future
-        if answer.failure is not None:
-            raise answer.failure.error()
-        return answer.value
+        self._call_number += 1
+        future = self._calls[self._call_number] = asyncio.get_running_loop().create_future()
+        await self._send(msg.Call(self._call_number, procedure, argument))
+        reply: msg.Reply = await future
+        if reply.failure is not None:
+            raise reply.failure.error()
+        return reply.value
 
     async def _send(self, command: msg.Command) -> None:
         try:
@@ -278,8 +278,8 @@ class AsyncEngine:
             elif isinstance(report, msg.Rejected):
                 if stream := self._streams.pop(report.id, None):
                     self._fail(stream, report.failure.error())
-            elif isinstance(report, msg.Answer):
-                if (future := self._asked.pop(report.number, None)) and not future.done():
+            elif isinstance(report, msg.Reply):
+                if (future := self._calls.pop(report.number, None)) and not future.done():
                     future.set_result(report)
             elif isinstance(report, msg.Ready):
                 self.ready = report

@@ -20,7 +20,7 @@ from freehold.assembly import assemble
 from freehold.config import EngineConfig
 from freehold.errors import EngineStuck, FreeholdError
 from freehold.ipc import protocol as msg
-from freehold.ipc.calls import Questions
+from freehold.ipc.procedures import Procedures
 from freehold.memory import AuditError
 from freehold.scheduler.request import Request
 from freehold.scheduler.results import StepOutput
@@ -44,8 +44,8 @@ class EngineLoop:
         self._scheduler = scheduler
         self._socket = socket
         self._parent = parent
-        self._questions = Questions(scheduler)
-        self._orders: deque[msg.Ask] = deque()
+        self._procedures = Procedures(scheduler)
+        self._orders: deque[msg.Call] = deque()
         self._stopping = False
         self._stats_due = 0.0
         self._audit: Iterator[None] | None = None  # what is left of the audit that began when the engine came to rest
@@ -112,26 +112,26 @@ class EngineLoop:
             self._scheduler.abort(command.id)
         elif isinstance(command, msg.Forget):
             self._scheduler.forget_session(command.session)
-        elif isinstance(command, msg.Ask) and command.question in ORDERS:
+        elif isinstance(command, msg.Call) and command.procedure in ORDERS:
             self._orders.append(command)
-        elif isinstance(command, msg.Ask):
-            self._answer(command)
+        elif isinstance(command, msg.Call):
+            self._reply(command)
         else:
             self._stopping = True
 
-    def _answer(self, ask: msg.Ask) -> None:
-        self._send(self._questions.answer(ask))
+    def _reply(self, call: msg.Call) -> None:
+        self._send(self._procedures.reply(call))
 
     def _carry_out_orders(self) -> None:
         """In their order, once no step is in flight."""
         scheduler = self._scheduler
         while self._orders and (scheduler.in_flight_count == 0 or scheduler.stuck is not None):
-            ask = self._orders.popleft()
+            call = self._orders.popleft()
             if scheduler.in_flight_count == 0:
-                self._answer(ask)
+                self._reply(call)
             else:
                 failure = msg.Failure.of(EngineStuck(str(scheduler.stuck)))
-                self._send(msg.Answer(ask.number, failure=failure))
+                self._send(msg.Reply(call.number, failure=failure))
 
     def _submit(self, command: msg.Submit) -> None:
         request = Request(
@@ -155,7 +155,7 @@ class EngineLoop:
             self._stats_due = now + STATS_INTERVAL_S
             stats = self._stats()
         for request in output.ended:
-            self._questions.remember(request)
+            self._procedures.remember(request)
         if output.requests or output.ended or stats:
             ids = [request.id for request in output.requests]
             ended = [_ended(request) for request in output.ended]

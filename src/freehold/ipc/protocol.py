@@ -44,11 +44,11 @@ class Forget(msgspec.Struct, tag=True):
     session: str
 
 
-class Ask(msgspec.Struct, tag=True):
-    """A question or an order that is answered with one Answer."""
+class Call(msgspec.Struct, tag=True):
+    """A call of one of the engine process's procedures (`procedures.py`), answered with one Reply."""
 
     number: int
-    question: str
+    procedure: str
     argument: Any = None
 
 
@@ -56,7 +56,7 @@ class Stop(msgspec.Struct, tag=True):
     """End the engine process."""
 
 
-Command = Submit | Abort | Forget | Ask | Stop
+Command = Submit | Abort | Forget | Call | Stop
 
 # -- from the engine to HTTP ---------------------------------------------------------------------------
 
@@ -158,13 +158,13 @@ class Progress(msgspec.Struct, tag=True):
     stats: Stats | None = None
 
 
-class Answer(msgspec.Struct, tag=True):
+class Reply(msgspec.Struct, tag=True):
     number: int
     value: Any = None
     failure: Failure | None = None
 
 
-Report = Ready | Failed | Accepted | Rejected | Progress | Answer
+Report = Ready | Failed | Accepted | Rejected | Progress | Reply
 
 encode = msgspec.msgpack.Encoder().encode
 decode_command = msgspec.msgpack.Decoder(Command).decode

@@ -142,7 +142,7 @@ class Lifecycle:
             request.cached_tokens = lease.committed
             request.first_scheduled = self.clock()
             self._set_deadline(request, Deadline.RUNNING, self._timeouts.running)
-        request.happen(Event.ADMITTED, self.clock())
+        request.transition(Event.ADMITTED, self.clock())
         request.lease = lease
         self.running.add(lease.row, request, self.max_length(request), lease.committed)
         self._announce(request, lease)
@@ -171,7 +171,7 @@ class Lifecycle:
         if why is Event.RETRACTED:
             has_progressed = self.running.length[row] - self.running.prefill_end[row] >= PROGRESS_TOKENS
             request.setbacks = 1 if has_progressed else request.setbacks + 1
-        request.happen(why, self.clock())
+        request.transition(why, self.clock())
         self._leave_row(request)
         request.retractions += 1
         self.retraction_count += 1
@@ -179,7 +179,7 @@ class Lifecycle:
 
     def end(self, request: Request, finish: Finish) -> None:
         """The one end of every request: finished, stopped, aborted or failed, queued or running."""
-        request.happen(finish.event, self.clock())
+        request.transition(finish.event, self.clock())
         if request.lease is not None:
             self._leave_row(request, finish)
         else:

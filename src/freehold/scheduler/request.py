@@ -130,7 +130,7 @@ class Request:
     def is_queued(self) -> bool:
         return self.state in (RequestState.WAITING, RequestState.RETRACTED)
 
-    def happen(self, event: Event, now: float) -> None:
+    def transition(self, event: Event, now: float) -> None:
         """The only way to another state. Raises ImpossibleEvent."""
         following = after(self.state, event)
         self.transitions[self.state, event] += 1

@@ -114,7 +114,7 @@ class Results:
     def _note_first_tokens(self, rows: Int64, output: StepOutput) -> None:
         for row in rows:
             now, request = self._lifecycle.clock(), self._running.request(int(row))
-            request.happen(Event.DECODED, now)
+            request.transition(Event.DECODED, now)
             request.first_token = request.first_token or now
             output.started.append(request)
 

@@ -108,7 +108,7 @@ class World:
     def advance(self) -> None:
         """One iteration of the loop, with what happens before it."""
         while self._pending and self._pending[-1].at <= self.iteration:
-            self._let_happen(self._pending.pop())
+            self._apply(self._pending.pop())
         self._abort_who_is_there()
         if self._release_at is not None and self.iteration >= self._release_at:
             self._release_at, self.engine.hold = None, False
@@ -128,7 +128,7 @@ class World:
 
     # -- what happens -----------------------------------------------------------------------------------
 
-    def _let_happen(self, happening: Happening) -> None:
+    def _apply(self, happening: Happening) -> None:
         arguments, verb = happening.arguments, happening.verb
         if verb is Verb.SUBMIT:
             self._submit(arguments)

@@ -63,7 +63,7 @@ def _scale_tile(scratch, at, rows, scales, table, page_size, base, count, head, 
 
 
 @njit(inline="always")
-def _soften(scratch, scores, state, sums, valid, size):
+def _online_softmax(scratch, scores, state, sums, valid, size):
     """Turn one row of scores into probabilities and rescale what was summed before.
 
     `state` is where the highest score and the sum of weights so far are. `valid` keys of the block are
@@ -126,7 +126,7 @@ def _block(
     for r in range(rows):
         valid = first + r // group + 1 - block
         if valid > 0:
-            _soften(scratch, scores + r * KEYS, state + 2 * r, sums + r * size, valid, size)
+            _online_softmax(scratch, scores + r * KEYS, state + 2 * r, sums + r * size, valid, size)
         else:
             scratch[scores + r * KEYS : scores + (r + 1) * KEYS] = np.float32(0)
     for t in range(tiles):

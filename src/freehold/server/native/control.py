@@ -58,11 +58,11 @@ def native_control_routes(engine: AsyncEngine, sessions: SessionTable) -> APIRou
             raise BadRequest("another flush is waiting")
         async with flushing:
             end = time.monotonic() + timeout
-            while not await engine.ask("idle"):
+            while not await engine.call("idle"):
                 if time.monotonic() >= end:
                     raise BadRequest("requests are running or waiting: the cache was not flushed")
                 await asyncio.sleep(FLUSH_POLL_S)
-            pages = await engine.ask("flush")
+            pages = await engine.call("flush")
         return PlainTextResponse(f"Cache flushed: {pages} pages given back.\n", headers={"X-Flushed-Pages": str(pages)})
 
     @router.get("/health_generate")
@@ -70,7 +70,7 @@ def native_control_routes(engine: AsyncEngine, sessions: SessionTable) -> APIRou
         """Generate one token; during a pause, health is enough."""
         if not engine.is_healthy:
             return Response(status_code=503)
-        if not await engine.ask("paused"):
+        if not await engine.call("paused"):
             params = SamplingParams(max_tokens=1, temperature=0)
             async for _ in engine.stream([np.zeros(1, np.int32)], params, f"health-{uuid.uuid4().hex}"):
                 pass

@@ -24,7 +24,7 @@ def cache_routes(engine: AsyncEngine) -> APIRouter:
     @router.get("/v1/cache")
     async def cache() -> dict[str, Any]:
         """Pages by owner, the prefixes hit most, and how old pages are when hit and when evicted."""
-        return await engine.ask("cache")
+        return await engine.call("cache")
 
     @router.post("/v1/cache/lookup")
     async def lookup(body: LookupBody) -> dict[str, Any]:
@@ -34,7 +34,7 @@ def cache_routes(engine: AsyncEngine) -> APIRouter:
 
     @router.get("/v1/cache/pins")
     async def pins() -> dict[str, Any]:
-        return await engine.ask("pins")
+        return await engine.call("pins")
 
     @router.post("/v1/cache/pins")
     async def pin(body: PinBody) -> dict[str, Any]:
@@ -46,11 +46,11 @@ def cache_routes(engine: AsyncEngine) -> APIRouter:
             pass
         name = body.id or uuid.uuid4().hex
         wanted = {"id": name, "tokens": tokens.tolist(), "namespace": options.namespace, "ttl": body.ttl}
-        return await engine.ask("pin", wanted)
+        return await engine.call("pin", wanted)
 
     @router.delete("/v1/cache/pins/{name:path}")
     async def unpin(name: str) -> dict[str, Any]:
-        if not await engine.ask("unpin", name):
+        if not await engine.call("unpin", name):
             raise NotFound(f"there is no pin '{name}'")
         return {"id": name, "object": "cache.pin.deleted", "deleted": True}
 
@@ -60,7 +60,7 @@ def cache_routes(engine: AsyncEngine) -> APIRouter:
 async def explain_miss(engine: AsyncEngine, body: LookupBody) -> dict[str, Any]:
     """How much of a prompt is cached now, and why no more."""
     tokens = await _tokens(engine, body)
-    return await engine.ask("miss", {"tokens": tokens.tolist(), "namespace": body.cache_salt or ""})
+    return await engine.call("miss", {"tokens": tokens.tolist(), "namespace": body.cache_salt or ""})
 
 
 async def _tokens(engine: AsyncEngine, body: LookupBody) -> Int32:

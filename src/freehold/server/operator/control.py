@@ -16,19 +16,19 @@ def control_routes(engine: AsyncEngine) -> APIRouter:
     @router.post("/pause_generation")
     async def pause(body: PauseBody | None = None) -> dict[str, Any]:
         """Finish the steps in flight and compute no more. New requests are accepted and wait."""
-        await engine.ask("pause", (body or PauseBody()).mode)
+        await engine.call("pause", (body or PauseBody()).mode)
         return {"message": "Generation paused successfully.", "status": "ok"}
 
     @router.post("/continue_generation")
     async def resume() -> dict[str, Any]:
-        await engine.ask("resume")
+        await engine.call("resume")
         return {"message": "Generation continued successfully.", "status": "ok"}
 
     @router.post("/update_weights_from_disk")
     async def update_weights(body: WeightsBody) -> dict[str, Any]:
         """Compute with the weights of another model of the same shape. Nothing that the old ones computed is
         found in the cache again."""
-        await engine.ask("update_weights", body.model_path)
+        await engine.call("update_weights", body.model_path)
         return {"success": True, "message": "Weights updated."}
 
     return router

@@ -23,13 +23,13 @@ def insight_routes(engine: AsyncEngine, metrics: Metrics) -> APIRouter:
     async def memory(page: int | None = None) -> dict[str, Any]:
         """Who holds what, recounted; one page explained."""
         if page is None:
-            return await engine.ask("memory")
-        return {"page": page, "explanation": await engine.ask("page", page)}
+            return await engine.call("memory")
+        return {"page": page, "explanation": await engine.call("page", page)}
 
     @router.get("/debug/requests/{name}")
     async def request(name: str) -> dict[str, Any]:
         """What a request went through: hits, misses and why, retractions, seconds in each state."""
-        return await engine.ask("request", name)
+        return await engine.call("request", name)
 
     @router.post("/debug/miss")
     async def miss(body: LookupBody) -> dict[str, Any]:

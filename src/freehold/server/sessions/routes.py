@@ -33,7 +33,7 @@ def session_routes(engine: AsyncEngine, table: SessionTable) -> APIRouter:
         found = table.get(name, client_of(request))
         tokens = [*found.conversation.tokens, 0]  # the last token of a prompt is always computed
         argument = {"tokens": tokens, "namespace": found.settings.namespace, "session": name}
-        card = {**_card(found), "cached": await engine.ask("lookup", argument)}
+        card = {**_card(found), "cached": await engine.call("lookup", argument)}
         return {**card, "token_ids": list(found.conversation.tokens)} if token_ids else card
 
     @router.post("/v1/sessions/{name}/fork")

@@ -1,4 +1,4 @@
-"""What may be asked of a running engine, and the answers."""
+"""What the HTTP process may call in the engine process."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ REMEMBERED_REQUESTS = 1024
 TOP_PREFIXES = 20
 
 
-class Questions:
-    """Answers between two steps, in the scheduler's thread."""
+class Procedures:
+    """Called by name between two steps, in the scheduler's thread."""
 
     def __init__(self, scheduler: Scheduler):
         self._scheduler = scheduler
         self._ended: OrderedDict[str, dict[str, Any]] = OrderedDict()
-        self._answers: dict[str, Callable[[Any], Any]] = {
+        self._procedures: dict[str, Callable[[Any], Any]] = {
             "memory": lambda _: self._memory(),
             "page": self._page,
             "request": self._request,
@@ -43,15 +43,15 @@ class Questions:
             "update_weights": self._update_weights,
         }
 
-    def answer(self, ask: msg.Ask) -> msg.Answer:
+    def reply(self, call: msg.Call) -> msg.Reply:
         try:
-            return msg.Answer(ask.number, self._answers[ask.question](ask.argument))
+            return msg.Reply(call.number, self._procedures[call.procedure](call.argument))
         except (FreeholdError, AuditError) as error:
-            return msg.Answer(ask.number, failure=msg.Failure.of(error))
+            return msg.Reply(call.number, failure=msg.Failure.of(error))
 
     def remember(self, request: Request) -> None:
         """Keep what the newest ended requests went through."""
-        self._ended[request.id] = _story(request)
+        self._ended[request.id] = _request_card(request)
         if len(self._ended) > REMEMBERED_REQUESTS:
             self._ended.popitem(last=False)
 
@@ -119,7 +119,7 @@ class Questions:
     def _request(self, name: str) -> dict[str, Any]:
         request = self._scheduler.requests.get(name)
         if request is not None:
-            return _story(request)
+            return _request_card(request)
         if name not in self._ended:
             raise NotFound(f"no request '{name}' among those that run and the last {REMEMBERED_REQUESTS} that ended")
         return self._ended[name]
@@ -178,7 +178,7 @@ def _pin_card(pin: PinnedPrefix, now: float) -> dict[str, Any]:
     }
 
 
-def _story(request: Request) -> dict[str, Any]:
+def _request_card(request: Request) -> dict[str, Any]:
     """A request's life so far."""
     return {
         "id": request.id,
