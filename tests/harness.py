@@ -21,7 +21,7 @@ class Harness:
 
     config: EngineConfig
     token_limit: int = 4096
-    model: SimulatedModel = SimulatedModel()  # noqa: RUF009, it can't change
+    model: SimulatedModel = SimulatedModel()
     ended: list[Request] = field(default_factory=list[Request])
 
     def __post_init__(self) -> None:

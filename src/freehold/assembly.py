@@ -35,12 +35,36 @@ def memory_shape(config: EngineConfig, spec: DecoderSpec, draft: DecoderSpec | N
     limit = config.max_model_len or spec.context_length
     if limit > spec.context_length:
         raise ValueError(f"max_model_len must be at most the model's {spec.context_length}, not {limit}")
-    models = [spec] if draft is None else [spec, draft]
-    page_bytes = config.page_size * sum(one.kv_bytes_per_token(config.kv_cache_dtype) for one in models)
-    pages = config.num_pages or config.kv_cache_memory_bytes // page_bytes
+    size = page_bytes(config, spec, draft)
+    pages = config.num_pages or config.kv_cache_memory_bytes // size
     if pages < 1:
-        raise ValueError(f"kv_cache_memory_bytes: {config.kv_cache_memory_bytes} holds no page of {page_bytes} bytes")
+        raise ValueError(f"kv_cache_memory_bytes: {config.kv_cache_memory_bytes} holds no page of {size} bytes")
     return MemoryShape.of(config, pages, limit)
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """What a configuration makes of a model's KV memory."""
+
+    config: EngineConfig
+    path: Path
+    spec: DecoderSpec
+    shape: MemoryShape
+    page_bytes: int  # of all cache groups
+
+
+def plan_memory(config: EngineConfig) -> MemoryPlan:
+    """Reads the model's description, not its weights. Raises ModelUnavailable or ValueError."""
+    checkpoint = open_checkpoint(resolve_model(config.model))
+    draft = open_draft(config, checkpoint).spec if config.speculative_algorithm == "draft" else None
+    shape = memory_shape(config, checkpoint.spec, draft)
+    return MemoryPlan(config, checkpoint.path, checkpoint.spec, shape, page_bytes(config, checkpoint.spec, draft))
+
+
+def page_bytes(config: EngineConfig, spec: DecoderSpec, draft: DecoderSpec | None) -> int:
+    """Bytes of one page of every cache group."""
+    models = [spec] if draft is None else [spec, draft]
+    return config.page_size * sum(one.kv_bytes_per_token(config.kv_cache_dtype) for one in models)
 
 
 def assemble(config: EngineConfig, checkpoint: Checkpoint | None = None) -> Assembly:

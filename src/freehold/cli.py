@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from pathlib import Path
 from subprocess import CalledProcessError
 from typing import Annotated, Any
@@ -9,6 +10,10 @@ from typing import Annotated, Any
 import typer
 
 from freehold import __version__
+from freehold.command_line import ConfigFile, fail, sources, takes
+from freehold.config import MEMORY, EngineConfig
+from freehold.options import Limits, check_limits, option
+from freehold.server.config import ServerConfig
 
 app = typer.Typer(
     help="Freehold serves large language models from KV memory in which every page has one owner.",
@@ -18,122 +23,63 @@ app = typer.Typer(
 bench_app = typer.Typer(help="Measure a server, or this machine.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")
 
+CORRECTNESS, PLANNING, LOAD = "Correctness", "Capacity planning", "Load"
+
 Model = Annotated[
     str | None,
     typer.Option(help="A GGUF file, a Hugging Face directory or a hub id. Default: SmolLM2-135M, fetched once."),
 ]
-Host = Annotated[str, typer.Option(help="Address to listen on.")]
-Port = Annotated[int, typer.Option(help="Port to listen on.")]
 Url = Annotated[str, typer.Option(help="A running server.")]
 MaxTokens = Annotated[int, typer.Option("--max-tokens", help="Output tokens at most.")]
 Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
 
 
-def _fail(error: Exception) -> typer.Exit:
-    typer.secho(f"freehold: {error}", fg="red", err=True)
-    return typer.Exit(1)
-
-
-@app.command()
+@app.command(epilog="Each flag has an environment variable: FREEHOLD_PORT for --port.")
+@takes(EngineConfig, ServerConfig)
 def serve(
+    config: EngineConfig,
+    http: ServerConfig,
+    context: typer.Context,
     model_name: Annotated[str | None, typer.Argument(metavar="[MODEL]", help="The same as --model.")] = None,
-    model: Model = None,
-    host: Host = "127.0.0.1",
-    port: Port = 8000,
-    served_model_name: Annotated[str | None, typer.Option(help="The name that /v1/models gives.")] = None,
-    page_size: Annotated[int, typer.Option("--page-size", "--block-size", help="Tokens a page.")] = 16,
-    num_pages: Annotated[int | None, typer.Option(help="Pages of KV memory. Default: as the next.")] = None,
-    kv_cache_memory_bytes: Annotated[int, typer.Option(help="KV memory, if --num-pages is not given.")] = 1 << 30,
-    max_model_len: Annotated[
-        int | None, typer.Option("--max-model-len", "--context-length", help="Prompt and output together.")
-    ] = None,
-    max_running_requests: Annotated[
-        int, typer.Option("--max-running-requests", "--max-num-seqs", help="Requests in a batch at most.")
-    ] = 64,
-    max_queued_requests: Annotated[int, typer.Option(help="Waiting requests at most; more get 503.")] = 4096,
-    chunked_prefill_size: Annotated[int, typer.Option(help="Prompt tokens a step at most.")] = 512,
-    target_itl_ms: Annotated[
-        float | None,
-        typer.Option(help="Cut prompts smaller, so that decoding requests have a token so often."),
-    ] = None,
-    schedule_policy: Annotated[str, typer.Option(help="fcfs, lpm (longest prefix match) or priority.")] = "fcfs",
-    max_overtaken: Annotated[
-        int, typer.Option(help="Later requests that may be admitted before one that waits; then it goes first.")
-    ] = 64,
-    eviction_policy: Annotated[
-        str, typer.Option("--eviction-policy", "--radix-eviction-policy", help="reuse, lru, lfu, fifo or priority.")
-    ] = "reuse",
-    disable_overlap_schedule: Annotated[bool, typer.Option("--disable-overlap-schedule")] = False,
-    disable_radix_cache: Annotated[bool, typer.Option("--disable-radix-cache")] = False,
-    audit_interval: Annotated[int, typer.Option(help="Recount all pages every k steps; 0: only when idle.")] = 0,
-    forward_retract_interval: Annotated[int, typer.Option(help="For tests: retract every k steps.")] = 0,
+    config_file: ConfigFile = None,
     strict_audit: Annotated[
-        bool, typer.Option("--strict-audit", help="Recount all pages after every step; end at the first that differs.")
+        bool, typer.Option("--strict-audit", help="Recount all pages after every step.", rich_help_panel=MEMORY)
     ] = False,
-    cache_tenant_quota: Annotated[
-        float | None, typer.Option(help="Share of the pool; tenants (cache_salt) that cache more are evicted first.")
-    ] = None,
-    cache_retained_share: Annotated[float, typer.Option(help="Share of the pool that hints may retain.")] = 0.5,
-    cache_pinned_share: Annotated[float, typer.Option(help="Share of the pool that operators may pin.")] = 0.25,
-    linear_compute: Annotated[
-        str, typer.Option(help="What inputs of quantized weights are rounded to: float32 (not at all), int16 or int8.")
-    ] = "int16",
-    kv_cache_dtype: Annotated[
-        str, typer.Option(help="float32, bfloat16 or int8 (with scales): what keys and values are kept as.")
-    ] = "bfloat16",
-    num_threads: Annotated[int | None, typer.Option(help="Threads of the kernels. Default: one a core.")] = None,
-    priority_scheduling_preemption_threshold: Annotated[
-        int | None, typer.Option(help="With policy priority: preempt requests whose priority is lower by this.")
-    ] = None,
-    request_timeout: Annotated[float | None, typer.Option(help="Seconds until a request is ended.")] = None,
-    waiting_timeout: Annotated[float | None, typer.Option(help="Seconds that it may wait to be scheduled.")] = None,
-    running_timeout: Annotated[float | None, typer.Option(help="Seconds that it may run.")] = None,
-    watchdog_timeout: Annotated[float, typer.Option(help="Seconds until a step is taken for lost.")] = 300.0,
-    speculative_algorithm: Annotated[
-        str | None, typer.Option(help="ngram (prompt lookup) or draft (a second, smaller model).")
-    ] = None,
-    speculative_num_draft_tokens: Annotated[int, typer.Option(help="Draft tokens a step and request at most.")] = 8,
-    speculative_draft_model_path: Annotated[str | None, typer.Option(help="Default: the model itself.")] = None,
-    speculative_draft_layers: Annotated[int | None, typer.Option(help="Draft with the first layers only.")] = None,
-    api_key: Annotated[
-        list[str] | None, typer.Option(help="Asked of every client; several may be given, to tell clients apart.")
-    ] = None,
-    admin_api_key: Annotated[
-        str | None,
-        typer.Option(help="Asked for flushing, pins, pausing, new weights, debug routes, and sessions of others."),
-    ] = None,
-    session_store: Annotated[str | None, typer.Option(help="SQLite file in which sessions survive restarts.")] = None,
-    log_level: Annotated[str, typer.Option(help="Of the HTTP server.")] = "warning",
 ) -> None:
     """Serve a model over HTTP, compatible with OpenAI's API. Needs no flags."""
-    options = {name: value for name, value in locals().items() if name not in _NOT_OF_THE_ENGINE}
-    options["model"] = model or model_name
-    if strict_audit:
-        options["audit_interval"] = 1
     from freehold.errors import ModelUnavailable
-    from freehold.server.access.keys import Keys
-    from freehold.server.launch import ServerOptions, run_server
+    from freehold.server.launch import run_server
 
     try:
-        keys = Keys(tuple(api_key or ()), admin_api_key)
-        http = ServerOptions(host, port, served_model_name, session_store, keys, log_level)
-        code = run_server(options, http)
+        code = run_server(_chosen(config, model_name, strict_audit), http, sources(context))
     except (ValueError, ModelUnavailable) as error:
-        raise _fail(error) from error
+        fail(error)
     raise typer.Exit(code)
 
 
-_NOT_OF_THE_ENGINE = (
-    "strict_audit",
-    "model_name",
-    "host",
-    "port",
-    "served_model_name",
-    "api_key",
-    "admin_api_key",
-    "session_store",
-    "log_level",
-)
+@app.command(epilog="Takes the flags, the variables and the file of `freehold serve`.")
+@takes(EngineConfig, ServerConfig)
+def check(
+    config: EngineConfig,
+    http: ServerConfig,
+    context: typer.Context,
+    model_name: Annotated[str | None, typer.Argument(metavar="[MODEL]", help="The same as --model.")] = None,
+    config_file: ConfigFile = None,
+) -> None:
+    """Validate a configuration, print the memory plan, and exit. No weights are loaded."""
+    from freehold.assembly import plan_memory
+    from freehold.errors import ModelUnavailable
+    from freehold.terminal import show_plan
+
+    try:
+        show_plan(plan_memory(_chosen(config, model_name)), sources(context))
+    except (ValueError, ModelUnavailable) as error:
+        fail(error)
+
+
+def _chosen(config: EngineConfig, model_name: str | None, strict_audit: bool = False) -> EngineConfig:
+    interval = 1 if strict_audit else config.audit_interval
+    return replace(config, model=config.model or model_name, audit_interval=interval)
 
 
 @app.command()
@@ -174,7 +120,7 @@ def _engine(model: str | None) -> Any:
         with Console(stderr=True).status("Loading the model ..."):
             return LLM(model)
     except (ModelUnavailable, ValueError, FileNotFoundError) as error:
-        raise _fail(error) from error
+        fail(error)
 
 
 @app.command()
@@ -203,72 +149,84 @@ def inspect(
         if answer.status_code != 200:
             raise ValueError(body["error"]["message"])
     except (httpx.HTTPError, ValueError) as error:
-        raise _fail(error) from error
+        fail(error)
     show_memory(body) if request is None and prompt is None else show_answer(body)
 
 
+@dataclass(frozen=True)
+class SimulateOptions:
+    """What to simulate: one of matrix, exhaustive, cell, scenario and trace."""
+
+    matrix: bool = option(False, "Every cell of the matrix, with many seeds.", CORRECTNESS)
+    seeds: int = option(3, "Seeds for each cell.", CORRECTNESS)
+    first_seed: int = option(0, "The first of them.", CORRECTNESS)
+    jobs: int = option(2, "Processes.", CORRECTNESS)
+    minutes: float | None = option(
+        None, "Go on until the time is up: with fresh seeds, or deeper with --exhaustive.", CORRECTNESS
+    )
+    exhaustive: bool = option(False, "Every order of events in small worlds, for --minutes (10).", CORRECTNESS)
+    cell: str | None = option(None, "One cell, such as overlap:16:ngram:fcfs:tight, with --seed.", CORRECTNESS)
+    seed: int = option(0, "Seed of the cell.", CORRECTNESS)
+    scenario: Path | None = option(None, "A scenario saved after a violation.", CORRECTNESS)
+    trace: Path | None = option(
+        None, "A trace: Mooncake or agent sessions (JSON lines), Azure (CSV); .gz, .zst.", PLANNING
+    )
+    scale: int = option(32, "Divide the trace's lengths and blocks by this.", PLANNING)
+    limit: int | None = option(None, "Requests of the trace at most.", PLANNING)
+    page_size: int = option(16, "Tokens a page.", PLANNING)
+    num_pages: int = option(4096, "Pages of the simulated server.", PLANNING)
+    max_running_requests: int = option(64, "Requests in a batch at most.", PLANNING)
+    schedule_policy: str = option("fcfs", "fcfs, lpm or priority.", PLANNING)
+    eviction_policy: str = option("reuse", "reuse, lru, lfu, fifo or priority.", PLANNING)
+    step_ms: float = option(10.0, "Milliseconds of a step, whatever it computes.", PLANNING)
+    token_us: float = option(50.0, "Microseconds for each token in it.", PLANNING)
+
+    @property
+    def server(self) -> EngineConfig:
+        """The simulated one. Raises ValueError."""
+        return EngineConfig(
+            page_size=self.page_size,
+            num_pages=self.num_pages,
+            max_running_requests=self.max_running_requests,
+            max_queued_requests=1 << 20,
+            schedule_policy=self.schedule_policy,
+            eviction_policy=self.eviction_policy,
+        )
+
+
 @app.command()
-def simulate(
-    matrix: Annotated[bool, typer.Option("--matrix", help="Every cell of the matrix, with many seeds.")] = False,
-    seeds: Annotated[int, typer.Option(help="Seeds for each cell.")] = 3,
-    first_seed: Annotated[int, typer.Option(help="The first of them.")] = 0,
-    jobs: Annotated[int, typer.Option(help="Processes.")] = 2,
-    minutes: Annotated[
-        float | None, typer.Option(help="Go on until the time is up: with fresh seeds, or deeper with --exhaustive.")
-    ] = None,
-    exhaustive: Annotated[
-        bool, typer.Option("--exhaustive", help="Every order of events in small worlds, for --minutes (10).")
-    ] = False,
-    cell: Annotated[
-        str | None, typer.Option(help="One cell, such as overlap:16:ngram:fcfs:tight, with --seed.")
-    ] = None,
-    seed: int = 0,
-    scenario: Annotated[Path | None, typer.Option(help="A scenario saved after a violation.")] = None,
-    trace: Annotated[
-        Path | None, typer.Option(help="A trace: Mooncake or agent sessions (JSON lines), Azure (CSV); .gz, .zst.")
-    ] = None,
-    scale: Annotated[int, typer.Option(help="Divide the trace's lengths and blocks by this.")] = 32,
-    limit: Annotated[int | None, typer.Option(help="Requests of the trace at most.")] = None,
-    page_size: Annotated[int, typer.Option(help="Tokens a page.")] = 16,
-    num_pages: Annotated[int, typer.Option(help="Pages of the simulated server.")] = 4096,
-    max_running_requests: Annotated[int, typer.Option(help="Requests in a batch at most.")] = 64,
-    schedule_policy: Annotated[str, typer.Option(help="fcfs, lpm or priority.")] = "fcfs",
-    eviction_policy: Annotated[str, typer.Option(help="reuse, lru, lfu, fifo or priority.")] = "reuse",
-    step_ms: Annotated[float, typer.Option(help="Of a step, whatever it computes.")] = 10.0,
-    token_us: Annotated[float, typer.Option(help="And for each token in it.")] = 50.0,
-) -> None:
+@takes(SimulateOptions)
+def simulate(chosen: SimulateOptions) -> None:
     """Run the real scheduler and memory on an engine that checks every read, or on a trace to plan capacity."""
-    from freehold.config import EngineConfig
-    from freehold.planning import command as planning
+    try:
+        code = _plan_capacity(chosen, chosen.trace) if chosen.trace is not None else _check_correctness(chosen)
+    except (ValueError, OSError) as error:
+        fail(error)
+    raise typer.Exit(code)
+
+
+def _plan_capacity(chosen: SimulateOptions, trace: Path) -> int:
+    from freehold.planning.command import simulate_trace
     from freehold.planning.replay import Speed
+
+    speed = Speed(chosen.step_ms / 1e3, chosen.token_us / 1e6)
+    return simulate_trace(trace, chosen.scale, chosen.limit, chosen.server, speed)
+
+
+def _check_correctness(chosen: SimulateOptions) -> int:
     from freehold.simulation import command
     from freehold.simulation.scenario import Cell, Scenario
 
-    try:
-        if trace is not None:
-            config = EngineConfig(
-                page_size=page_size,
-                num_pages=num_pages,
-                max_running_requests=max_running_requests,
-                max_queued_requests=1 << 20,
-                schedule_policy=schedule_policy,
-                eviction_policy=eviction_policy,
-            )
-            speed = Speed(step_ms / 1e3, token_us / 1e6)
-            code = planning.simulate_trace(trace, scale, limit, config, speed)
-        elif scenario is not None:
-            code = command.simulate_one(Scenario.from_json(scenario.read_text()))
-        elif cell is not None:
-            code = command.simulate_one(Scenario.generate(Cell.parse(cell), seed))
-        elif exhaustive:
-            code = command.simulate_exhaustive(minutes or command.EXHAUSTIVE_MINUTES, jobs)
-        elif matrix or minutes is not None:
-            code = command.simulate_matrix(command.MatrixRun(seeds, first_seed, jobs, minutes))
-        else:
-            raise ValueError("say what to simulate: --matrix, --exhaustive, --cell, --scenario or --trace")
-    except (ValueError, OSError) as error:
-        raise _fail(error) from error
-    raise typer.Exit(code)
+    if chosen.scenario is not None:
+        return command.simulate_one(Scenario.from_json(chosen.scenario.read_text()))
+    if chosen.cell is not None:
+        return command.simulate_one(Scenario.generate(Cell.parse(chosen.cell), chosen.seed))
+    if chosen.exhaustive:
+        return command.simulate_exhaustive(chosen.minutes or command.EXHAUSTIVE_MINUTES, chosen.jobs)
+    if chosen.matrix or chosen.minutes is not None:
+        run = command.MatrixRun(chosen.seeds, chosen.first_seed, chosen.jobs, chosen.minutes)
+        return command.simulate_matrix(run)
+    raise ValueError("say what to simulate: --matrix, --exhaustive, --cell, --scenario or --trace")
 
 
 @app.command()
@@ -285,42 +243,48 @@ def version() -> None:
     typer.echo(__version__)
 
 
+@dataclass(frozen=True)
+class LoadOptions:
+    """The load to put on a server. Raises ValueError."""
+
+    url: str | None = option(None, "A running OpenAI-compatible server. Default: start one.", LOAD)
+    concurrency: int = option(16, "Requests under way at once, without a rate.", LOAD, Limits(least=1))
+    request_rate: float | None = option(None, "Requests a second, at random times (Poisson).", LOAD, Limits(above=0))
+    trace: Path | None = option(None, "A trace to replay, with its own times and lengths.", LOAD)
+    scale: int = option(32, "Lengths of the trace are divided by this.", LOAD, Limits(least=1))
+    speed: float = option(1.0, "The trace is replayed so many times as fast.", LOAD, Limits(above=0))
+    num_prompts: int = option(64, "Requests in all.", LOAD)
+    input_len: int = option(256, "Prompt tokens.", LOAD)
+    output_len: int = option(64, "Output tokens.", LOAD)
+    shared_prefix: float = option(0.5, "Share of the prompt common to all.", LOAD, Limits(least=0, most=1))
+    goodput: tuple[str, ...] = option((), "An objective, like ttft:500, tpot:50 or e2el:5000 (ms); repeat it.", LOAD)
+    output: Path | None = option(None, "Write the figures here as JSON.", LOAD)
+    seed: int = option(0, "Seed of the random prompts and times.", LOAD)
+
+    def __post_init__(self) -> None:
+        check_limits(self)
+
+
 @bench_app.command("serve")
-def bench_serve(
-    url: Annotated[str | None, typer.Option(help="A running OpenAI-compatible server. Default: start one.")] = None,
-    concurrency: Annotated[int, typer.Option(min=1, help="Requests under way at once, without a rate.")] = 16,
-    request_rate: Annotated[
-        float | None, typer.Option(min=0.001, help="Requests a second, at random times (Poisson).")
-    ] = None,
-    trace: Annotated[Path | None, typer.Option(help="A trace to replay, with its own times and lengths.")] = None,
-    scale: Annotated[int, typer.Option(min=1, help="Lengths of the trace are divided by this.")] = 32,
-    speed: Annotated[float, typer.Option(min=0.001, help="The trace is replayed so many times as fast.")] = 1.0,
-    num_prompts: Annotated[int, typer.Option(help="Requests in all.")] = 64,
-    input_len: Annotated[int, typer.Option(help="Prompt tokens.")] = 256,
-    output_len: Annotated[int, typer.Option(help="Output tokens.")] = 64,
-    shared_prefix: Annotated[float, typer.Option(min=0, max=1, help="Share of the prompt common to all.")] = 0.5,
-    goodput: Annotated[
-        list[str] | None, typer.Option(help="An objective, like ttft:500, tpot:50 or e2el:5000 (ms); repeat it.")
-    ] = None,
-    output: Annotated[Path | None, typer.Option(help="Write the figures here as JSON.")] = None,
-    seed: int = 0,
-) -> None:
+@takes(LoadOptions)
+def bench_serve(chosen: LoadOptions) -> None:
     """Throughput, goodput, latencies and hit rate of a server: closed loop, at a rate, or replaying a trace."""
     from freehold.bench.load import Load
     from freehold.bench.serve import Objectives, bench_server
 
     try:
-        if trace is not None:
-            load = Load.trace(trace, scale, speed, num_prompts)
-        elif request_rate is not None:
-            load = Load.random(None, num_prompts, input_len, output_len, shared_prefix, seed).at_rate(
-                request_rate, seed
-            )
+        if chosen.trace is not None:
+            load = Load.trace(chosen.trace, chosen.scale, chosen.speed, chosen.num_prompts)
         else:
-            load = Load.random(concurrency, num_prompts, input_len, output_len, shared_prefix, seed)
-        bench_server(url, load, Objectives.parse(goodput or []), output)
+            concurrency = chosen.concurrency if chosen.request_rate is None else None
+            load = Load.random(
+                concurrency, chosen.num_prompts, chosen.input_len, chosen.output_len, chosen.shared_prefix, chosen.seed
+            )
+        if chosen.trace is None and chosen.request_rate is not None:
+            load = load.at_rate(chosen.request_rate, chosen.seed)
+        bench_server(chosen.url, load, Objectives.parse(list(chosen.goodput)), chosen.output)
     except (ValueError, OSError) as error:
-        raise _fail(error) from error
+        fail(error)
 
 
 @bench_app.command("peers")
@@ -336,7 +300,7 @@ def bench_peers(
     try:
         code = run_peers(peer or [], rounds, workload or [], output)
     except (RuntimeError, ValueError, CalledProcessError) as error:
-        raise _fail(error) from error
+        fail(error)
     raise typer.Exit(code)
 
 
@@ -392,7 +356,7 @@ def bench_scheduler(
             raise ValueError(f"peer: {peer} is not known; there is vllm")
         show_scheduler_cost(peer == "vllm")
     except (ValueError, RuntimeError, CalledProcessError) as error:
-        raise _fail(error) from error
+        fail(error)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""Everything that can be chosen at start-up, in one place."""
+"""Everything about the engine that can be chosen at start-up, in one place."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+
+from freehold.options import Limits, check_limits, option
 
 SCHEDULE_POLICIES = ("fcfs", "lpm", "priority")
 SPECULATIVE_ALGORITHMS = ("ngram", "draft")
@@ -12,96 +13,103 @@ KV_CACHE_DTYPES = ("float32", "bfloat16", "int8")
 EVICTION_POLICIES = ("reuse", "lru", "lfu", "fifo", "priority")
 KV_BYTES_DEFAULT = 1 << 30
 
+MODEL, MEMORY, SCHEDULING = "Model", "Memory", "Scheduling"
+SESSIONS_AND_CACHE, SPECULATION, DEVICES = "Sessions and cache", "Speculation", "Devices"
+
+_POSITIVE = Limits(least=1)
+_SHARE = Limits(least=0, most=1)
+_SECONDS = Limits(above=0)
+
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """Options of `freehold serve` and `freehold.LLM`; the names are those of the flags.
+    """Options of `freehold serve` and `freehold.LLM`; the names are those of the flags, and `freehold serve --help`
+    explains them. Raises ValueError naming the option."""
 
-    `num_pages` None sizes the pool to `kv_cache_memory_bytes`. `max_model_len` None takes the model's,
-    cut to what the pool holds. `audit_interval` k audits memory after every k-th step (0: only at idle).
-    `forward_retract_interval` k retracts a running request every k steps: a test switch.
-    `max_overtaken`: so many later requests may be admitted before one that waits; then it goes first (lpm), and waits
-    for no prefix that another request computes.
-    `priority_scheduling_preemption_threshold` k lets a waiting request take the place of running ones whose
-    priority is lower by at least k. `request_timeout` ends requests after so many seconds, `waiting_timeout`
-    those that wait so long to be scheduled, `running_timeout` those that run so long; `watchdog_timeout` gives
-    up on a step. Hints may retain `cache_retained_share` of the pool, operators pin `cache_pinned_share`;
-    tenants (salts) whose prefixes fill more than `cache_tenant_quota` of it are evicted first.
-    `linear_compute` is what inputs of weights of four and eight bits are rounded to for products in integers: int16,
-    int8, or float32 for not at all. `kv_cache_dtype` is what keys and values are kept as; int8 has a scale for each
-    position and head.
-    `target_itl_ms`: prompts get no more of a step than lets decoding requests have a token so often.
-    `speculative_algorithm` is ngram (prompt lookup) or draft (a second model: `speculative_draft_model_path`,
-    the model itself by default, cut to its first `speculative_draft_layers`).
-    Raises ValueError naming the option.
-    """
-
-    model: str | None = None
-    page_size: int = 16
-    num_pages: int | None = None
-    kv_cache_memory_bytes: int = KV_BYTES_DEFAULT
-    max_model_len: int | None = None
-    max_running_requests: int = 64
-    max_queued_requests: int = 4096
-    chunked_prefill_size: int = 512
-    target_itl_ms: float | None = None
-    schedule_policy: str = "fcfs"
-    max_overtaken: int = 64
-    eviction_policy: str = "reuse"
-    disable_overlap_schedule: bool = False
-    disable_radix_cache: bool = False
-    audit_interval: int = 0
-    forward_retract_interval: int = 0
-    cache_tenant_quota: float | None = None
-    cache_retained_share: float = 0.5
-    cache_pinned_share: float = 0.25
-    linear_compute: str = "int16"
-    kv_cache_dtype: str = "bfloat16"
-    num_threads: int | None = None
-    priority_scheduling_preemption_threshold: int | None = None
-    request_timeout: float | None = None
-    waiting_timeout: float | None = None
-    running_timeout: float | None = None
-    watchdog_timeout: float = 300.0
-    speculative_algorithm: str | None = None
-    speculative_num_draft_tokens: int = 8
-    speculative_draft_model_path: str | None = None
-    speculative_draft_layers: int | None = None
+    model: str | None = option(
+        None, "A GGUF file, a Hugging Face directory or a hub id. Default: SmolLM2-135M, fetched once.", MODEL
+    )
+    max_model_len: int | None = option(
+        None, "Tokens of prompt and output together. Default: the model's.", MODEL, _POSITIVE,
+        flags=("--context-length",),
+    )  # fmt: skip
+    linear_compute: str = option(
+        "int16", "What inputs of quantized weights are rounded to: int16, int8, or float32 (not at all).", MODEL,
+        Limits(choices=LINEAR_COMPUTE),
+    )  # fmt: skip
+    page_size: int = option(16, "Tokens a page.", MEMORY, flags=("--block-size",))
+    num_pages: int | None = option(
+        None, "Pages of KV memory. Default: as many as --kv-cache-memory-bytes holds.", MEMORY, _POSITIVE
+    )
+    kv_cache_memory_bytes: int = option(
+        KV_BYTES_DEFAULT, "Bytes of KV memory. Without effect if --num-pages is given.", MEMORY
+    )
+    kv_cache_dtype: str = option(
+        "bfloat16", "What keys and values are stored as: float32, bfloat16, or int8 (with scales).", MEMORY,
+        Limits(choices=KV_CACHE_DTYPES),
+    )  # fmt: skip
+    audit_interval: int = option(
+        0, "Recount all pages after every k-th step. 0: only when the engine is idle.", MEMORY, Limits(least=0)
+    )
+    max_running_requests: int = option(
+        64, "Requests in a batch at most.", SCHEDULING, _POSITIVE, flags=("--max-num-seqs",)
+    )
+    max_queued_requests: int = option(4096, "Waiting requests at most. More get HTTP 503.", SCHEDULING, _POSITIVE)
+    chunked_prefill_size: int = option(512, "Prompt tokens in a step at most.", SCHEDULING, _POSITIVE)
+    target_itl_ms: float | None = option(
+        None, "Inter-token latency to aim at, in milliseconds: prompts are cut smaller to meet it.", SCHEDULING,
+        _SECONDS,
+    )  # fmt: skip
+    schedule_policy: str = option(
+        "fcfs", "Order of waiting requests: fcfs, lpm (longest prefix match) or priority.", SCHEDULING,
+        Limits(choices=SCHEDULE_POLICIES),
+    )  # fmt: skip
+    max_overtaken: int = option(
+        64, "Later requests that may be admitted before one that waits. Then that one goes first.", SCHEDULING,
+        _POSITIVE,
+    )  # fmt: skip
+    priority_scheduling_preemption_threshold: int | None = option(
+        None, "With --schedule-policy priority: preempt requests whose priority is lower by at least this.",
+        SCHEDULING, _POSITIVE,
+    )  # fmt: skip
+    disable_overlap_schedule: bool = option(False, "Plan a step only after the one before it is done.", SCHEDULING)
+    request_timeout: float | None = option(None, "Seconds after which a request is ended.", SCHEDULING, _SECONDS)
+    waiting_timeout: float | None = option(
+        None, "Seconds that a request may wait to be scheduled.", SCHEDULING, _SECONDS
+    )
+    running_timeout: float | None = option(
+        None, "Seconds that a request may run once it is scheduled.", SCHEDULING, _SECONDS
+    )
+    watchdog_timeout: float = option(300.0, "Seconds after which a step counts as lost.", SCHEDULING, _SECONDS)
+    forward_retract_interval: int = option(
+        0, "For tests: retract a running request every k steps.", SCHEDULING, Limits(least=0)
+    )
+    disable_radix_cache: bool = option(False, "Keep no prefixes for later requests.", SESSIONS_AND_CACHE)
+    eviction_policy: str = option(
+        "reuse", "Which cached pages are evicted first: reuse (learned), lru, lfu, fifo or priority.",
+        SESSIONS_AND_CACHE, Limits(choices=EVICTION_POLICIES), flags=("--radix-eviction-policy",),
+    )  # fmt: skip
+    cache_tenant_quota: float | None = option(
+        None, "Share of the pool. Tenants (cache_salt) that cache more are evicted first.", SESSIONS_AND_CACHE, _SHARE
+    )
+    cache_retained_share: float = option(
+        0.5, "Share of the pool that clients' hints may retain.", SESSIONS_AND_CACHE, _SHARE
+    )
+    cache_pinned_share: float = option(0.25, "Share of the pool that operators may pin.", SESSIONS_AND_CACHE, _SHARE)
+    speculative_algorithm: str | None = option(
+        None, "ngram (prompt lookup) or draft (a second, smaller model).", SPECULATION,
+        Limits(choices=SPECULATIVE_ALGORITHMS),
+    )  # fmt: skip
+    speculative_num_draft_tokens: int = option(
+        8, "Draft tokens for each request in a step at most.", SPECULATION, Limits(least=1, most=64)
+    )
+    speculative_draft_model_path: str | None = option(None, "The draft model. Default: the model itself.", SPECULATION)
+    speculative_draft_layers: int | None = option(
+        None, "Draft with only the first layers of the draft model.", SPECULATION, _POSITIVE
+    )
+    num_threads: int | None = option(None, "Threads of the kernels. Default: one for each core.", DEVICES, _POSITIVE)
 
     def __post_init__(self) -> None:
-        for name in ("chunked_prefill_size", "max_running_requests", "max_queued_requests", "max_overtaken"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("num_pages", "max_model_len", "num_threads", "speculative_draft_layers"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, not {value}")
-        if self.schedule_policy not in SCHEDULE_POLICIES:
-            raise ValueError(f"schedule_policy must be one of {SCHEDULE_POLICIES}, not '{self.schedule_policy}'")
-        if self.eviction_policy not in EVICTION_POLICIES:
-            raise ValueError(f"eviction_policy must be one of {EVICTION_POLICIES}, not '{self.eviction_policy}'")
-        if self.linear_compute not in LINEAR_COMPUTE:
-            raise ValueError(f"linear_compute must be one of {LINEAR_COMPUTE}, not '{self.linear_compute}'")
-        if self.kv_cache_dtype not in KV_CACHE_DTYPES:
-            raise ValueError(f"kv_cache_dtype must be one of {KV_CACHE_DTYPES}, not '{self.kv_cache_dtype}'")
-        if self.speculative_algorithm not in (None, *SPECULATIVE_ALGORITHMS):
-            raise ValueError(
-                f"speculative_algorithm must be one of {SPECULATIVE_ALGORITHMS}, not '{self.speculative_algorithm}'"
-            )
-        if not 1 <= self.speculative_num_draft_tokens <= 64:
-            raise ValueError(
-                f"speculative_num_draft_tokens must be between 1 and 64, not {self.speculative_num_draft_tokens}"
-            )
-        for name in ("cache_tenant_quota", "cache_retained_share", "cache_pinned_share"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value <= 1:
-                raise ValueError(f"{name} must be a share between 0 and 1, not {value}")
-        for name in ("request_timeout", "waiting_timeout", "running_timeout", "watchdog_timeout", "target_itl_ms"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise ValueError(f"{name} must be a positive number, not {value}")
-        threshold = self.priority_scheduling_preemption_threshold
-        if threshold is not None and (threshold < 1 or self.schedule_policy != "priority"):
-            raise ValueError(
-                "priority_scheduling_preemption_threshold must be at least 1, with schedule_policy 'priority'"
-            )
+        check_limits(self)
+        if self.priority_scheduling_preemption_threshold is not None and self.schedule_policy != "priority":
+            raise ValueError("priority_scheduling_preemption_threshold needs schedule_policy 'priority'")

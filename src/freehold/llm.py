@@ -8,13 +8,14 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Unpack
 
 import numpy as np
 
 from freehold.arrays import Int32
 from freehold.assembly import assemble
 from freehold.config import EngineConfig
+from freehold.engine_options import EngineOptions
 from freehold.errors import EngineStuck
 from freehold.memory import PageCounts
 from freehold.models.spec import Checkpoint
@@ -53,7 +54,9 @@ class LLM:
     `close` ends the engine's thread.
     """
 
-    def __init__(self, model: str | None = None, *, checkpoint: Checkpoint | None = None, **options: Any):
+    def __init__(
+        self, model: str | None = None, *, checkpoint: Checkpoint | None = None, **options: Unpack[EngineOptions]
+    ):
         assembly = assemble(EngineConfig(model=model, **options), checkpoint)
         self.config = assembly.config
         self.spec = assembly.spec

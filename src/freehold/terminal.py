@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from freehold.assembly import MemoryPlan
 from freehold.llm import LLM, Completion
 from freehold.sampling_params import SamplingParams
 
@@ -94,3 +96,24 @@ def show_answer(body: dict[str, Any]) -> None:
         shown = ", ".join(f"{key} {part}" for key, part in value.items()) if isinstance(value, dict) else str(value)
         table.add_row(name.replace("_", " "), shown)
     console.print(table, highlight=False, markup=False)
+
+
+def show_plan(plan: MemoryPlan, sources: Mapping[str, str]) -> None:
+    """The memory plan of a configuration, and which options were given where."""
+    shape, spec = plan.shape, plan.spec
+    tokens = shape.page_count * shape.page_size
+    table = Table(title="Memory plan", show_header=False)
+    table.add_row("model", f"{plan.path.name} ({spec.architecture}, {spec.layer_count} layers)")
+    table.add_row("KV memory", f"{shape.page_count * plan.page_bytes / 2**20:,.1f} MiB, {plan.config.kv_cache_dtype}")
+    table.add_row("pages", f"{shape.page_count:,} of {shape.page_size} tokens, {plan.page_bytes:,} bytes each")
+    table.add_row("capacity", f"{tokens:,} tokens")
+    table.add_row("longest request", f"{min(shape.token_limit, tokens + 1):,} tokens, prompt and output")
+    table.add_row("batch", f"{shape.row_count:,} requests at most")
+    for name, share in (("hints may retain", shape.retained_share), ("operators may pin", shape.pinned_share)):
+        table.add_row(name, f"{shape.pages(share):,} pages")
+    console.print(table)
+    for name, source in sources.items():
+        if source != "default" and hasattr(plan.config, name):
+            console.print(f"{name} = {getattr(plan.config, name)} (from {source})")
+    if shape.token_limit > tokens:
+        console.print(f"[yellow]The context of {shape.token_limit:,} tokens is longer than the pool.[/yellow]")

@@ -13,13 +13,14 @@ import tempfile
 import uuid
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 import zmq
 import zmq.asyncio
 
 from freehold.arrays import Int32
 from freehold.config import EngineConfig
+from freehold.engine_options import EngineOptions
 from freehold.errors import EngineUnavailable, InvalidParameter
 from freehold.ipc import protocol as msg
 from freehold.models.loading.resolve import open_checkpoint, resolve_model
@@ -62,7 +63,7 @@ class AsyncEngine:
     `await shutdown()` ends the process. Options are those of `EngineConfig`. Use from one event loop.
     """
 
-    def __init__(self, model: str | None = None, **options: Any) -> None:
+    def __init__(self, model: str | None = None, **options: Unpack[EngineOptions]) -> None:
         self.config = EngineConfig(model=model, **options)
         self.ready: msg.Ready | None = None
         self.stats = msg.Stats()

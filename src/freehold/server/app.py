@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from types import FrameType
 
 import uvicorn
@@ -16,6 +16,7 @@ from freehold.errors import EngineUnavailable
 from freehold.ipc.async_engine import AsyncEngine
 from freehold.server.access.keys import Keys
 from freehold.server.anthropic.routes import anthropic_routes
+from freehold.server.config import ServerConfig
 from freehold.server.errors import EXPECTED_ERRORS, respond_with_error
 from freehold.server.native.control import native_control_routes
 from freehold.server.native.generate import native_routes
@@ -36,12 +37,12 @@ DRAIN_TIMEOUT_S = 30
 
 
 def create_app(
-    engine: AsyncEngine, model_name: str, session_store: str | None = None, keys: Keys | None = None
+    engine: AsyncEngine, model_name: str, config: ServerConfig | None = None, sources: Mapping[str, str] | None = None
 ) -> FastAPI:
     """The routes around an engine, which is started and ended with the app. It answers at once; until the
-    model is loaded, with 503."""
-
-    store = SessionStore(session_store)
+    model is loaded, with 503. `sources` says where options came from, for those who ask."""
+    config = config or ServerConfig()
+    store = SessionStore(config.session_store)
     sessions = SessionTable(engine, store)
 
     @contextlib.asynccontextmanager
@@ -54,7 +55,7 @@ def create_app(
         await engine.shutdown()
         store.close()
 
-    guard = Depends((keys or Keys()).check)
+    guard = Depends(Keys(config.api_key, config.admin_api_key).check)
     app = FastAPI(title="Freehold", version=__version__, lifespan=lifespan, dependencies=[guard])
     metrics = Metrics(engine)
     generator = Generator(engine, metrics)
@@ -65,7 +66,7 @@ def create_app(
     app.include_router(anthropic_routes(engine, generator, model_name))
     app.include_router(native_routes(engine, generator, sessions))
     app.include_router(native_control_routes(engine, sessions))
-    app.include_router(status_routes(engine, model_name))
+    app.include_router(status_routes(engine, model_name, config, sources or {}))
     app.include_router(tokenizing_routes(engine))
     app.include_router(insight_routes(engine, metrics))
     app.include_router(control_routes(engine))

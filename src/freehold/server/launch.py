@@ -9,42 +9,30 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import httpx
 
+from freehold.config import EngineConfig
 from freehold.ipc.async_engine import AsyncEngine
 from freehold.models.loading.resolve import resolve_model
-from freehold.server.access.keys import Keys
 from freehold.server.app import Server, create_app
+from freehold.server.config import ServerConfig
 
 START_TIMEOUT_S = 180
 STOP_TIMEOUT_S = 40
 
 
-@dataclass(frozen=True)
-class ServerOptions:
-    """What concerns HTTP, not the engine. `name` is what /v1/models gives."""
-
-    host: str = "127.0.0.1"
-    port: int = 8000
-    name: str | None = None
-    session_store: str | None = None
-    keys: Keys = field(default_factory=Keys)
-    log_level: str = "warning"
-
-
-def run_server(options: dict[str, Any], http: ServerOptions) -> int:
-    """Serve until told to stop -> the exit code. Raises ValueError for options that can't be."""
-    engine = AsyncEngine(**options)
+def run_server(config: EngineConfig, http: ServerConfig, sources: Mapping[str, str]) -> int:
+    """Serve until told to stop -> the exit code. `sources` says where options came from. Raises ValueError for options
+    that can't be."""
+    engine = AsyncEngine(**vars(config))
     # Fetched here, where the progress bar can be seen, and before anything listens.
-    path = resolve_model(options["model"])
-    served = http.name or served_name(path)
+    path = resolve_model(config.model)
+    served = http.served_model_name or served_name(path)
     print(f"Freehold serves {served} on http://{http.host}:{http.port} (loading ...)", file=sys.stderr, flush=True)
-    app = create_app(engine, served, http.session_store, http.keys)
+    app = create_app(engine, served, http, sources)
     server = Server(engine, app, http.host, http.port, http.log_level)
     server.run()
     return 1 if engine.failure else 0

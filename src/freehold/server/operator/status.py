@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import APIRouter, Response
@@ -10,9 +11,11 @@ from fastapi import APIRouter, Response
 from freehold import __version__
 from freehold.errors import NotFound
 from freehold.ipc.async_engine import AsyncEngine
+from freehold.options import options_of
+from freehold.server.config import ServerConfig
 
 
-def status_routes(engine: AsyncEngine, model_name: str) -> APIRouter:
+def status_routes(engine: AsyncEngine, model_name: str, server: ServerConfig, sources: Mapping[str, str]) -> APIRouter:
     router = APIRouter()
     started = int(time.time())
 
@@ -78,6 +81,18 @@ def status_routes(engine: AsyncEngine, model_name: str) -> APIRouter:
             "max_req_input_len": info.max_model_len - 1,
             "chunked_prefill_size": config.chunked_prefill_size,
             "internal_states": [{"pages": engine.stats.pages, "running": engine.stats.running}],
+            "options": {**_options(config, sources), **_options(server, sources)},
         }
 
     return router
+
+
+def _options(record: Any, sources: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """The value of each option, and where it came from: flag, environment, file, argument or default."""
+    shown: dict[str, dict[str, Any]] = {}
+    for one in options_of(type(record)):
+        value = getattr(record, one.name)
+        changed = "default" if value == one.default else "argument"
+        hidden = "***" if one.is_secret and value else value
+        shown[one.name] = {"value": hidden, "source": sources.get(one.name, changed)}
+    return shown

@@ -1,0 +1,41 @@
+"""The options of `EngineConfig` but for the model, as keyword arguments of `LLM` and `AsyncEngine`. A test compares
+the two."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+
+class EngineOptions(TypedDict, total=False):
+    """`freehold serve --help` explains each."""
+
+    max_model_len: int | None
+    linear_compute: str
+    page_size: int
+    num_pages: int | None
+    kv_cache_memory_bytes: int
+    kv_cache_dtype: str
+    audit_interval: int
+    max_running_requests: int
+    max_queued_requests: int
+    chunked_prefill_size: int
+    target_itl_ms: float | None
+    schedule_policy: str
+    max_overtaken: int
+    priority_scheduling_preemption_threshold: int | None
+    disable_overlap_schedule: bool
+    request_timeout: float | None
+    waiting_timeout: float | None
+    running_timeout: float | None
+    watchdog_timeout: float
+    forward_retract_interval: int
+    disable_radix_cache: bool
+    eviction_policy: str
+    cache_tenant_quota: float | None
+    cache_retained_share: float
+    cache_pinned_share: float
+    speculative_algorithm: str | None
+    speculative_num_draft_tokens: int
+    speculative_draft_model_path: str | None
+    speculative_draft_layers: int | None
+    num_threads: int | None
