@@ -136,6 +136,12 @@ def test_within_memory_the_ledger_is_the_lowest_and_prefixes_know_no_leases():
                     assert name.split(".")[2] in below, f"{path.name} imports {name}"
 
 
+def test_only_assembly_chooses_the_device():
+    for path in (SOURCE / "engine").rglob("*.py"):
+        if "cpu" not in path.parts:
+            assert not [name for name in imported_modules(path) if name.startswith("freehold.engine.cpu")], path
+
+
 def test_files_are_short_and_names_say_something():
     for path in SOURCE.rglob("*.py"):
         assert path.read_text().count("\n") <= 400, f"{path} is too long"

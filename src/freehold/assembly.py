@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from freehold.config import EngineConfig
-from freehold.engine.cpu.threads import choose_threading_layer, use_threads
+from freehold.engine.cpu.device import CpuDevice
 from freehold.engine.engine import StepThread
-from freehold.engine.runner import CpuRunner
+from freehold.engine.runner import Runner
 from freehold.engine.speculative.choice import open_draft
 from freehold.memory import Memory, MemoryShape
 from freehold.models.loading.resolve import open_checkpoint, resolve_model
@@ -72,14 +72,13 @@ def assemble(config: EngineConfig, checkpoint: Checkpoint | None = None) -> Asse
 
     Raises ModelUnavailable or ValueError.
     """
-    choose_threading_layer()
     checkpoint = checkpoint or open_checkpoint(resolve_model(config.model))
     tokenizer = load_tokenizer(checkpoint)
     has_draft = config.speculative_algorithm == "draft"
     shape = memory_shape(config, checkpoint.spec, open_draft(config, checkpoint).spec if has_draft else None)
     kv_shape = KVShape(shape.page_count, shape.page_size, shape.row_count, shape.token_limit, config.kv_cache_dtype)
-    runner = CpuRunner(config, checkpoint, kv_shape)
-    engine = StepThread(runner, lambda: use_threads(config.num_threads))
+    runner = Runner(config, checkpoint, kv_shape, CpuDevice(config.num_threads))
+    engine = StepThread(runner)
     engine.wait_until_warm()
     scheduler = Scheduler(config, Memory(shape), engine, tokenizer.vocabulary, draft_cost=runner.draft_cost)
     return Assembly(config, checkpoint.path, checkpoint.spec, tokenizer, scheduler, engine)

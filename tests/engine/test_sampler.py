@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from freehold import SamplingParams
+from freehold.engine.cpu import drawing
 from freehold.engine.cpu.drawing import draw, uniform
 from freehold.engine.sampler import Sampler
 from freehold.step import RowStart
@@ -64,7 +65,7 @@ def start(row: int, params: SamplingParams, tokens=(1, 2, 3), prompt_length=3, s
 
 
 def sample(params: SamplingParams, row: np.ndarray, position: int = 3, **options):
-    sampler = Sampler(2, VOCAB)
+    sampler = Sampler(2, VOCAB, drawing)
     sampler.start(start(0, params, **options))
     tokens, _, logprobs = sampler.sample(np.array([0]), np.array([position]), row[None].copy(), *NO_DRAFTS)
     return int(tokens[0]), logprobs.get(0)
@@ -79,7 +80,7 @@ def test_a_seeded_draw_depends_on_seed_and_position_alone():
 
 
 def test_penalties_count_the_output_as_it_grows():
-    sampler = Sampler(1, VOCAB)
+    sampler = Sampler(1, VOCAB, drawing)
     flat = np.zeros((1, VOCAB), np.float32)
     flat[0, 20], flat[0, 21] = 1.0, 0.9
     sampler.start(start(0, SamplingParams(temperature=0, frequency_penalty=0.2), tokens=(20, 2, 3)))

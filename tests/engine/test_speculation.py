@@ -7,6 +7,8 @@ import pytest
 from exactness import DRAFT_LAYERS, always_drafting
 
 from freehold import LLM, SamplingParams
+from freehold.engine.cpu import drawing
+from freehold.engine.cpu.device import CpuDevice
 from freehold.engine.sampler import Sampler
 from freehold.engine.sequences import Sequences
 from freehold.engine.speculative.draft_model import DraftModelSpeculator
@@ -93,7 +95,8 @@ def drafting(checkpoint):
     """A row of 20 prompt tokens, 16 of them cached -> (its sequences, the draft model that works on them)."""
     sequences = Sequences(1, 128)
     start = RowStart(0, SamplingParams(temperature=0), 0, np.arange(20, dtype=np.int32), 20, (), 128, cached=16)
-    speculator = DraftModelSpeculator(checkpoint, KVShape(8, 16, 1, 128), Sampler(1, checkpoint.spec.vocab_size))
+    sampler = Sampler(1, checkpoint.spec.vocab_size, drawing)
+    speculator = DraftModelSpeculator(checkpoint, KVShape(8, 16, 1, 128), CpuDevice(), sampler)
     sequences.start(start)
     speculator.start(start)
     speculator.update_pages([(np.zeros(2, np.int32), np.arange(2, dtype=np.int32), np.arange(1, 3, dtype=np.int32))])
@@ -134,7 +137,7 @@ def test_sampled_tokens_have_the_distribution_of_the_logits():
     rng = np.random.default_rng(0)
     logits = rng.normal(size=(3, vocab)).astype(np.float32)
     likely = logits.argmax(axis=1).astype(np.int32)
-    sampler = Sampler(1, vocab)
+    sampler = Sampler(1, vocab, drawing)
     counts = np.zeros((3, vocab))
     for seed in range(trials):
         params = SamplingParams(temperature=1.0, seed=seed)

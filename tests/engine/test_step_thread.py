@@ -6,6 +6,9 @@ from freehold.engine.engine import StepThread
 
 
 class FailingRunner:
+    def prepare_thread(self) -> None:
+        pass
+
     def warm_up(self) -> None:
         raise MemoryError("no room for the kernels")
 
@@ -24,11 +27,12 @@ def test_a_warm_up_that_fails_is_told():
 
 @pytest.mark.timeout(20)
 def test_a_preparation_that_fails_is_told():
-    def prepare():
-        raise OSError("no threads")
+    class Unprepared(FailingRunner):
+        def prepare_thread(self) -> None:
+            raise OSError("no threads")
 
     with pytest.raises(OSError, match="no threads"):
-        StepThread(FailingRunner(), prepare).wait_until_warm()
+        StepThread(Unprepared()).wait_until_warm()
 
 
 class RunnerOnce:
@@ -36,6 +40,9 @@ class RunnerOnce:
 
     def __init__(self):
         self.runs = 0
+
+    def prepare_thread(self) -> None:
+        pass
 
     def warm_up(self) -> None:
         pass

@@ -16,7 +16,8 @@ ROOT = Path(__file__).parent.parent.parent
 # What is quick, and runs the code in this process. Tests of the real model over HTTP are in `DRIVERS`.
 MEASURED = [
     "tests/memory", "tests/scheduler", "tests/simulation", "tests/text", "tests/test_llm.py",
-    "tests/engine/test_sampler.py", "tests/engine/test_step_thread.py", "tests/engine/test_prompt_logprobs.py",
+    "tests/engine/test_sampler.py", "tests/engine/test_sequences.py",
+    "tests/engine/test_step_thread.py", "tests/engine/test_prompt_logprobs.py",
     "tests/engine/test_session_turns.py", "tests/engine/test_speculation.py", "tests/engine/test_invariance.py",
     "tests/server/test_session_table.py", "tests/server/test_engine_loop.py",
 ]  # fmt: skip
@@ -69,7 +70,7 @@ class CoverageMap:
             contexts = {context for of_line in lines.values() for context in of_line if context}
         found = {node for context in contexts if (node := self._node(context)) is not None}
         drivers = [test for folder, tests in DRIVERS.items() if file.startswith(folder) for test in tests]
-        found |= {path for path in self._importers(file) if path in self._seconds}
+        found |= set(self._importers(file))
         return [*sorted(found - set(drivers), key=lambda node: self._seconds.get(node, 0.0)), *drivers]
 
     def _importers(self, file: str) -> list[str]:

@@ -118,9 +118,9 @@ MUTANTS = [
     Mutant(
         "page tables of the engine are not brought up to date",
         "the engine",
-        "engine/runner.py",
-        "            self._tables[rows, columns] = pages\n",
-        "            pass\n",
+        "engine/placed_model.py",
+        "        self._tables[rows, columns] = pages\n",
+        "        pass\n",
     ),
     Mutant(
         "scores of a long prompt skip its portions",
@@ -133,7 +133,7 @@ MUTANTS = [
         "new weights keep the old model",
         "the engine",
         "engine/runner.py",
-        "        self._model = LlamaDecoder(checkpoint, self._backend)\n\n    def run",
+        "        self._model.load(checkpoint)\n\n    def run",
         "        pass\n\n    def run",
     ),
     Mutant(

@@ -117,7 +117,7 @@ def test_a_lost_completion_is_told_and_nothing_is_freed():
     """The engine never answers: the scheduler says what it waits for, and keeps the pages."""
     world = World(Scenario(CELL, 0, [submit(0, "a")]))
     world.engine.hold = True
-    world._let_happen(world._pending.pop())
+    world._apply(world._pending.pop())
     run_steps(world, 5)
     assert world.scheduler.stuck is None
     world.clock.now += world.config.watchdog_timeout + 1
@@ -139,7 +139,7 @@ def test_waiting_forever_is_noticed():
     """All pages are gone for good and nobody runs: stuck, in words."""
     world = World(Scenario(CELL, 0, [submit(0, "a")]))
     world._exhaust(0)
-    world._let_happen(world._pending.pop())
+    world._apply(world._pending.pop())
     run_steps(world, 300)
     assert "waiting for room for request 'a' of 30 tokens" in str(world.scheduler.stuck)
     world._restore()

@@ -11,12 +11,11 @@ from rich.table import Table
 
 from freehold.arrays import Float32, Int32
 from freehold.config import KV_CACHE_DTYPES, LINEAR_COMPUTE
-from freehold.engine.cpu.backend import CpuBackend, CpuKV
-from freehold.engine.cpu.batch import CpuBatch
-from freehold.engine.cpu.threads import choose_threading_layer, use_threads
-from freehold.models.llama import LlamaDecoder
+from freehold.engine.cpu.device import CpuDevice
+from freehold.engine.placed_model import PlacedModel
 from freehold.models.loading.resolve import open_checkpoint, resolve_model
 from freehold.models.spec import Checkpoint
+from freehold.step import KVShape
 from freehold.text.loading import load_tokenizer
 
 LENGTH, TEXTS = 512, 6
@@ -36,8 +35,7 @@ class Accuracy:
 
 def run_accuracy(model: str | None) -> int:
     """Print a table -> exit code 0 if nothing differs by more than anybody would notice."""
-    choose_threading_layer()
-    use_threads(None)
+    CpuDevice().prepare_thread()
     console = Console()
     checkpoint = open_checkpoint(resolve_model(model))
     prose = " ".join(topics[name] for name in sorted(topics))
@@ -67,12 +65,12 @@ def _compare(checkpoint: Checkpoint, formats: tuple[str, str], texts: Int32, ref
 
 def _log_probabilities(checkpoint: Checkpoint, formats: tuple[str, str], tokens: Int32) -> Float32:
     """float32 [n, vocab] after each of `tokens` int32 [n], computed as one prompt."""
-    (compute, kv), spec, pages = formats, checkpoint.spec, -(-len(tokens) // PAGE)
-    backend = CpuBackend(spec, CpuKV(spec, pages, PAGE, kv), len(tokens), compute)
-    model = LlamaDecoder(checkpoint, backend)
-    table = np.arange(1, pages + 1, dtype=np.int32)[None]
+    (compute, kv), pages = formats, -(-len(tokens) // PAGE)
+    shape = KVShape(pages, PAGE, 1, len(tokens), kv)
+    model = PlacedModel(checkpoint, CpuDevice(), shape, compute)
+    columns = np.arange(pages, dtype=np.int32)
+    model.update_pages((np.zeros(pages, np.int32), columns, columns + 1))
     one = np.zeros(1, np.int64)
-    hidden = model.forward(tokens, CpuBatch.of(table, PAGE, one, one, one + len(tokens)))
-    logits = model.logits(hidden)
+    logits = model.logits(model.forward(tokens, one, one, one + len(tokens)))
     logits -= logits.max(axis=1, keepdims=True)
     return logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))

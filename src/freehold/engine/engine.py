@@ -12,6 +12,10 @@ from freehold.step import Step, StepResult
 
 
 class Runner(Protocol):
+    """What the thread drives."""
+
+    def prepare_thread(self) -> None: ...
+
     def warm_up(self) -> None: ...
 
     def run(self, step: Step) -> StepResult: ...
@@ -23,11 +27,11 @@ class StepThread:
     """Implements `freehold.step.Engine` around a runner. Kernels release the interpreter lock, so that
     the scheduler plans the next step meanwhile."""
 
-    def __init__(self, runner: Runner, prepare: Callable[[], None] = lambda: None):
+    def __init__(self, runner: Runner):
         self._runner = runner
         self._queue: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
         self._warm: Future[None] = Future()
-        self._thread = threading.Thread(target=self._work, args=(prepare,), name="engine", daemon=True)
+        self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
         self._thread.start()
 
     def wait_until_warm(self) -> None:
@@ -50,9 +54,9 @@ class StepThread:
         self._queue.put(None)
         self._thread.join()
 
-    def _work(self, prepare: Callable[[], None]) -> None:
+    def _work(self) -> None:
         try:
-            prepare()
+            self._runner.prepare_thread()
             self._runner.warm_up()
         except BaseException as error:
             self._warm.set_exception(error)

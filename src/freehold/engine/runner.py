@@ -13,13 +13,12 @@ import numpy as np
 
 from freehold.arrays import Float32, Int32, Int64
 from freehold.config import EngineConfig
-from freehold.engine.cpu.backend import CpuBackend, CpuKV
-from freehold.engine.cpu.batch import CpuBatch
+from freehold.engine.device import Device
+from freehold.engine.placed_model import PlacedModel
 from freehold.engine.sampler import Sampler
 from freehold.engine.sequences import Sequences, Work
 from freehold.engine.speculative.choice import make_speculator
 from freehold.engine.speculative.speculator import Speculator
-from freehold.models.llama import LlamaDecoder
 from freehold.models.loading.resolve import open_checkpoint, resolve_model
 from freehold.models.spec import Checkpoint
 from freehold.sampling_params import SamplingParams
@@ -44,21 +43,21 @@ def _notice_if_slow() -> Iterator[None]:
         timer.cancel()
 
 
-class CpuRunner:
+class Runner:
     """Executes one step at a time. Owns no page: every slot it touches was named by the scheduler."""
 
-    def __init__(self, config: EngineConfig, checkpoint: Checkpoint, shape: KVShape):
-        spec = checkpoint.spec
+    def __init__(self, config: EngineConfig, checkpoint: Checkpoint, shape: KVShape, device: Device):
         self._config = config
-        self._page_size = shape.page_size
-        kv = CpuKV(spec, shape.page_count, shape.page_size, shape.kind)
-        self._backend = CpuBackend(spec, kv, shape.token_limit, config.linear_compute)
-        self._model = LlamaDecoder(checkpoint, self._backend)
-        self._sampler = Sampler(shape.row_count, spec.vocab_size)
-        self._tables: Int32 = np.zeros((shape.row_count, -(-shape.token_limit // shape.page_size)), np.int32)
+        self._device = device
+        self._model = PlacedModel(checkpoint, device, shape, config.linear_compute)
+        self._sampler = Sampler(shape.row_count, checkpoint.spec.vocab_size, device.drawing)
         self._sequences = Sequences(shape.row_count, shape.token_limit)
-        self._speculator = make_speculator(config, checkpoint, shape, self._sampler)
+        self._speculator = make_speculator(config, checkpoint, shape, device, self._sampler)
         self.draft_cost: DraftCost | None = None  # known after `warm_up`
+
+    def prepare_thread(self) -> None:
+        """Called once, in the thread that runs the steps."""
+        self._device.prepare_thread()
 
     def warm_up(self) -> None:
         """Compile every kernel, with a step on the padding page: nobody owns it, nobody reads it. With
@@ -85,20 +84,18 @@ class CpuRunner:
         checkpoint = open_checkpoint(resolve_model(source))
         if replace(checkpoint.spec, rope_divisors=None) != replace(self._model.spec, rope_divisors=None):
             raise ValueError(f"model_path: {source} is another kind of model")
-        self._model = LlamaDecoder(checkpoint, self._backend)
+        self._model.load(checkpoint)
 
     def run(self, step: Step) -> StepResult:
         """Compute all new tokens of the step, sample where asked."""
         started = time.perf_counter()
         if step.page_updates:
-            rows, columns, pages = step.page_updates[0]
-            self._tables[rows, columns] = pages
+            self._model.update_pages(step.page_updates[0])
         for start in step.row_starts:
             self._sequences.start(start)
             self._sampler.start(start)
         work = self._sequences.take_up(step, *self._propose(step))
-        batch = CpuBatch.of(self._tables, self._page_size, work.rows, work.starts, work.sizes)
-        hidden = self._model.forward(work.tokens, batch)
+        hidden = self._model.forward(work.tokens, work.rows, work.starts, work.sizes)
         return replace(self._conclude(work, hidden), seconds=time.perf_counter() - started)
 
     def _propose(self, step: Step) -> tuple[Int32, Int64]:
@@ -126,7 +123,7 @@ class CpuRunner:
             ends = np.cumsum(work.sizes)[chosen]
             at = np.repeat(ends - wanted, wanted) + np.arange(int(wanted.sum()))
             at -= np.repeat(np.cumsum(wanted) - wanted, wanted)
-            logits = self._model.logits(np.ascontiguousarray(hidden[at]))
+            logits = self._model.logits(hidden[at])
             positions = work.starts[chosen] + work.counts[chosen]
             rows = work.rows[chosen]
             tokens, counts[chosen], logprobs = self._sampler.sample(
@@ -148,7 +145,7 @@ class CpuRunner:
             offset = int(work.sizes[:i].sum()) - start
             for at in range(first, end, SCORED_AT_ONCE):
                 to = min(at + SCORED_AT_ONCE, end)
-                logits = self._model.logits(np.ascontiguousarray(hidden[offset + at : offset + to]))
+                logits = self._model.logits(hidden[offset + at : offset + to])
                 following = self._sequences.tokens[row, at + 1 : to + 1]
                 scores.setdefault(i, []).extend(self._sampler.score(row, logits, following))
         return scores

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from freehold.arrays import Float32, Int32, Int64
-from freehold.engine.cpu.drawing import draw, penalize, uniform
+from freehold.engine.device import Drawing
 from freehold.sampling_params import SamplingParams
 from freehold.step import RowStart, TokenLogprobs
 
@@ -30,7 +30,8 @@ class _Row:
 class Sampler:
     """Keeps each row's parameters and output counts, so that sampled tokens need not leave the engine."""
 
-    def __init__(self, row_count: int, vocab_size: int):
+    def __init__(self, row_count: int, vocab_size: int, drawing: Drawing):
+        self._drawing = drawing
         self._vocab_size = vocab_size
         self._rows: list[_Row | None] = [None] * row_count
 
@@ -110,7 +111,7 @@ class Sampler:
     def _adjust(self, row: _Row, position: int, logits: Float32) -> None:
         params = row.params
         if len(row.counts):
-            penalize(
+            self._drawing.penalize(
                 logits, row.in_prompt, row.counts, np.float32(params.repetition_penalty),
                 np.float32(params.presence_penalty), np.float32(params.frequency_penalty),
             )  # fmt: skip
@@ -123,8 +124,8 @@ class Sampler:
         params = row.params
         if params.temperature == 0:
             return int(logits.argmax())
-        chance = uniform(row.seed, position)
-        return draw(
+        chance = self._drawing.uniform(row.seed, position)
+        return self._drawing.draw(
             logits, np.float32(params.temperature), params.top_k, params.top_p, np.float32(params.min_p), chance
         )
 

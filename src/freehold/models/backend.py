@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from freehold.models.spec import DecoderSpec, StoredTensor
 
-Array = Any  # the device's array type; float32 [tokens, features] unless said otherwise
-Weight = Any  # a packed matrix
+Array = TypeVar("Array")  # the device's; float32 [tokens, features] unless said otherwise
+Weight = TypeVar("Weight")  # a packed matrix [rows, columns]
+Batch = TypeVar("Batch", contravariant=True)  # where the tokens of a step go and what they see
 
 
-class Backend(Protocol):
+class Backend(Protocol[Array, Weight, Batch]):
     """Results of a row depend on nothing but that row: not on the batch, not on how prompts are cut."""
 
     def pack(self, tensors: Sequence[StoredTensor]) -> Weight:
         """One matrix of the tensors' rows in order, in the layout the kernels want."""
         ...
 
-    def vector(self, tensors: Sequence[StoredTensor]) -> Array: ...
+    def vector(self, tensors: Sequence[StoredTensor]) -> Array:
+        """The tensors' values one after the other, float32 [n]."""
+        ...
 
-    def embed(self, table: Weight, tokens: Array) -> Array: ...
+    def embed(self, table: Weight, tokens: Any) -> Array:
+        """Rows of the table for tokens int32 [n] -> [n, features]."""
+        ...
 
     def norm_linear(self, x: Array, norm: Array, epsilon: float, weight: Weight, bias: Array | None = None) -> Array:
         """rms_norm(x) @ weight.T + bias"""
@@ -39,7 +44,7 @@ class Backend(Protocol):
         spec: DecoderSpec,
         layer: int,
         qkv: Array,
-        batch: Any,
+        batch: Batch,
         q_norm: Array | None = None,
         k_norm: Array | None = None,
     ) -> Array:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from freehold.models.backend import Array, Backend, Weight
-from freehold.models.spec import Checkpoint
+from freehold.models.spec import Checkpoint, StoredTensor
+
+Batch = TypeVar("Batch")
 
 
 @dataclass(frozen=True)
-class _Layer:
+class _Layer(Generic[Array, Weight]):
     attention_norm: Array
     qkv: Weight
     qkv_bias: Array | None
@@ -22,10 +24,10 @@ class _Layer:
     down: Weight
 
 
-class LlamaDecoder:
+class LlamaDecoder(Generic[Array, Weight, Batch]):
     """RMSNorm, rotary grouped-query attention, SwiGLU."""
 
-    def __init__(self, checkpoint: Checkpoint, backend: Backend):
+    def __init__(self, checkpoint: Checkpoint, backend: Backend[Array, Weight, Batch]):
         self.spec = checkpoint.spec
         self._backend = backend
         self._embedding = backend.pack([checkpoint.tensor("embed_tokens.weight")])
@@ -35,10 +37,10 @@ class LlamaDecoder:
             self._embedding if self.spec.tied_embeddings else backend.pack([checkpoint.tensor("lm_head.weight")])
         )
 
-    def _load_layer(self, checkpoint: Checkpoint, index: int) -> _Layer:
+    def _load_layer(self, checkpoint: Checkpoint, index: int) -> _Layer[Array, Weight]:
         backend, spec = self._backend, self.spec
 
-        def get(*names: str):
+        def get(*names: str) -> list[StoredTensor]:
             return [checkpoint.tensor(f"layers.{index}.{name}") for name in names]
 
         attention = [f"self_attn.{part}_proj" for part in "qkv"]
@@ -54,7 +56,7 @@ class LlamaDecoder:
             down=backend.pack(get("mlp.down_proj.weight")),
         )
 
-    def forward(self, tokens: Array, batch: Any) -> Array:
+    def forward(self, tokens: Any, batch: Batch) -> Array:
         """tokens int32 [n] of all sequences of the batch -> hidden states [n, hidden_size]."""
         ops, spec = self._backend, self.spec
         x = ops.embed(self._embedding, tokens)

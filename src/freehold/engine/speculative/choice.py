@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from freehold.config import EngineConfig
+from freehold.engine.device import Device
 from freehold.engine.sampler import Sampler
 from freehold.engine.speculative.draft_model import DraftModelSpeculator
 from freehold.engine.speculative.ngram import NgramSpeculator
@@ -27,10 +28,12 @@ def open_draft(config: EngineConfig, target: Checkpoint) -> Checkpoint:
     return draft
 
 
-def make_speculator(config: EngineConfig, target: Checkpoint, shape: KVShape, sampler: Sampler) -> Speculator | None:
+def make_speculator(
+    config: EngineConfig, target: Checkpoint, shape: KVShape, device: Device, sampler: Sampler
+) -> Speculator | None:
     """None without speculation. Raises ValueError or ModelUnavailable."""
     if config.speculative_algorithm is None:
         return None
     if config.speculative_algorithm == "ngram":
         return NgramSpeculator()
-    return DraftModelSpeculator(open_draft(config, target), shape, sampler)
+    return DraftModelSpeculator(open_draft(config, target), shape, device, sampler)

@@ -7,11 +7,10 @@ import time
 import numpy as np
 
 from freehold.arrays import Float32, Int32, Int64
-from freehold.engine.cpu.backend import CpuBackend, CpuKV
-from freehold.engine.cpu.batch import CpuBatch
+from freehold.engine.device import Device
+from freehold.engine.placed_model import PlacedModel
 from freehold.engine.sampler import Sampler
 from freehold.engine.sequences import Sequences, Work
-from freehold.models.llama import LlamaDecoder
 from freehold.models.spec import Checkpoint
 from freehold.step import KVShape, RowStart
 
@@ -26,22 +25,17 @@ class DraftModelSpeculator:
     samples with the same random number (a coupling of both distributions: alike models agree alike).
     """
 
-    def __init__(self, checkpoint: Checkpoint, shape: KVShape, sampler: Sampler):
-        spec = checkpoint.spec
-        self._page_size = shape.page_size
-        kv = CpuKV(spec, shape.page_count, shape.page_size, shape.kind)
-        self._backend = CpuBackend(spec, kv, shape.token_limit)
-        self._model = LlamaDecoder(checkpoint, self._backend)
+    def __init__(self, checkpoint: Checkpoint, shape: KVShape, device: Device, sampler: Sampler):
+        self._model = PlacedModel(checkpoint, device, shape, "float32")
         self._sampler = sampler
-        self._tables: Int32 = np.zeros((shape.row_count, -(-shape.token_limit // shape.page_size)), np.int32)
         self._written: Int64 = np.zeros(shape.row_count, np.int64)
 
     def start(self, start: RowStart) -> None:
         self._written[start.row] = start.cached
 
     def update_pages(self, updates: list[tuple[Int32, Int32, Int32]]) -> None:
-        ((rows, columns, pages),) = updates
-        self._tables[rows, columns] = pages
+        (update,) = updates
+        self._model.update_pages(update)
 
     def propose(self, sequences: Sequences, rows: Int64, limits: Int64) -> tuple[Int32, Int64]:
         found = np.zeros((len(rows), int(limits.max(initial=0))), np.int32)
@@ -53,7 +47,7 @@ class DraftModelSpeculator:
                 hidden = self._forward_known(sequences, now, length)
             else:
                 hidden = self._forward(now, length + j - 1, np.ones(len(now), np.int64), found[going, j - 1])
-            logits = self._model.logits(np.ascontiguousarray(hidden))
+            logits = self._model.logits(hidden)
             for i, row in enumerate(now.tolist()):
                 found[going[i], j] = self._sampler.guess(row, int(length[i]) + j, logits[i])
         # Of what was fed, all but the drafts is known to be right; `follow` adds those that were accepted.
@@ -81,7 +75,7 @@ class DraftModelSpeculator:
         return hidden[np.cumsum(ends - starts) - 1]
 
     def _forward(self, rows: Int64, starts: Int64, counts: Int64, tokens: Int32) -> Float32:
-        return self._model.forward(tokens, CpuBatch.of(self._tables, self._page_size, rows, starts, counts))
+        return self._model.forward(tokens, rows, starts, counts)
 
     def warm_up(self) -> float:
         zero, one = np.zeros(1, np.int64), np.ones(1, np.int64)

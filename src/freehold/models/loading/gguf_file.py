@@ -9,9 +9,8 @@ import numpy as np
 from gguf import dequantize
 
 from freehold.models.loading.gguf_layout import read_layout
+from freehold.models.registry import check_architecture
 from freehold.models.spec import DecoderSpec, StoredTensor, TensorFormat
-
-ARCHITECTURES = ("llama", "qwen2", "qwen3")
 
 _TOP = {"embed_tokens.weight": "token_embd", "norm.weight": "output_norm", "lm_head.weight": "output"}
 _PARTS = {
@@ -36,9 +35,7 @@ class GgufCheckpoint:
         self.path = path
         self._fields, self._tensors = read_layout(path)
         self.architecture = str(self.field("general.architecture"))
-        if self.architecture not in ARCHITECTURES:
-            known = ", ".join(ARCHITECTURES)
-            raise ValueError(f"{path.name}: architecture '{self.architecture}' is not supported ({known} are)")
+        check_architecture(self.architecture, path.name)
         self._spec = self._read_spec()
 
     def field(self, name: str, default: Any = None) -> Any:

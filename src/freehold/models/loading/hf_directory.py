@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from freehold.models.registry import check_architecture
 from freehold.models.spec import DecoderSpec, StoredTensor, TensorFormat
-
-ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
 
 
 class HfCheckpoint:
@@ -21,9 +20,7 @@ class HfCheckpoint:
         self.path = path
         self.config: dict[str, Any] = json.loads((path / "config.json").read_text())
         self.architecture = str(self.config.get("model_type"))
-        if self.architecture not in ARCHITECTURES:
-            known = ", ".join(ARCHITECTURES)
-            raise ValueError(f"{path}: model type '{self.architecture}' is not supported ({known} are)")
+        check_architecture(self.architecture, path)
         if self.config.get("use_sliding_window") or (
             self.architecture == "mistral" and self.config.get("sliding_window")
         ):

@@ -1,0 +1,34 @@
+"""The CPU, as the engine sees it."""
+
+from __future__ import annotations
+
+from freehold.arrays import Int32, Int64
+from freehold.engine.cpu import drawing
+from freehold.engine.cpu.backend import CpuBackend, CpuKV
+from freehold.engine.cpu.batch import CpuBatch
+from freehold.engine.cpu.threads import choose_threading_layer, use_threads
+from freehold.engine.device import Drawing
+from freehold.models.spec import DecoderSpec
+from freehold.step import KVShape
+
+
+class CpuDevice:
+    """Implements `freehold.engine.device.Device`. `thread_count` None is one thread for each core."""
+
+    def __init__(self, thread_count: int | None = None):
+        choose_threading_layer()
+        self._thread_count = thread_count
+
+    @property
+    def drawing(self) -> Drawing:
+        return drawing
+
+    def prepare_thread(self) -> None:
+        use_threads(self._thread_count)
+
+    def backend(self, spec: DecoderSpec, shape: KVShape, compute: str) -> CpuBackend:
+        kv = CpuKV(spec, shape.page_count, shape.page_size, shape.kind)
+        return CpuBackend(spec, kv, shape.token_limit, compute)
+
+    def batch(self, tables: Int32, page_size: int, rows: Int64, starts: Int64, counts: Int64) -> CpuBatch:
+        return CpuBatch.of(tables, page_size, rows, starts, counts)

@@ -1,0 +1,65 @@
+"""What the engine needs of a kind of device. `assembly.py` alone chooses one."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+
+from freehold.arrays import Float32, Int32, Int64
+from freehold.models.backend import Backend
+from freehold.models.spec import DecoderSpec
+from freehold.step import KVShape
+
+
+class Drawing(Protocol):
+    """Choosing tokens. One row of logits float32 [vocab] at a time: no row sees its neighbours."""
+
+    def uniform(self, seed: np.uint64, position: int) -> float:
+        """A number in [0, 1) that depends on (seed, position) alone."""
+        ...
+
+    def draw(
+        self,
+        logits: Float32,
+        temperature: np.float32,
+        top_k: int,
+        top_p: float,
+        min_p: np.float32,
+        chance: float,
+    ) -> int:
+        """The token at `chance` in [0, 1) of the distribution that the filters leave."""
+        ...
+
+    def penalize(
+        self,
+        logits: Float32,
+        in_prompt: np.ndarray,
+        counts: Int32,
+        repetition: np.float32,
+        presence: np.float32,
+        frequency: np.float32,
+    ) -> None:
+        """Change the logits in place for tokens of the prompt (bool [vocab]) and output `counts` int32 [vocab]."""
+        ...
+
+
+class Device(Protocol):
+    """Owns KV, operations, batches, threads and the drawing of tokens."""
+
+    @property
+    def drawing(self) -> Drawing: ...
+
+    def prepare_thread(self) -> None:
+        """Called once, in the thread that runs the steps."""
+        ...
+
+    def backend(self, spec: DecoderSpec, shape: KVShape, compute: str) -> Backend[Any, Any, Any]:
+        """KV for one model in pages of `shape`, and the operations on it. `compute` says what inputs of quantized
+        weights are rounded to."""
+        ...
+
+    def batch(self, tables: Int32, page_size: int, rows: Int64, starts: Int64, counts: Int64) -> Any:
+        """Sequence i has `counts[i]` new tokens from position `starts[i]`, its pages in `tables[rows[i]]`, for
+        `Backend.attend`."""
+        ...
