@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -65,10 +66,12 @@ async def _round(url: str, questions: tuple[str, ...], title: str) -> list[dict[
                         return usage
                 raise RuntimeError("the stream ended without usage")
 
-            return list(await asyncio.gather(*(ask(i) for i in range(len(questions)))))
+            usages = await asyncio.gather(*(ask(i) for i in range(len(questions))))
+    console.print()  # a display that is not a terminal leaves its last line open
+    return list(usages)
 
 
-async def _stream(client: httpx.AsyncClient, question: str):
+async def _stream(client: httpx.AsyncClient, question: str) -> AsyncIterator[tuple[str, dict[str, Any] | None]]:
     """-> (text, usage or None) for each event."""
     body = {
         "messages": [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}],

@@ -23,9 +23,9 @@ SHOWN_TOKENS = 8
 class Miss:
     """Why a prefix was not reused further than `cached` tokens of `wanted`.
 
-    `reason` is hit (nothing more could be had), scored (log-probabilities need it computed), disabled,
-    never_seen, different (the nearest cached sequence agrees for `common` tokens, then has `theirs` where we
-    have `ours`), evicted, namespace (it is cached for another one) or weights (it was computed by other ones).
+    `reason` is one of: hit (no more can be reused), scored (log-probabilities of the rest must be computed), disabled,
+    never_seen, different (the nearest cached sequence agrees for `common` tokens, then has `theirs` where this one has
+    `ours`), evicted, namespace (a longer prefix is cached in another one), weights (it was computed with other ones).
     """
 
     wanted: int
@@ -48,10 +48,10 @@ class Miss:
 
 
 _REASONS = {
-    "hit": "the rest is less than a page, or the last token, which is always computed",
+    "hit": "the rest is less than one page, or the last token, which is always computed",
     "scored": "log-probabilities of the rest were asked for, so it is computed",
     "disabled": "the prefix cache is switched off",
-    "never_seen": "nothing like it was ever computed, or too long ago to remember",
+    "never_seen": "no sequence that continues like this was computed, or its eviction is no longer recorded",
     "namespace": "a longer prefix is cached in another namespace (cache_salt)",
     "weights": "a longer prefix is cached for other weights",
 }

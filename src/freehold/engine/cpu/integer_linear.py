@@ -1,9 +1,9 @@
 """Products of quantized weights with quantized inputs, in integers.
 
-Inputs are quantized row by row, a block of 32 columns at a time: to words (16 bits, of which nobody sees a difference),
-or, where weights have four bits, to bytes, as llama.cpp does. Inside a block all sums are exact integers; blocks are
-added in one order, as floats. So a row's result depends on that row alone, as with float32 products, at fewer
-instructions: one does 8 products of floats, 16 of words, 32 of bytes.
+Inputs are quantized row by row in blocks of 32 columns: to 16 bits, whose error is below that of the weights, or, for
+weights of four bits, to 8 bits, as in llama.cpp. Sums inside a block are exact integers. Blocks are added as floats,
+always in the same order. So the result of a row depends on that row alone, as with float32 products. One instruction
+does 8 products of floats, 16 of 16-bit integers, or 32 of 8-bit integers.
 
 A panel is 8 rows, a group 4 panels. Codes are stored in the order in which they are read.
 """
@@ -85,8 +85,8 @@ class IntegerMatrix:
 
 @njit(inline="always")
 def _largest(x, at):
-    """Of the absolute values of a block. Without their sign the bits of floats sort as integers do, and
-    integers are compared eight at a time."""
+    """The largest absolute value of a block. Floats without their sign bit are ordered like integers, and integers are
+    compared eight at a time."""
     largest = np.int32(0)
     for k in range(BLOCK):
         largest = max(largest, bits_of(x[at + k]) & np.int32(0x7FFFFFFF))
@@ -95,14 +95,15 @@ def _largest(x, at):
 
 @njit(inline="always")
 def _rounded(value):
-    """To the nearest integer, ties to even, for |value| < 2**22: what is added leaves no bits for fractions."""
+    """Round to the nearest integer, ties to even, for |value| < 2**22. Adding 1.5 * 2**23 leaves no bits for a
+    fraction."""
     return np.int32((value + np.float32(12582912)) - np.float32(12582912))
 
 
 @njit(inline="always")
 def _place(row, count):
-    """Where a row's blocks stand: the first row of its tile, its place there, and how many rows the tile has. Four rows
-    that are multiplied together are one stream of memory."""
+    """Where the blocks of a row are stored: the first row of its tile, its position in the tile, and the rows of the
+    tile. The four rows of a tile are multiplied together, and are contiguous in memory."""
     if row < count - count % ROWS:
         return row - row % ROWS, row % ROWS, ROWS
     return row, 0, 1

@@ -6,7 +6,7 @@ from numba import njit, prange
 from freehold.engine.cpu.simd import add, exp, fma, load, mul, put, reciprocal, splat, store, sub, sum_lanes
 
 LANES = 16
-ROWS_PARALLEL = 4  # fewer are done before another thread has begun
+ROWS_PARALLEL = 4  # with fewer rows, one thread is done before a second one has started
 BYTE_MAX = np.float32(127)
 
 
@@ -31,13 +31,14 @@ def _swiglu(gate_up, at, size, out, out_at):
         store(out, out_at + k, mul(mul(gate, reciprocal(add(one, exp(sub(zero, gate))))), up))
 
 
-PLAIN, NORM, SWIGLU = range(3)  # what is done to rows before they are multiplied
+PLAIN, NORM, SWIGLU = range(3)  # what happens to a row before it is multiplied
 NO_NORM = np.zeros(0, np.float32)
 
 
 @njit(inline="always")
 def prepare_row(step, x, row, columns, norm, epsilon, out, out_at):
-    """Row `row` of x, flat -> `columns` floats: as they are, normalized by `norm`, or gates with what they let by."""
+    """Row `row` of x, flat -> `columns` floats: unchanged (PLAIN), RMS-normalized with weights `norm` (NORM), or
+    silu(gate) * up (SWIGLU), for which a row of x has 2 * columns floats."""
     if step == NORM:
         _normalize(x, row * columns, columns, norm, epsilon, out, out_at)
     elif step == SWIGLU:

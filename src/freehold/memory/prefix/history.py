@@ -1,4 +1,4 @@
-"""What the prefix tree remembers of pages that it gave up, and how old pages are when used or evicted."""
+"""A bounded record of evictions from the prefix tree, and the ages of pages at their hits and evictions."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ _Where = tuple[Hashable, bytes]
 
 @dataclass
 class Eviction:
-    """Pages that left the tree: during which step, what wanted the room, and for how many steps nobody had
-    used them. They stood in the node with place `place`, were hit `hits` times and used last at `last_used`
-    of the tree's ticks; that they have waited for `waited` ticks since is accounted for."""
+    """One eviction: the step in which it happened, its cause, the number of pages, and the steps since their last use.
+
+    The pages belonged to the node with place `place`. They had `hits` hits, the last use at tick `last_used` of the
+    tree. `ReuseStatistics` has counted the first `waited` ticks of waiting since then."""
 
     step: int
     cause: str
@@ -41,10 +42,11 @@ class Eviction:
 
 
 class PrefixHistory:
-    """The newest `limit` evictions, found by where they were: after the prefix `place` (`Node.place`),
-    beginning with page `key`. So "was there more?" takes one look, and one page of tokens is kept.
+    """The newest `limit` evictions, indexed by the prefix before them (`Node.place`) and the tokens of their first
+    page.
 
-    How long pages wait for their next use is learned also from those that come back after their eviction.
+    A lookup answers whether more of a prefix was cached once. Pages that are computed again after their eviction also
+    count for `ReuseStatistics`: they show how long pages wait for their next use.
     """
 
     def __init__(self, page_size: int, limit: int = 4096):
@@ -53,7 +55,8 @@ class PrefixHistory:
         self._page_size = page_size
         self.limit = limit
         self._evictions: OrderedDict[_Where, Eviction] = OrderedDict()
-        # When those that still wait are accounted for next; newer evictions and returns leave stale entries.
+        # (tick, number, key, eviction): when to count the waiting of an eviction next. Entries of evictions that have
+        # been replaced or have returned are stale.
         self._due: list[tuple[int, int, _Where, Eviction]] = []
         self._count = 0
 
@@ -61,12 +64,12 @@ class PrefixHistory:
         return self._evictions.get((place, key))
 
     def hit(self, node: Node, step: int, tick: int) -> None:
-        """A node is about to be used again."""
+        """Record a use of a node, before its `last_used` changes."""
         self.ages.hit[PageAges.bucket(step - node.used_at)] += node.page_count
         self.reuse.wait(node.hits, 0, tick - node.last_used, node.page_count, True)
 
     def evicted(self, node: Node, gone: int, step: int, tick: int, cause: str) -> None:
-        """A node is about to lose its last `gone` pages."""
+        """Record the eviction of the last `gone` pages of a node, before they are removed."""
         idle, keep = step - node.used_at, node.page_count - gone
         self.ages.evicted[PageAges.bucket(idle)] += gone
         place = node.place if keep or node.parent is None else node.parent.place
@@ -87,7 +90,8 @@ class PrefixHistory:
             heapq.heapify(self._due)
 
     def _account(self, where: _Where, eviction: Eviction, tick: int) -> None:
-        """Now, and again at twice the age: who has not come back yet is experience, too."""
+        """Count the time that an eviction has waited so far, now and again at twice that age: not to be used again is
+        evidence, too."""
         self._wait(eviction, tick, False)
         self._count += 1
         heapq.heappush(self._due, (tick + max(eviction.waited, 1), self._count, where, eviction))
@@ -98,8 +102,8 @@ class PrefixHistory:
         eviction.waited = age
 
     def returned(self, node: Node, after: tuple[Ghost | None, ...], tokens: Int32, tick: int) -> None:
-        """`tokens` have come to the tree, after one of these, and `node` ends with them: those of their pages that had
-        been evicted have waited for this."""
+        """Record that `tokens` [n], which end in `node`, were published again. `after` are the ghosts of the places
+        where they were attached. The evictions of their pages end as reuses."""
         node.ghost = None
         for place, at in (ghost for ghost in after if ghost is not None):
             known = at > 0
@@ -116,7 +120,7 @@ class PrefixHistory:
 
 
 class PageAges:
-    """Pages by the steps since their last use, when they were hit and when they were evicted."""
+    """Histograms of pages by steps since their last use: at hits and at evictions."""
 
     def __init__(self) -> None:
         self.hit = [0] * AGE_BUCKETS

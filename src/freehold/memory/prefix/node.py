@@ -11,7 +11,7 @@ from freehold.arrays import Int32
 
 
 class Namespace(NamedTuple):
-    """Whose prefixes. Neither tenants nor versions of the weights share anything."""
+    """A tenant (`salt`) and a version of the weights. Namespaces share no prefix."""
 
     salt: str = ""
     weights: int = 0
@@ -27,19 +27,21 @@ class PinKind(IntEnum):
     PREFETCH = 4
 
 
-# The first page after a prefix: the namespace, the serial of the prefix's node (0: none), the page's tokens.
+# Identifies the first page after a prefix: the namespace, the serial of the node in which the prefix ends (0: the
+# root), and the page's tokens.
 PageKey = tuple[Namespace, int, bytes]
 
-# Where what once went on from a node's end is remembered: a place, and tokens that it lies behind the end.
+# Where `PrefixHistory` has evicted continuations of a node: the place under which they are recorded, and the distance
+# in tokens from the node's end to the first of them.
 Ghost = tuple[Hashable, int]
 
 
 class Node:
-    """A run of whole pages of tokens, and for each cache group the pages that hold their KV.
+    """A run of whole pages of tokens, and the pages of each cache group that store their KV.
 
-    `end` is the number of tokens from the root to the node's end. `holds` counts the node's pins and
-    its children that are themselves held: a node with `holds == 0` and no children may be evicted. So
-    pinning the deepest node of a path protects the path.
+    `end` is the number of tokens from the root to the end of the node. `holds` counts the pins of the node and its
+    children with holds. A node without holds and without children can be evicted. So a pin on the deepest node of a
+    path protects the whole path.
     """
 
     __slots__ = (
@@ -59,11 +61,11 @@ class Node:
         self.holds = 0
         self.queued = False
         self.created = self.last_used = self.hits = self.priority = 0
-        self.used_at = 0  # the newest step when it was last used
-        self.level = 0  # of retention: higher stays longer, below 0 goes first
-        self.fades_at = self.ttl = 0.0  # when the level is halved, and how long until the next time
+        self.used_at = 0  # the number of steps submitted when it was last used
+        self.level = 0  # retention level: higher levels are evicted later, negative ones first
+        self.fades_at = self.ttl = 0.0  # when the level is halved next, and every how many seconds
         self.ghost: Ghost | None = None
-        self.fence = 0  # the last step that may read these pages after the last pin went
+        self.fence = 0  # the last step that may read these pages on behalf of a pin that was dropped
 
     @property
     def start(self) -> int:
@@ -82,7 +84,8 @@ class Node:
 
     @property
     def place(self) -> Hashable:
-        """Names the prefix that ends here, for as long as the node lives; a root's place outlives it."""
+        """Identifies the prefix that ends here while the node exists. The place of a root is its namespace, which is
+        used again."""
         return self.serial if self.parent is not None else self.namespace
 
     @property
@@ -94,8 +97,8 @@ class Node:
 
 
 def _shortened(array: Int32, length: int) -> Int32:
-    """The first `length` numbers. A view while it is at least half of what it keeps in memory, else a copy: so a node
-    evicted page by page costs O(n) in all."""
+    """The first `length` numbers: a view while it is at least half of the array that it keeps alive, else a copy. So
+    evicting a node page by page copies O(n) numbers in all."""
     whole = array if array.base is None else array.base
     kept = array[:length]
     return kept if 2 * length >= len(whole) else kept.copy()
@@ -103,9 +106,8 @@ def _shortened(array: Int32, length: int) -> Int32:
 
 @dataclass(frozen=True)
 class Match:
-    """The longest cached prefix found: `length` tokens, the last of them inside (or at the end of)
-    `node`, which is None in a namespace that holds nothing yet. A match takes no resource and changes
-    nothing; it is good while `version` is the tree's."""
+    """The longest cached prefix of a sequence: `length` tokens, which end inside or at the end of `node`. `node` is
+    None in an empty namespace. A match takes no resource. It is valid while `version` equals the tree's."""
 
     namespace: Namespace
     node: Node | None

@@ -1,8 +1,8 @@
-"""How long prefixes wait until somebody asks for them again, learned while serving: for eviction.
+"""How long pages wait for their next hit. Learned from the requests that are served, and used for eviction.
 
-A page that has waited `age` is worth the chance of its next hit for the time that it is kept for it, at the best
-moment to give up: the index of Gittins (1979) for one that waits. Kept apart by how often pages were hit before
-(LHD, Beckmann et al., NSDI 2018, learns its hit densities like this).
+The value of a page is its expected number of hits per tick of keeping it, maximized over the moment at which one stops
+keeping it: the Gittins index (Gittins 1979). It depends on the page's age, the time since its last use, and on how
+often the page was hit before. LHD (Beckmann et al., NSDI 2018) learns hit densities in the same way.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import numpy as np
 
 from freehold.arrays import Float64
 
-CLASSES = 4  # hit never, once, twice, more often
+CLASSES = 4  # of pages by hits: none, one, two, more
 EDGES: Float64 = 2.0 ** np.arange(0.0, 25.0)  # of the buckets of age; the first begins at 0
 LOW: Float64 = np.concatenate([[0.0], EDGES[:-1]])
 WIDTH: Float64 = EDGES - LOW
-BATCH = 512  # waits that are learned from at once
-KEPT = 0.98  # of what was learned, when the next batch comes
-PRIOR = 1.0  # pages: the chance falls as age grows, until there is experience
+BATCH = 512  # waits in one update of the statistics
+KEPT = 0.98  # factor by which older statistics fade with each update
+PRIOR = 1.0  # pages. Without observations the hit rate falls with age, so eviction is LRU
 
 
 def class_of(hits: int) -> int:
@@ -27,7 +27,8 @@ def class_of(hits: int) -> int:
 
 
 class ReuseStatistics:
-    """Ages are in ticks of the tree: one for each prefix looked up or published."""
+    """Counts hits and waiting time by class of hits and bucket of age. Ages are in ticks of the tree: one for each
+    prefix that is used or published."""
 
     def __init__(self) -> None:
         self._edges: list[float] = EDGES.tolist()
@@ -37,14 +38,14 @@ class ReuseStatistics:
         self._worth: list[list[float]] | None = None  # by class and bucket, until something is learned
 
     def wait(self, hits: int, start: int, end: int, pages: int, reused: bool) -> None:
-        """Pages that were hit so often waited from age `start` to `end`, and were asked for then; or not, and
-        nobody knows what comes later."""
+        """Record that `pages` pages with `hits` hits waited from age `start` to age `end`. `reused` says whether they
+        were hit at `end`; otherwise the observation ends there."""
         self._waits.append((class_of(hits), start, end, pages, reused))
         if len(self._waits) >= BATCH:
             self._learn()
 
     def worth(self, hits: int, age: int) -> float:
-        """Expected hits for a tick that a page is kept."""
+        """Expected hits per tick of keeping a page with `hits` hits and age `age`."""
         if self._worth is None:
             self._worth = self._best_rates()
         return self._worth[class_of(hits)][self._bucket(age)]
@@ -66,9 +67,9 @@ class ReuseStatistics:
         self._worth = None
 
     def _best_rates(self) -> list[list[float]]:
-        """For each class and age the best that keeping on can bring, whenever one gives up."""
+        """The Gittins index for each class and bucket of age."""
         rate = (self._reused + PRIOR) / (self._waited + PRIOR * EDGES)
-        chance = 1.0 - np.exp(-rate * WIDTH)  # that a page still waiting is asked for in this bucket
+        chance = 1.0 - np.exp(-rate * WIDTH)  # of a hit in this bucket, for a page that has reached it
         time = chance / rate
         best = np.empty_like(rate)
         for first in range(len(EDGES)):
