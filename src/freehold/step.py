@@ -6,9 +6,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import numpy as np
-
-from freehold.arrays import Bool, Int32, Int64
+from freehold.arrays import Bool, Int32, Int64, ragged
 from freehold.sampling_params import SamplingParams
 
 NOT_SCORED = 1 << 62
@@ -80,7 +78,8 @@ class StepResult:
     def only(self, live: Int64) -> StepResult:
         """What concerns the sequences with indices `live` [n]."""
         counts = self.counts[live]
-        flat = np.repeat(self.counts.cumsum()[live] - counts.cumsum(), counts) + np.arange(int(counts.sum()))
+        sequence, offset = ragged(counts)
+        flat = (self.counts.cumsum() - self.counts)[live][sequence] + offset
         logprobs = {i: self.logprobs[at] for i, at in enumerate(flat.tolist()) if at in self.logprobs}
         scores = {i: self.scores[at] for i, at in enumerate(live.tolist()) if at in self.scores}
         written, proposed = self.written[live], self.proposed[live]

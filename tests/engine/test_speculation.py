@@ -108,9 +108,9 @@ def test_a_draft_model_computes_only_what_is_not_cached(drafting, monkeypatch):
     computed: list[int] = []
     forward = speculator._model.forward
 
-    def counting(tokens, batch):
+    def counting(tokens, rows, starts, counts):
         computed.append(len(tokens))
-        return forward(tokens, batch)
+        return forward(tokens, rows, starts, counts)
 
     monkeypatch.setattr(speculator._model, "forward", counting)
     speculator.propose(sequences, np.zeros(1, np.int64), np.array([2]))

@@ -7,8 +7,8 @@ MUTANTS = [
         "tokens are appended to the wrong place",
         "the engine",
         "engine/sequences.py",
-        "np.repeat(self.length[rows], counts) + offset] = tokens",
-        "np.repeat(self.length[rows] - 1, counts) + offset] = tokens",
+        "self.length[rows][sequence] + offset] = tokens",
+        "self.length[rows][sequence] - 1 + offset] = tokens",
     ),
     Mutant(
         "a row that is full is computed again",

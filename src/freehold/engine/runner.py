@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from freehold.arrays import Float32, Int32, Int64
+from freehold.arrays import Float32, Int32, Int64, ragged
 from freehold.config import EngineConfig
 from freehold.engine.device import Device
 from freehold.engine.placed_model import PlacedModel
@@ -121,9 +121,8 @@ class Runner:
             proposed = work.proposed[chosen]
             wanted = proposed + 1
             ends = np.cumsum(work.sizes)[chosen]
-            at = np.repeat(ends - wanted, wanted) + np.arange(int(wanted.sum()))
-            at -= np.repeat(np.cumsum(wanted) - wanted, wanted)
-            logits = self._model.logits(hidden[at])
+            sequence, offset = ragged(wanted)
+            logits = self._model.logits(hidden[(ends - wanted)[sequence] + offset])
             positions = work.starts[chosen] + work.counts[chosen]
             rows = work.rows[chosen]
             tokens, counts[chosen], logprobs = self._sampler.sample(

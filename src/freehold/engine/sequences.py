@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from freehold.arrays import Bool, Int32, Int64
+from freehold.arrays import Bool, Int32, Int64, ragged
 from freehold.step import FROM_DEVICE, NOT_SCORED, RowStart, Step
 
 
@@ -48,8 +48,8 @@ class Sequences:
 
     def append(self, rows: Int64, counts: Int64, tokens: Int32) -> None:
         """`counts` [n] tokens for each of `rows` [n], flat."""
-        offset = np.arange(len(tokens)) - np.repeat(np.cumsum(counts) - counts, counts)
-        self.tokens[np.repeat(rows, counts), np.repeat(self.length[rows], counts) + offset] = tokens
+        sequence, offset = ragged(counts)
+        self.tokens[rows[sequence], self.length[rows][sequence] + offset] = tokens
         self.length[rows] += counts
 
     def scored_range(self, row: int, start: int, end: int) -> tuple[int, int]:
@@ -69,8 +69,7 @@ class Sequences:
         counts = np.where(is_full, 0, step.counts)
         sizes = counts + proposed
         begin = np.cumsum(sizes) - sizes
-        sequence = np.repeat(np.arange(len(rows)), step.counts)
-        offset = np.arange(len(sequence)) - np.repeat(np.cumsum(step.counts) - step.counts, step.counts)
+        sequence, offset = ragged(step.counts)
         given = np.where(step.tokens == FROM_DEVICE, self.tokens[rows, length - 1][sequence], step.tokens)
         tokens = np.empty(int(sizes.sum()), np.int32)
         runs = ~is_full[sequence]

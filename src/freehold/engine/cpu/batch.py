@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from freehold.arrays import Int32, Int64
+from freehold.arrays import Int32, Int64, ragged
 from freehold.engine.cpu.attention import KEYS, QUERIES
 
 TOGETHER = 4  # members of one item at most: more would leave a core without work
@@ -29,13 +29,13 @@ class CpuBatch:
     @classmethod
     def of(cls, tables: Int32, page_size: int, rows: Int64, starts: Int64, counts: Int64) -> CpuBatch:
         """Sequence i has `counts[i]` new tokens from position `starts[i]`, its pages in `tables[rows[i]]`."""
+        sequence, index = ragged(counts)
         first = np.cumsum(counts) - counts
-        sequence = np.repeat(np.arange(len(rows)), counts)
-        positions = starts[sequence] + np.arange(int(counts.sum())) - first[sequence]
+        positions = starts[sequence] + index
         pages = tables[rows[sequence], positions // page_size].astype(np.int64)
         parts = -(-counts // QUERIES)
-        member = np.repeat(np.arange(len(rows)), parts)
-        offset = (np.arange(int(parts.sum())) - np.repeat(np.cumsum(parts) - parts, parts)) * QUERIES
+        member, part = ragged(parts)
+        offset = part * QUERIES
         member_positions = starts[member] + offset
         member_counts = np.minimum(counts[member] - offset, QUERIES)
         items = _items(tables, page_size, rows, starts, counts, parts)
