@@ -12,7 +12,6 @@ from freehold.engine.cpu.device import CpuDevice
 from freehold.engine.sampler import Sampler
 from freehold.engine.sequences import Sequences
 from freehold.engine.speculative.draft_model import DraftModelSpeculator
-from freehold.engine.speculative.ngram import find_continuation
 from freehold.step import FROM_DEVICE, KVShape, RowStart, Step
 
 CODE = "Repeat exactly.\n" + "".join(f"def f{i}(a, b):\n    return a + b * {i}\n\n" for i in range(4)) + "def f0(a"
@@ -153,18 +152,3 @@ def test_sampled_tokens_have_the_distribution_of_the_logits():
         expected = weights / weights.sum() * total
         chi_square = float(((counts[j] - expected) ** 2 / expected).sum())
         assert chi_square < 20.5, f"position {j}: {counts[j]} of {expected}"  # p = 0.001 at 5 degrees of freedom
-
-
-@pytest.mark.parametrize(
-    ("tokens", "where"),
-    [
-        ([1, 2, 3, 4, 1, 2], 2),
-        ([1, 2, 3, 1, 2, 4, 1, 2], 5),  # the newest of equally long matches
-        ([9, 1, 2, 3, 1, 2, 4, 9, 1, 2], 3),  # a longer match wins
-        ([1, 2, 3, 4], -1),
-        ([5, 5, 5, 5], 3),
-        ([1], -1),
-    ],
-)
-def test_prompt_lookup(tokens, where):
-    assert find_continuation(np.array(tokens, np.int32), len(tokens), 2, 6) == where

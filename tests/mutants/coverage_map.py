@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent.parent
 # What is quick, and runs the code in this process. Tests of the real model over HTTP are in `DRIVERS`.
 MEASURED = [
     "tests/memory", "tests/scheduler", "tests/simulation", "tests/text", "tests/test_llm.py",
-    "tests/engine/test_sampler.py", "tests/engine/test_sequences.py",
+    "tests/engine/test_sampler.py", "tests/engine/test_sequences.py", "tests/engine/test_ngram.py",
     "tests/engine/test_step_thread.py", "tests/engine/test_prompt_logprobs.py",
     "tests/engine/test_session_turns.py", "tests/engine/test_speculation.py", "tests/engine/test_invariance.py",
     "tests/server/test_session_table.py", "tests/server/test_engine_loop.py",
@@ -41,7 +41,8 @@ PYTEST = ["-m", "pytest", "-q", "-p", "pytest_timeout", "--timeout", "60", "-p",
 
 
 class CoverageMap:
-    """For each line of the source the tests that run it, the quickest first."""
+    """For each line of the source the tests that run it: those that import its module first, the quickest before
+    others."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="freehold-coverage-")  # read from as long as this lives
@@ -70,8 +71,13 @@ class CoverageMap:
             contexts = {context for of_line in lines.values() for context in of_line if context}
         found = {node for context in contexts if (node := self._node(context)) is not None}
         drivers = [test for folder, tests in DRIVERS.items() if file.startswith(folder) for test in tests]
-        found |= set(self._importers(file))
-        return [*sorted(found - set(drivers), key=lambda node: self._seconds.get(node, 0.0)), *drivers]
+        importers = set(self._importers(file))
+        found |= importers
+
+        def order(node: str) -> tuple[bool, float]:
+            return node.partition("::")[0] not in importers, self._seconds.get(node, 0.0)
+
+        return [*sorted(found - set(drivers), key=order), *drivers]
 
     def _importers(self, file: str) -> list[str]:
         module = "freehold." + file.removesuffix(".py").replace("/", ".")
