@@ -39,7 +39,7 @@ PROMPT = np.arange(20, dtype=np.int32)
 def test_nothing_like_it_was_seen():
     miss = explain(make(), PROMPT)
     assert (miss.cached, miss.reason) == (0, "never_seen")
-    assert "nothing like it was ever computed" in str(miss)
+    assert "no sequence that continues like this was computed" in str(miss)
 
 
 def test_a_full_hit_says_why_the_rest_is_computed():

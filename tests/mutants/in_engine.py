@@ -77,8 +77,8 @@ MUTANTS = [
         "all positions draw the same number",
         "the engine",
         "engine/sampler.py",
-        "chance = uniform(row.seed, position)",
-        "chance = uniform(row.seed, 0)",
+        "chance = self._drawing.uniform(row.seed, position)",
+        "chance = self._drawing.uniform(row.seed, 0)",
     ),
     Mutant(
         "a greedy row keeps the parameters of the last sequence",

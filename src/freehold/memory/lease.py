@@ -104,9 +104,9 @@ class LeaseTable:
         for group in range(len(self.pools)):
             parts = [part.pages[group] for part in path]
             if parts:
-                self._write(group, row, 0, np.concatenate(parts))
+                self.write_pages(group, row, 0, np.concatenate(parts))
 
-    def _write(self, group: int, row: int, column: int, pages: Int32) -> None:
+    def write_pages(self, group: int, row: int, column: int, pages: Int32) -> None:
         self.page_tables[group][row, column : column + len(pages)] = pages
         columns = np.arange(column, column + len(pages), dtype=np.int32)
         self._updates.append((group, np.full(len(pages), row, np.int32), columns, pages))
@@ -297,7 +297,7 @@ class Lease:
             theirs = np.concatenate([part.pages[group] for part in path])
             first = start // table.page_size
             pool.free(mine[group][:count].copy(), self.owner, fence)
-            table._write(group, self.row, first, theirs[first : first + count])  # pyright: ignore[reportPrivateUsage]
+            table.write_pages(group, self.row, first, theirs[first : first + count])
 
     def adopt(self, name: str) -> None:
         """Take up the tail parked under `name`, which begins where the lease ends."""
@@ -305,7 +305,7 @@ class Lease:
         tail = table.tails.take(name, self.owner)
         assert tail.start == self.shared == self.allocated, "a tail continues the match"
         for group, pages in enumerate(tail.pages):
-            table._write(group, self.row, tail.start // table.page_size, pages)  # pyright: ignore[reportPrivateUsage]
+            table.write_pages(group, self.row, tail.start // table.page_size, pages)
         table.fence[self.row] = max(int(table.fence[self.row]), tail.fence)
         table.allocated[self.row] += table.page_size
         table.committed[self.row] = table.reserved[self.row] = tail.end

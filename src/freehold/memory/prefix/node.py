@@ -71,6 +71,13 @@ class Node:
     def start(self) -> int:
         return self.end - len(self.tokens)
 
+    def inherit(self, whole: Node) -> None:
+        """This node was cut from `whole`: it has been used and retained as that was, and the same steps may read it."""
+        self.created, self.last_used, self.used_at = whole.created, whole.last_used, whole.used_at
+        self.hits, self.priority = whole.hits, whole.priority
+        self.level, self.ttl, self.fades_at = whole.level, whole.ttl, whole.fades_at
+        self.fence = whole.fence
+
     def shorten(self, page_count: int, page_size: int) -> None:
         """Keep the first `page_count` pages."""
         self.end = self.start + page_count * page_size

@@ -279,8 +279,7 @@ class PrefixTree:
         page_cut = cut // self.page_size
         # Copies: a view of what it was cut from would keep all of that in memory.
         upper = self._new_node(node.parent, node.tokens[:cut].copy(), [p[:page_cut].copy() for p in node.pages])
-        for name in ("created", "last_used", "used_at", "hits", "priority", "fence", "level", "ttl", "fades_at"):
-            setattr(upper, name, getattr(node, name))
+        upper.inherit(node)
         for pool, part in zip(self.pools, upper.pages, strict=True):
             pool.move(part, owner.node(node.serial), owner.node(upper.serial))
         node.parent.children[self._key(upper)] = upper
