@@ -142,6 +142,28 @@ def test_only_assembly_chooses_the_device():
             assert not [name for name in imported_modules(path) if name.startswith("freehold.engine.cpu")], path
 
 
+# Kernels are unrolled and take what they need as plain arguments.
+KERNELS = {SOURCE / "engine" / "cpu", SOURCE / "simulation" / "model.py"}
+
+
+def test_functions_fit_a_screen_and_classes_are_small():
+    for path in SOURCE.rglob("*.py"):
+        if path in KERNELS or path.parent in KERNELS:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                assert (node.end_lineno or 0) - node.lineno < 60, f"{path}: {node.name} is too long"
+                parameters = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+                count = len([one for one in parameters if one.arg not in ("self", "cls")])
+                assert count <= 8, f"{path}: {node.name} takes {count} parameters"
+                if not any("njit" in ast.unparse(one) for one in node.decorator_list):
+                    assert node.returns is not None or node.name == "__init__", f"{path}: {node.name} returns what?"
+            if isinstance(node, ast.ClassDef):
+                methods = [one for one in node.body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
+                public = [one.name for one in methods if not one.name.startswith("_")]
+                assert len(public) <= 20, f"{path}: {node.name} has {len(public)} public methods"
+
+
 def test_files_are_short_and_names_say_something():
     for path in SOURCE.rglob("*.py"):
         assert path.read_text().count("\n") <= 400, f"{path} is too long"

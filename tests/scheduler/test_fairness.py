@@ -179,7 +179,7 @@ def test_an_admission_that_waits_for_pages_in_limbo_counts_no_use_until_it_start
     before = uses()
     for _ in range(3):
         h.step()
-        assert h.memory.limbo_page_count > 10
+        assert h.memory.counts().limbo > 10
         assert waiting.state is RequestState.WAITING
         assert uses() == before
     h.engine.hold = False

@@ -71,7 +71,7 @@ class Procedures:
             "pages": memory.counts().as_dict(),
             "page_ages_in_steps": memory.tree.history.ages.as_dict(),
             "epoch": {"submitted": memory.epochs.submitted, "completed": memory.epochs.completed},
-            "weights": memory.weight_version,
+            "weights": memory.tree.weights,
             "waiting": len(scheduler.queue),
             "waits_for": scheduler.waits_for(),
             "leases": leases,

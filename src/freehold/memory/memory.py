@@ -34,19 +34,13 @@ class Memory:
         self.leases = LeaseTable(self.pools, self.tree, self.tails, self.epochs, shape.row_count, shape.token_limit)
 
     @property
-    def weight_version(self) -> int:
-        return self.tree.weights
-
-    @property
     def capacity_tokens(self) -> int:
         return self.shape.page_count * self.page_size
 
     def match(self, namespace: str, tokens: Int32, limit: int | None = None) -> Match:
         """The longest reusable prefix of at most `limit` tokens, leaving at least the last one to compute."""
         limit = len(tokens) - 1 if limit is None else min(limit, len(tokens) - 1)
-        return self.tree.match(
-            Namespace(namespace, self.weight_version), tokens, limit if self.shape.prefix_cache else 0
-        )
+        return self.tree.match(Namespace(namespace, self.tree.weights), tokens, limit if self.shape.prefix_cache else 0)
 
     def find_tail(self, name: str, match: Match, tokens: Int32, limit: int | None = None) -> Tail | None:
         """What a parked sequence left behind its last whole page, if it continues the match and has at most `limit`
@@ -73,11 +67,11 @@ class Memory:
 
     def _is_current(self, lease: Lease) -> bool:
         """Whether the weights are still those that the lease began with: KV of older ones nobody can find."""
-        return lease.node.namespace.weights == self.weight_version
+        return lease.node.namespace.weights == self.tree.weights
 
     def pin(self, name: str, namespace: str, tokens: Int32, expires: float | None) -> PinnedPrefix | None:
         """Keep what is cached of `tokens` [n], within the budget, until `expires`. Raises ValueError."""
-        match = self.tree.match(Namespace(namespace, self.weight_version), tokens)
+        match = self.tree.match(Namespace(namespace, self.tree.weights), tokens)
         return self.pins.pin(name, match, tokens, expires)
 
     def pass_time(self, now: float) -> None:
@@ -94,10 +88,6 @@ class Memory:
     def free_page_count(self) -> int:
         """Pages that can be allocated now, in every group."""
         return min(pool.free_count for pool in self.pools)
-
-    @property
-    def limbo_page_count(self) -> int:
-        return max(pool.limbo_count for pool in self.pools)
 
     @property
     def _coming(self) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from freehold.arrays import Int32
@@ -52,7 +53,7 @@ class TailTable:
     def __len__(self) -> int:
         return len(self._tails)
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[tuple[str, Tail]]:
         return iter(self._tails.items())
 
     def park(

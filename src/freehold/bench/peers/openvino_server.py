@@ -12,7 +12,9 @@ import json
 import queue
 import sys
 import threading
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import openvino
@@ -41,7 +43,7 @@ def converted(folder: Path) -> Path:
     return target
 
 
-def _converted_tokenizers(folder: Path):
+def _converted_tokenizers(folder: Path) -> Any:
     from openvino_tokenizers import convert_tokenizer
     from transformers import AutoTokenizer
 
@@ -63,19 +65,19 @@ class Engine:
         self._numbers = itertools.count()
         threading.Thread(target=self._run, daemon=True).start()
 
-    def decode(self, ids):
+    def decode(self, ids: Any) -> str:
         return self._tokenizer.decode(ids)
 
-    def encode(self, prompt):
+    def encode(self, prompt: Any) -> Any:
         if isinstance(prompt, str):
             return self._tokenizer.encode(prompt).input_ids
         return openvino.Tensor(np.array([prompt], np.int64))
 
-    def submit(self, ids, count, deliver):
+    def submit(self, ids: Any, count: int, deliver: Any) -> None:
         """`deliver` is called with lists of token ids, at last with None."""
         self._arrived.put((ids, count, deliver))
 
-    def _run(self):
+    def _run(self) -> None:
         running = {}
         while True:
             while not running or not self._arrived.empty():
@@ -97,19 +99,19 @@ class Engine:
 
 
 def application(engine: Engine) -> Starlette:
-    async def health(request):
+    async def health(request: Any) -> Any:
         return JSONResponse({})
 
-    async def models(request):
+    async def models(request: Any) -> Any:
         return JSONResponse({"data": [{"id": "openvino"}]})
 
-    async def completions(request):
+    async def completions(request: Any) -> Any:
         body = await request.json()
         ids, count = engine.encode(body["prompt"]), body["max_tokens"]
         loop, arrived = asyncio.get_running_loop(), asyncio.Queue()
         engine.submit(ids, count, lambda tokens: loop.call_soon_threadsafe(arrived.put_nowait, tokens))
 
-        async def events():
+        async def events() -> AsyncIterator[str]:
             output, shown = [], ""
             while (tokens := await arrived.get()) is not None:
                 output += tokens

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from freehold.arrays import Int32
@@ -41,7 +42,7 @@ class PinTable:
     def __len__(self) -> int:
         return len(self._pins)
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[PinnedPrefix]:
         return iter(self._pins.values())
 
     @property

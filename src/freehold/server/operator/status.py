@@ -66,25 +66,29 @@ def status_routes(engine: AsyncEngine, model_name: str, server: ServerConfig, so
     @router.get("/get_server_info")
     @router.get("/server_info")
     async def server_info() -> dict[str, Any]:
-        config, info = engine.config, engine.info
-        return {
-            "version": __version__,
-            "model_path": info.model_path,
-            "served_model_name": model_name,
-            "page_size": config.page_size,
-            "disable_radix_cache": config.disable_radix_cache,
-            "disable_overlap_schedule": config.disable_overlap_schedule,
-            "schedule_policy": config.schedule_policy,
-            "context_length": info.max_model_len,
-            "max_running_requests": config.max_running_requests,
-            "max_total_num_tokens": info.capacity_tokens,
-            "max_req_input_len": info.max_model_len - 1,
-            "chunked_prefill_size": config.chunked_prefill_size,
-            "internal_states": [{"pages": engine.stats.pages, "running": engine.stats.running}],
-            "options": {**_options(config, sources), **_options(server, sources)},
-        }
+        options = {**_options(engine.config, sources), **_options(server, sources)}
+        return {**_server_info(engine, model_name), "options": options}
 
     return router
+
+
+def _server_info(engine: AsyncEngine, model_name: str) -> dict[str, Any]:
+    config, info = engine.config, engine.info
+    return {
+        "version": __version__,
+        "model_path": info.model_path,
+        "served_model_name": model_name,
+        "page_size": config.page_size,
+        "disable_radix_cache": config.disable_radix_cache,
+        "disable_overlap_schedule": config.disable_overlap_schedule,
+        "schedule_policy": config.schedule_policy,
+        "context_length": info.max_model_len,
+        "max_running_requests": config.max_running_requests,
+        "max_total_num_tokens": info.capacity_tokens,
+        "max_req_input_len": info.max_model_len - 1,
+        "chunked_prefill_size": config.chunked_prefill_size,
+        "internal_states": [{"pages": engine.stats.pages, "running": engine.stats.running}],
+    }
 
 
 def _options(record: Any, sources: Mapping[str, str]) -> dict[str, dict[str, Any]]:
