@@ -177,5 +177,5 @@ def test_a_story_of_seconds_and_misses():
     request = h.submit(list(range(10)), greedy(5))
     h.run()
     assert set(request.seconds_in) == {RequestState.WAITING, RequestState.PREFILLING, RequestState.RUNNING}
-    assert "0 of 10 tokens cached; nothing like it" in request.miss
+    assert "0 of 10 tokens cached; no sequence that continues like this" in request.miss
     assert [state for state, _ in request.transitions] == list(request.seconds_in)
