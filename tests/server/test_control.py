@@ -97,4 +97,4 @@ def test_inspect_asks_the_same_questions(url):
     assert "pages" in inspect()
     assert "page 3:" in inspect("--page", "3")
     assert "prompt tokens" in inspect("--request", f"{answer['id']}-0")
-    assert "nothing like it" in inspect("--prompt", "zebra " * 40)
+    assert "no sequence that continues" in inspect("--prompt", "zebra " * 40)
