@@ -2,14 +2,10 @@
 
 from pathlib import Path
 
-import in_engine
-import in_memory
-import in_scheduler
-import in_server
 import pytest
+from catalogue import MUTANTS
 
 SOURCE = Path(__file__).parent.parent / "src" / "freehold"
-MUTANTS = [*in_memory.MUTANTS, *in_scheduler.MUTANTS, *in_engine.MUTANTS, *in_server.MUTANTS]
 
 
 def test_names_are_unique():

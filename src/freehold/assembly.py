@@ -29,19 +29,6 @@ class Assembly:
     engine: StepThread
 
 
-def memory_shape(config: EngineConfig, spec: DecoderSpec, draft: DecoderSpec | None = None) -> MemoryShape:
-    """A draft model has KV of its own in the same pages. Raises ValueError naming the option that does not
-    fit the model."""
-    limit = config.max_model_len or spec.context_length
-    if limit > spec.context_length:
-        raise ValueError(f"max_model_len must be at most the model's {spec.context_length}, not {limit}")
-    size = page_bytes(config, spec, draft)
-    pages = config.num_pages or config.kv_cache_memory_bytes // size
-    if pages < 1:
-        raise ValueError(f"kv_cache_memory_bytes: {config.kv_cache_memory_bytes} holds no page of {size} bytes")
-    return MemoryShape.of(config, pages, limit)
-
-
 @dataclass(frozen=True)
 class MemoryPlan:
     """What a configuration makes of a model's KV memory."""
@@ -53,18 +40,19 @@ class MemoryPlan:
     page_bytes: int  # of all cache groups
 
 
-def plan_memory(config: EngineConfig) -> MemoryPlan:
-    """Reads the model's description, not its weights. Raises ModelUnavailable or ValueError."""
-    checkpoint = open_checkpoint(resolve_model(config.model))
-    draft = open_draft(config, checkpoint).spec if config.speculative_algorithm == "draft" else None
-    shape = memory_shape(config, checkpoint.spec, draft)
-    return MemoryPlan(config, checkpoint.path, checkpoint.spec, shape, page_bytes(config, checkpoint.spec, draft))
-
-
-def page_bytes(config: EngineConfig, spec: DecoderSpec, draft: DecoderSpec | None) -> int:
-    """Bytes of one page of every cache group."""
-    models = [spec] if draft is None else [spec, draft]
-    return config.page_size * sum(one.kv_bytes_per_token(config.kv_cache_dtype) for one in models)
+def plan_memory(config: EngineConfig, checkpoint: Checkpoint) -> MemoryPlan:
+    """Reads the descriptions of the model and its draft model, no weights. A draft model has KV of its own in the same
+    pages. Raises ModelUnavailable, or ValueError naming the option that does not fit the model."""
+    spec = checkpoint.spec
+    limit = config.max_model_len or spec.context_length
+    if limit > spec.context_length:
+        raise ValueError(f"max_model_len must be at most the model's {spec.context_length}, not {limit}")
+    models = [spec, open_draft(config, checkpoint).spec] if config.speculative_algorithm == "draft" else [spec]
+    page_bytes = config.page_size * sum(one.kv_bytes_per_token(config.kv_cache_dtype) for one in models)
+    pages = config.num_pages or config.kv_cache_memory_bytes // page_bytes
+    if pages < 1:
+        raise ValueError(f"kv_cache_memory_bytes: {config.kv_cache_memory_bytes} holds no page of {page_bytes} bytes")
+    return MemoryPlan(config, checkpoint.path, spec, MemoryShape.of(config, pages, limit), page_bytes)
 
 
 def assemble(config: EngineConfig, checkpoint: Checkpoint | None = None) -> Assembly:
@@ -74,8 +62,7 @@ def assemble(config: EngineConfig, checkpoint: Checkpoint | None = None) -> Asse
     """
     checkpoint = checkpoint or open_checkpoint(resolve_model(config.model))
     tokenizer = load_tokenizer(checkpoint)
-    has_draft = config.speculative_algorithm == "draft"
-    shape = memory_shape(config, checkpoint.spec, open_draft(config, checkpoint).spec if has_draft else None)
+    shape = plan_memory(config, checkpoint).shape
     kv_shape = KVShape(shape.page_count, shape.page_size, shape.row_count, shape.token_limit, config.kv_cache_dtype)
     runner = Runner(config, checkpoint, kv_shape, CpuDevice(config.num_threads))
     engine = StepThread(runner)

@@ -29,6 +29,7 @@ Model = Annotated[
     str | None,
     typer.Option(help="A GGUF file, a Hugging Face directory or a hub id. Default: SmolLM2-135M, fetched once."),
 ]
+ModelArgument = Annotated[str | None, typer.Argument(metavar="[MODEL]", help="The same as --model.")]
 Url = Annotated[str, typer.Option(help="A running server.")]
 MaxTokens = Annotated[int, typer.Option("--max-tokens", help="Output tokens at most.")]
 Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
@@ -40,19 +41,18 @@ def serve(
     config: EngineConfig,
     http: ServerConfig,
     context: typer.Context,
-    model_name: Annotated[str | None, typer.Argument(metavar="[MODEL]", help="The same as --model.")] = None,
+    model_name: ModelArgument = None,
     config_file: ConfigFile = None,
     strict_audit: Annotated[
         bool, typer.Option("--strict-audit", help="Recount all pages after every step.", rich_help_panel=MEMORY)
     ] = False,
 ) -> None:
     """Serve a model over HTTP, compatible with OpenAI's API. Needs no flags."""
-    from freehold.errors import ModelUnavailable
     from freehold.server.launch import run_server
 
     try:
         code = run_server(_chosen(config, model_name, strict_audit), http, sources(context))
-    except (ValueError, ModelUnavailable) as error:
+    except ValueError as error:
         fail(error)
     raise typer.Exit(code)
 
@@ -63,17 +63,18 @@ def check(
     config: EngineConfig,
     http: ServerConfig,
     context: typer.Context,
-    model_name: Annotated[str | None, typer.Argument(metavar="[MODEL]", help="The same as --model.")] = None,
+    model_name: ModelArgument = None,
     config_file: ConfigFile = None,
 ) -> None:
     """Validate a configuration, print the memory plan, and exit. No weights are loaded."""
     from freehold.assembly import plan_memory
-    from freehold.errors import ModelUnavailable
+    from freehold.models.loading.resolve import open_checkpoint, resolve_model
     from freehold.terminal import show_plan
 
     try:
-        show_plan(plan_memory(_chosen(config, model_name)), sources(context))
-    except (ValueError, ModelUnavailable) as error:
+        chosen = _chosen(config, model_name)
+        show_plan(plan_memory(chosen, open_checkpoint(resolve_model(chosen.model))), sources(context))
+    except (ValueError, OSError) as error:
         fail(error)
 
 
@@ -113,13 +114,12 @@ def generate(
 def _engine(model: str | None) -> Any:
     from rich.console import Console
 
-    from freehold.errors import ModelUnavailable
     from freehold.llm import LLM
 
     try:
         with Console(stderr=True).status("Loading the model ..."):
             return LLM(model)
-    except (ModelUnavailable, ValueError, FileNotFoundError) as error:
+    except (ValueError, FileNotFoundError) as error:
         fail(error)
 
 

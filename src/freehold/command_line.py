@@ -9,7 +9,7 @@ import inspect
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 import yaml
@@ -83,7 +83,7 @@ def takes(*records: type) -> Callable[[Callable[..., None]], Callable[..., None]
     return decorate
 
 
-def fail(error: Exception) -> Any:
+def fail(error: Exception) -> NoReturn:
     """End the command with the error's message and exit code 1."""
     typer.secho(f"freehold: {error}", fg="red", err=True)
     raise typer.Exit(1) from error

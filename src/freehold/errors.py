@@ -130,6 +130,13 @@ class ModelUnavailable(BadRequest):
     """The model is not where it was looked for, or can't be read."""
 
 
+def as_freehold_error(error: Exception) -> FreeholdError:
+    """The error itself, or an internal one that names it."""
+    if isinstance(error, FreeholdError):
+        return error
+    return FreeholdError(f"internal error: {type(error).__name__}: {error}")
+
+
 def rebuilt(kind: str, message: str, field: str | None, status: int) -> FreeholdError:
     """The error of another process, of the class named `kind` if there is one here."""
     found = _CLASSES.get(kind, FreeholdError)

@@ -15,15 +15,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-import in_engine
-import in_memory
-import in_scheduler
-import in_server
+from catalogue import MUTANTS
 from coverage_map import ENVIRONMENT, PYTEST, ROOT, CoverageMap
 from mutant import Mutant
 from rich.console import Console
 
-MUTANTS = [*in_memory.MUTANTS, *in_scheduler.MUTANTS, *in_engine.MUTANTS, *in_server.MUTANTS]
 PAGE = ROOT / "docs" / "mutants.md"
 HEAD = """# Planted bugs
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from freehold.step import Step, StepResult
 
 
-class Runner(Protocol):
+class StepRunner(Protocol):
     """What the thread drives."""
 
     def prepare_thread(self) -> None: ...
@@ -27,7 +27,7 @@ class StepThread:
     """Implements `freehold.step.Engine` around a runner. Kernels release the interpreter lock, so that
     the scheduler plans the next step meanwhile."""
 
-    def __init__(self, runner: Runner):
+    def __init__(self, runner: StepRunner):
         self._runner = runner
         self._queue: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
         self._warm: Future[None] = Future()

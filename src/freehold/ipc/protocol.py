@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from freehold.errors import FreeholdError, rebuilt
+from freehold.errors import FreeholdError, as_freehold_error, rebuilt
 from freehold.memory import Retention
 from freehold.sampling_params import SamplingParams
 from freehold.step import TokenLogprobs
@@ -91,9 +91,8 @@ class Failure(msgspec.Struct):
 
     @classmethod
     def of(cls, error: Exception) -> Failure:
-        if not isinstance(error, FreeholdError):
-            error = FreeholdError(f"internal error: {type(error).__name__}: {error}")
-        return cls(type(error).__name__, error.message, error.field, error.status)
+        known = as_freehold_error(error)
+        return cls(type(known).__name__, known.message, known.field, known.status)
 
     def error(self) -> FreeholdError:
         return rebuilt(self.kind, self.message, self.field, self.status)

@@ -10,7 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
-from freehold.errors import BadRequest, FreeholdError
+from freehold.errors import BadRequest, FreeholdError, as_freehold_error
 
 EXPECTED_ERRORS = (FreeholdError, RequestValidationError, HTTPException, Exception)
 
@@ -26,15 +26,13 @@ def anthropic_error(error: FreeholdError) -> dict[str, Any]:
     return {"type": "error", "error": {"type": kind, "message": error.message}}
 
 
-def as_freehold_error(error: Exception) -> FreeholdError:
-    """What went wrong, with its status."""
-    if isinstance(error, FreeholdError):
-        return error
+def as_api_error(error: Exception) -> FreeholdError:
+    """What went wrong, with its status; errors of the HTTP libraries, too."""
     if isinstance(error, RequestValidationError):
         return _validation_error(error)
     if isinstance(error, HTTPException):
         return FreeholdError(str(error.detail), status=error.status_code)
-    return FreeholdError(f"internal error: {type(error).__name__}: {error}")
+    return as_freehold_error(error)
 
 
 def _validation_error(error: RequestValidationError) -> BadRequest:
@@ -50,7 +48,7 @@ def _validation_error(error: RequestValidationError) -> BadRequest:
 
 async def respond_with_error(request: Request, error: Exception) -> Response:
     """The handler for every exception."""
-    failure = as_freehold_error(error)
+    failure = as_api_error(error)
     headers = {"Retry-After": "1"} if failure.status == 503 else None
     shape = anthropic_error if request.url.path.startswith("/v1/messages") else error_body
     return Response(orjson.dumps(shape(failure)), failure.status, headers, "application/json")

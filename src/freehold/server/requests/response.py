@@ -13,7 +13,7 @@ from fastapi import Request
 from fastapi.responses import StreamingResponse
 
 from freehold.errors import Aborted, FreeholdError
-from freehold.server.errors import anthropic_error, as_freehold_error, error_body
+from freehold.server.errors import anthropic_error, as_api_error, error_body
 from freehold.server.sessions.branches import BranchTurn
 from freehold.server.sessions.table import Turn
 
@@ -74,7 +74,7 @@ async def respond(
                 async for chunk in rest:
                     yield events.encode(chunk)
             except Exception as error:
-                yield events.encode(events.error(as_freehold_error(error)))
+                yield events.encode(events.error(as_api_error(error)))
             yield events.closing
 
     return StreamingResponse(body(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})

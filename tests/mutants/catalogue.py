@@ -1,0 +1,8 @@
+"""All bugs to plant, in the order in which they are planted."""
+
+import in_engine
+import in_memory
+import in_scheduler
+import in_server
+
+MUTANTS = [*in_memory.MUTANTS, *in_scheduler.MUTANTS, *in_engine.MUTANTS, *in_server.MUTANTS]
