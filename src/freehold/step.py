@@ -10,7 +10,6 @@ from freehold.arrays import Bool, Int32, Int64, ragged
 from freehold.sampling_params import SamplingParams
 
 NOT_SCORED = 1 << 62
-FROM_DEVICE = -1  # an input token that the engine takes from its own last sample of that row
 
 
 @dataclass(frozen=True)
@@ -34,8 +33,9 @@ class RowStart:
 class Step:
     """`counts[i]` new tokens for the sequence in row `rows[i]`, then at most `drafts[i]` proposed ones.
 
-    Decode is a count of 1, a prefill chunk any count, verification a count of 1 with drafts; there is no
-    other difference. Drafts are the engine's: it proposes, verifies and reports how many tokens came of it.
+    Tokens are not in it: the engine has them, from the row's start or from its own samples, which may not even be
+    known to the scheduler yet. Decode is a count of 1, a prefill chunk any count, verification a count of 1 with
+    drafts. Drafts are the engine's: it proposes, verifies and reports how many tokens came of it.
     While the outcome of an earlier verification is unknown, `starts` is the highest that it can be, and
     the engine takes the sequence up where it really is, and never past the row's `max_length`.
     """
@@ -44,7 +44,7 @@ class Step:
     rows: Int64  # [sequences]
     starts: Int64  # [sequences] position of the first new token
     counts: Int64  # [sequences]
-    tokens: Int32  # [sum of counts], FROM_DEVICE where the engine knows the token and we don't yet
+    decodes: Bool  # [sequences] it goes on from its own last sample; others are chunks of what the row started with
     samples: Bool  # [sequences] whether to sample a token after the last new one
     drafts: Int64  # [sequences] 0 unless it samples
     row_starts: list[RowStart] = field(default_factory=list[RowStart])

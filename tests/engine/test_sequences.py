@@ -4,7 +4,7 @@ import numpy as np
 
 from freehold.engine.sequences import Sequences
 from freehold.sampling_params import SamplingParams
-from freehold.step import FROM_DEVICE, RowStart, Step
+from freehold.step import RowStart, Step
 
 
 def started(*max_lengths: int) -> Sequences:
@@ -21,7 +21,7 @@ def started(*max_lengths: int) -> Sequences:
 def decode(rows: int, drafts: int = 0) -> Step:
     ones = np.ones(rows, np.int64)
     return Step(
-        number=1, rows=np.arange(rows), starts=3 * ones, counts=ones, tokens=np.full(rows, FROM_DEVICE, np.int32),
+        number=1, rows=np.arange(rows), starts=3 * ones, counts=ones, decodes=np.ones(rows, np.bool_),
         samples=np.ones(rows, np.bool_), drafts=drafts * ones,
     )  # fmt: skip
 

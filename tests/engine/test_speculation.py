@@ -12,7 +12,7 @@ from freehold.engine.cpu.device import CpuDevice
 from freehold.engine.sampler import Sampler
 from freehold.engine.sequences import Sequences
 from freehold.engine.speculative.draft_model import DraftModelSpeculator
-from freehold.step import FROM_DEVICE, KVShape, RowStart, Step
+from freehold.step import KVShape, RowStart, Step
 
 CODE = "Repeat exactly.\n" + "".join(f"def f{i}(a, b):\n    return a + b * {i}\n\n" for i in range(4)) + "def f0(a"
 PROMPTS = [CODE, "One, two, three. One, two, three. One,", "The capital of France is"]
@@ -122,7 +122,7 @@ def test_a_draft_model_that_lags_reports_what_it_has_written(drafting):
     sequences.append(np.zeros(1, np.int64), np.ones(1, np.int64), np.array([7], np.int32))
     step = Step(
         number=1, rows=np.zeros(1, np.int64), starts=np.array([20]), counts=np.ones(1, np.int64),
-        tokens=np.full(1, FROM_DEVICE, np.int32), samples=np.ones(1, np.bool_), drafts=np.zeros(1, np.int64),
+        decodes=np.ones(1, np.bool_), samples=np.ones(1, np.bool_), drafts=np.zeros(1, np.int64),
     )  # fmt: skip
     plain = sequences.take_up(step, np.zeros((1, 0), np.int32), np.zeros(1, np.int64))
     written = speculator.follow(sequences, plain, np.zeros((1, 1), np.float32), np.array([21]))

@@ -27,6 +27,7 @@ HEAD = """# Planted bugs
 This page is written by it.
 """
 TIMEOUT_S = 300
+TEST_LIMIT_S = 60  # of one test: a bug may make it hang
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ def try_one(mutant: Mutant, tests: list[str], folders: queue.SimpleQueue[Path]) 
         shutil.copytree(ROOT / "src", source)
         plant(mutant, source)
         environment = {**ENVIRONMENT, "PYTHONPATH": str(source)}
-        options = [*PYTEST, "-x", "--tb=no"]
+        options = [*PYTEST, "--timeout", str(TEST_LIMIT_S), "-x", "--tb=no"]
         command = [sys.executable, *options, *tests]
         before = time.monotonic()
         try:
@@ -91,11 +92,11 @@ def main(names: list[str]) -> int:
     console = Console()
     chosen = [mutant for mutant in MUTANTS if not names or any(name in mutant.name for name in names)]
     lines = [lines_of(mutant) for mutant in chosen]
+    workers = os.cpu_count() or 1
     with console.status("Measuring which tests run which lines ..."):
-        covering = CoverageMap()
+        covering = CoverageMap(workers)
     tests = [covering.tests_of(mutant.file, *of) for mutant, of in zip(chosen, lines, strict=True)]
     verdicts: list[Verdict] = []
-    workers = os.cpu_count() or 1
     folders: queue.SimpleQueue[Path] = queue.SimpleQueue()
     with tempfile.TemporaryDirectory(prefix="freehold-mutants-") as root, ThreadPoolExecutor(workers) as pool:
         for number in range(workers):

@@ -1,4 +1,4 @@
-"""Which tests run which lines: measured once, in one process, before bugs are planted."""
+"""Which tests run which lines: measured once, before bugs are planted."""
 
 from __future__ import annotations
 
@@ -8,18 +8,22 @@ import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
 from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from coverage import CoverageData
 
 ROOT = Path(__file__).parent.parent.parent
-# What is quick, and runs the code in this process. Tests of the real model over HTTP are in `DRIVERS`.
+# What is quick, and runs the code in this process, in groups that are measured side by side, the longest first. Tests
+# of the real model over HTTP are in `DRIVERS`.
 MEASURED = [
-    "tests/memory", "tests/scheduler", "tests/simulation", "tests/text", "tests/test_llm.py",
-    "tests/engine/test_sampler.py", "tests/engine/test_sequences.py", "tests/engine/test_ngram.py",
-    "tests/engine/test_step_thread.py", "tests/engine/test_prompt_logprobs.py",
-    "tests/engine/test_session_turns.py", "tests/engine/test_speculation.py", "tests/engine/test_invariance.py",
-    "tests/server/test_session_table.py", "tests/server/test_engine_loop.py",
+    ["tests/simulation"],
+    ["tests/scheduler"],
+    ["tests/engine/test_speculation.py", "tests/engine/test_invariance.py", "tests/engine/test_sampler.py",
+     "tests/engine/test_sequences.py", "tests/engine/test_ngram.py", "tests/engine/test_step_thread.py",
+     "tests/engine/test_prompt_logprobs.py", "tests/engine/test_session_turns.py"],
+    ["tests/memory"],
+    ["tests/text", "tests/test_llm.py", "tests/server/test_session_table.py", "tests/server/test_engine_loop.py"],
 ]  # fmt: skip
 # Tests whose code runs in other processes, which no measurement here sees, by the folder that they look at.
 DRIVERS = {
@@ -36,30 +40,26 @@ DRIVERS = {
 }  # fmt: skip
 # Plugins that happen to be installed would take most of the time.
 ENVIRONMENT = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-PYTEST = ["-m", "pytest", "-q", "-p", "pytest_timeout", "--timeout", "60", "-p", "no:cacheprovider",
+PYTEST = ["-m", "pytest", "-q", "-p", "pytest_timeout", "-p", "no:cacheprovider",
           "-m", "not exact and not load and not soak and not hostile"]  # fmt: skip
+DATA, REPORT = "coverage", "times.xml"
+MEASURED_LIMIT_S = 300  # of a test: kernels may have to be compiled
 
 
 class CoverageMap:
     """For each line of the source the tests that run it: those that import its module first, the quickest before
     others."""
 
-    def __init__(self) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="freehold-coverage-")  # read from as long as this lives
-        measured = Path(self._folder.name) / "coverage"
-        report = Path(self._folder.name) / "times.xml"
-        settings = Path(self._folder.name) / "settings"
-        settings.write_text(
-            f"[run]\nsource = {ROOT / 'src'}\ndata_file = {measured}\ndynamic_context = test_function\n"
-        )
-        command = [sys.executable, "-m", "coverage", "run", f"--rcfile={settings}", *PYTEST,
-                   f"--junitxml={report}", *MEASURED]  # fmt: skip
-        ran = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, check=False)
-        if ran.returncode:
-            raise SystemExit(f"the tests fail without any planted bug:\n{ran.stdout[-3000:]}")
-        self._seconds = _seconds(report)
-        self._data = CoverageData(str(measured))
-        self._data.read()
+    def __init__(self, jobs: int) -> None:
+        self._seconds: dict[str, float] = {}
+        self._data = CoverageData(no_disk=True)
+        with tempfile.TemporaryDirectory(prefix="freehold-coverage-") as root, ThreadPoolExecutor(jobs) as pool:
+            folders = [Path(root) / str(number) for number in range(len(MEASURED))]
+            for folder in pool.map(_measure, folders, MEASURED):
+                self._seconds |= _seconds(folder / REPORT)
+                measured = CoverageData(str(folder / DATA))
+                measured.read()
+                self._data.update(measured)
         self._files = {path.stem: str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py")}
 
     def tests_of(self, file: str, first: int, last: int) -> list[str]:
@@ -91,6 +91,21 @@ class CoverageMap:
             return None
         known = f"{path}::{name}"
         return known if known in self._seconds else path
+
+
+def _measure(folder: Path, tests: list[str]) -> Path:
+    """Run tests, and leave in the folder which lines each ran and how long it took. Raises SystemExit if one fails."""
+    folder.mkdir()
+    settings = folder / "settings"
+    settings.write_text(
+        f"[run]\nsource = {ROOT / 'src'}\ndata_file = {folder / DATA}\ndynamic_context = test_function\n"
+    )
+    command = [sys.executable, "-m", "coverage", "run", f"--rcfile={settings}", *PYTEST,
+               "--timeout", str(MEASURED_LIMIT_S), f"--junitxml={folder / REPORT}", *tests]  # fmt: skip
+    ran = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    if ran.returncode:
+        raise SystemExit(f"the tests fail without any planted bug:\n{ran.stdout[-3000:]}")
+    return folder
 
 
 def _seconds(report: Path) -> dict[str, float]:

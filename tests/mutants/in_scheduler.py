@@ -84,8 +84,8 @@ MUTANTS = [
         "retraction loses the output",
         "a transition of the request",
         "scheduler/lifecycle.py",
-        "        request.output = self.running.output(row)",
-        "        request.output = request.output",
+        "        request.tokens = tokens.copy()",
+        "        request.tokens = request.tokens",
     ),
     Mutant(
         "a late result goes to whoever had the row",

@@ -157,10 +157,10 @@ def _padding_step(count: int, params: SamplingParams) -> Step:
         rows=np.zeros(1, np.int64),
         starts=np.zeros(1, np.int64),
         counts=np.full(1, count, np.int64),
-        tokens=np.zeros(count, np.int32),
+        decodes=np.zeros(1, np.bool_),
         samples=np.ones(1, np.bool_),
         drafts=np.zeros(1, np.int64),
-        row_starts=[RowStart(0, params, 0, np.zeros(1, np.int32), 1, (), 1 << 30)],
+        row_starts=[RowStart(0, params, 0, np.zeros(count, np.int32), count, (), 1 << 30)],
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from freehold.arrays import Bool, Int32, Int64, ragged
-from freehold.step import FROM_DEVICE, NOT_SCORED, RowStart, Step
+from freehold.step import NOT_SCORED, RowStart, Step
 
 
 @dataclass(frozen=True)
@@ -59,27 +59,21 @@ class Sequences:
     def room(self, step: Step) -> Int64:
         """How many drafts each sequence of the step may have, int64 [sequences]."""
         room = self.max_length[step.rows] - self.length[step.rows] - 1
-        return np.where(self._sampled_here(step), np.clip(step.drafts, 0, np.maximum(room, 0)), 0)
+        return np.where(step.decodes, np.clip(step.drafts, 0, np.maximum(room, 0)), 0)
 
     def take_up(self, step: Step, drafts: Int32, proposed: Int64) -> Work:
         """Continue rows where they really are, which the scheduler may not know yet."""
         rows = step.rows
-        here, length = self._sampled_here(step), self.length[rows]
+        here, length = step.decodes, self.length[rows]
         is_full = here & (length >= self.max_length[rows])
         counts = np.where(is_full, 0, step.counts)
         sizes = counts + proposed
         begin = np.cumsum(sizes) - sizes
-        sequence, offset = ragged(step.counts)
-        given = np.where(step.tokens == FROM_DEVICE, self.tokens[rows, length - 1][sequence], step.tokens)
+        starts = np.where(here, length - 1, step.starts)
+        sequence, offset = ragged(counts)
         tokens = np.empty(int(sizes.sum()), np.int32)
-        runs = ~is_full[sequence]
-        tokens[(begin[sequence] + offset)[runs]] = given[runs]
+        tokens[begin[sequence] + offset] = self.tokens[rows[sequence], starts[sequence] + offset]
         for i in np.flatnonzero(proposed):
             at = begin[i] + counts[i]
             tokens[at : at + proposed[i]] = drafts[i, : proposed[i]]
-        starts = np.where(here, length - 1, step.starts)
         return Work(rows, starts, counts, step.samples & ~is_full, here, proposed, drafts, tokens)
-
-    def _sampled_here(self, step: Step) -> Bool:
-        """Sequences whose input is the engine's own last sample."""
-        return step.tokens[np.cumsum(step.counts) - step.counts] == FROM_DEVICE

@@ -161,7 +161,7 @@ class Admission:
 
     def page_count_of(self, request: Request, match: Match) -> int:
         """Pages that a waiting request is expected to need beyond its match."""
-        length, size = len(request.prompt) + len(request.output), self._memory.page_size
+        length, size = len(request.tokens), self._memory.page_size
         share = self.growth.share if request.is_trusted else 1.0
         ahead = int(share * (self._lifecycle.max_length(request) - length)) + 1
         return -(-(length + ahead) // size) - match.length // size

@@ -20,10 +20,6 @@ class Batch:
     decodes: Bool  # all tokens known when the row was taken are scheduled: what follows is sampled
     targets: Int64  # tokens that then have KV at most
 
-    @property
-    def all_decode(self) -> bool:
-        return np.count_nonzero(self.decodes) == len(self.decodes)
-
     def __add__(self, more: Batch) -> Batch:
         def joined(name: str) -> Int64:
             return np.concatenate([getattr(self, name), getattr(more, name)])

@@ -154,7 +154,7 @@ class Lifecycle:
                 row=lease.row,
                 params=request.params,
                 seed=request.seed,
-                tokens=self.running.known_tokens(lease.row).copy(),
+                tokens=request.tokens,
                 prompt_length=len(request.prompt),
                 stop_tokens=(*stops, *request.params.stop_token_ids),
                 max_length=self.max_length(request),
@@ -198,7 +198,7 @@ class Lifecycle:
             request.retained_tokens = self.memory.retain(lease, request.retention, self.clock())
         if finish is not None and finish.is_complete and request.session is not None:
             self.memory.park(lease, request.session, tokens)
-        request.output = self.running.output(row)
+        request.tokens = tokens.copy()
         self.running.remove(row)
         lease.release()
         request.lease = None

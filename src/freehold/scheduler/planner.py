@@ -6,7 +6,6 @@ from enum import Enum, auto
 
 import numpy as np
 
-from freehold.arrays import Int32
 from freehold.config import EngineConfig
 from freehold.errors import KVMemoryExhausted
 from freehold.memory import Memory
@@ -20,7 +19,7 @@ from freehold.scheduler.request import Finish, FinishKind, Request
 from freehold.scheduler.running import RunningTable
 from freehold.scheduler.speculation import DraftBudget
 from freehold.scheduler.states import Event
-from freehold.step import FROM_DEVICE, Step
+from freehold.step import Step
 
 
 class NoStep(Enum):
@@ -152,16 +151,14 @@ class Planner:
     def _step(self, batch: Batch) -> Step:
         running, memory = self._running, self._memory
         rows = batch.rows
-        samples = batch.decodes
-        if not batch.all_decode:
-            samples = samples | (batch.starts + batch.counts >= running.prefill_end[rows])
+        samples = batch.starts + batch.counts >= running.prefill_end[rows]
         number = memory.epochs.submit()
         step = Step(
             number=number,
             rows=rows,
             starts=batch.starts,
             counts=batch.counts,
-            tokens=self._input_tokens(batch),
+            decodes=batch.decodes,
             samples=samples,
             drafts=batch.drafts,
             row_starts=self._lifecycle.row_starts,
@@ -173,19 +170,3 @@ class Planner:
         self.admission.growth.went_well()
         self._steps_since_retraction += 1
         return step
-
-    def _input_tokens(self, batch: Batch) -> Int32:
-        """The step's flat input. What was sampled in this row is taken from the device: it may not even
-        be known here yet."""
-        running, rows, starts, counts = self._running, batch.rows, batch.starts, batch.counts
-        if batch.all_decode:
-            return np.full(len(rows), FROM_DEVICE, np.int32)
-        tokens = np.where(batch.decodes, FROM_DEVICE, running.tokens[rows, starts]).astype(np.int32)
-        if (counts == 1).all():
-            return tokens
-        return np.concatenate(
-            [
-                tokens[i : i + 1] if counts[i] == 1 else running.tokens[row, starts[i] : starts[i] + counts[i]]
-                for i, row in enumerate(rows)
-            ]
-        )

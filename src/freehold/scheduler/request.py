@@ -84,7 +84,7 @@ class Request:
     transitions: Counter[tuple[RequestState, Event]] = field(default_factory=Counter[tuple[RequestState, Event]])
     seconds_in: dict[RequestState, float] = field(default_factory=dict[RequestState, float])
     lease: Lease | None = None
-    output: Int32 = field(default_factory=lambda: np.empty(0, np.int32))  # kept here while without a row
+    tokens: Int32 = field(init=False)  # the prompt, and the output as it was when the request last left its row
     logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
     cached_tokens: int | None = None  # prompt tokens not computed, at first scheduling
@@ -107,10 +107,13 @@ class Request:
         """Whether it may come back before all its output fits. Only want of memory costs trust."""
         return self.setbacks < SETBACKS_TRUSTED
 
+    def __post_init__(self) -> None:
+        self.tokens = self.prompt
+
     @property
-    def tokens(self) -> Int32:
-        """Prompt and output so far, of a request without a row."""
-        return np.concatenate([self.prompt, self.output])
+    def output(self) -> Int32:
+        """What was sampled before the request last left its row, int32 [n] (a view)."""
+        return self.tokens[len(self.prompt) :]
 
     @property
     def scored_from(self) -> int:

@@ -90,10 +90,6 @@ class RunningTable:
         """All tokens of the row that we know, int32 [length] (a view)."""
         return self.tokens[row, : self.length[row]]
 
-    def output(self, row: int) -> Int32:
-        """The tokens generated so far (a copy)."""
-        return self.tokens[row, self.prompt_length[row] : self.length[row]].copy()
-
     def active(self) -> Int64:
         """Rows with tokens to compute, in order of admission. A row that will be finished by length
         when the steps in flight are done has none: nothing is allocated for it any more."""

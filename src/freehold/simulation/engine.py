@@ -191,7 +191,7 @@ class SimulatedEngine:
         tokens = np.zeros(int((step.samples * (1 + step.drafts)).sum()), np.int32)
         counts, written, proposed = (np.zeros(size, np.int64) for _ in range(3))
         verdict, row, position, group = run_step(
-            step.rows, step.starts, step.counts, step.samples, step.drafts, step.tokens, self._broken, self._slots,
+            step.rows, step.starts, step.counts, step.samples, step.drafts, step.decodes, self._broken, self._slots,
             self._tables, shape.page_size, self._tokens, self._identities, self._written_by, self.weights,
             self._length, self._max_length, self._last_drafts, shape.vocab_size, int(shape.draft_rate * 100), tokens,
             counts, written, proposed,
@@ -233,7 +233,7 @@ class SimulatedEngine:
         what = {
             WRONG_KV: f"page {page} holds other KV",
             NO_PAGE: "there is no page",
-            WRONG_INPUT: "the input is not the sequence's token",
+            WRONG_INPUT: f"a chunk goes past the {int(self._length[row])} tokens that the row has",
             WRONG_START: f"it is planned to go on, but it has {int(self._length[row])} tokens",
         }[verdict]
         raise WrongKV(f"step {step.number}, row {row}, group {group}, position {position}: {what}", page)

@@ -70,7 +70,6 @@ def slot_content(identity, weights):
 
 # What may be wrong with a step.
 OK, WRONG_KV, NO_PAGE, WRONG_INPUT, WRONG_START = range(5)
-FROM_DEVICE = -1
 
 
 @njit(cache=True)
@@ -147,21 +146,19 @@ def use_pages(number, completed, rows, starts, ends, tables, page_size, used_by_
 
 @njit(cache=True)
 def run_step(
-    rows, starts, counts, samples, drafts, given, broken, slots, tables, page_size, tokens, identities, written_by,
+    rows, starts, counts, samples, drafts, decodes, broken, slots, tables, page_size, tokens, identities, written_by,
     weights, length, max_length, last_drafts, vocab_size, rate, out_tokens, out_counts, out_written, out_proposed,
 ):  # fmt: skip
     """All sequences of a step -> (verdict, row, position, group); results in the arrays `out_*`."""
-    at = emitted = 0
+    emitted = 0
     for i in range(len(rows)):
         row, start, count = rows[i], starts[i], counts[i]
-        first = at
-        at += count
         if broken[row]:
             out_counts[i] = samples[i]
             out_written[i] = start + count
             emitted += samples[i]
             continue
-        if given[first] == FROM_DEVICE:
+        if decodes[i]:
             # The planned start is the highest that the real one can be.
             if length[row] > max_length[row] or start < min(length[row], max_length[row] - 1) - 1:
                 return WRONG_START, row, start, 0
@@ -171,10 +168,8 @@ def run_step(
                     return WRONG_START, row, start, 0  # it was certain to be full when this was planned
                 out_written[i] = start
                 continue
-        else:
-            for j in range(count):
-                if start + j >= length[row] or tokens[row, start + j] != given[first + j]:
-                    return WRONG_INPUT, row, start + j, 0
+        elif start + count > length[row]:
+            return WRONG_INPUT, row, start, 0
         verdict, position, group = compute(
             slots, tables[:, row], page_size, identities[row], written_by[row], weights, start, start + count
         )
