@@ -96,7 +96,7 @@ class Turns(RuleBasedStateMachine):
         elif what == "tails":
             memory.tails.give_up(memory.tails.page_count)
         else:
-            memory.tree.evict(3 if what == "some" else 10**6, "a test")
+            memory.tree.evictor.evict(3 if what == "some" else 10**6, "a test")
         memory.audit()
 
     def teardown(self):

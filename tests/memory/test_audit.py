@@ -114,11 +114,9 @@ def change_the_ledger(memory):
     memory.pools[0].owner[evictable(memory).pages[0][0]] = owners.node(9999)
 
 
-def count(name):
+def count(part):
     def wrong(memory):
-        target = memory.tree.hints if name == "hints" else memory.tree
-        attribute = "page_count" if name == "hints" else name
-        setattr(target, attribute, getattr(target, attribute) + 1)
+        part(memory.tree).page_count += 1
 
     return wrong
 
@@ -138,9 +136,9 @@ WRONGS = {
     "limbo": (lose_limbo, "held by nobody"),
     "tails": (lose_a_tail, "held by nobody"),
     "ledger": (change_the_ledger, "registered to node 9999"),
-    "pages": (count("page_count"), "tree counts"),
-    "held pages": (count("held_page_count"), "tree counts"),
-    "retained pages": (count("hints"), "tree counts"),
+    "pages": (count(lambda tree: tree), "tree counts"),
+    "held pages": (count(lambda tree: tree.holds), "tree counts"),
+    "retained pages": (count(lambda tree: tree.hints), "tree counts"),
 }
 
 

@@ -56,9 +56,9 @@ def test_diverging_prompts_split_a_node_and_pins_stay():
     assert second.shared == 8
     second.publish(other)
     memory.audit()
-    assert memory.tree.evict(100, "a test") == 0, "both paths are pinned"
+    assert memory.tree.evictor.evict(100, "a test") == 0, "both paths are pinned"
     first.release()
-    assert memory.tree.evict(100, "a test") == 2, "the first one's tail only"
+    assert memory.tree.evictor.evict(100, "a test") == 2, "the first one's tail only"
     memory.audit()
     second.release()
     memory.tree.flush()
@@ -248,7 +248,7 @@ def test_eviction_policies(policy, first_gone):
         lease = memory.leases.open(memory.match("", prompts[i]))
         lease.use()
         lease.release()
-    memory.tree.evict(1, "a test")
+    memory.tree.evictor.evict(1, "a test")
     gone = [i for i, prompt in enumerate(prompts) if memory.match("", prompt).length == 0]
     assert gone == [first_gone]
 
@@ -259,7 +259,7 @@ def test_unpinning_without_a_pin_raises():
     lease = run(memory, prompt)
     lease.publish(prompt)
     with pytest.raises(LeaseError, match="no OPERATOR pin"):
-        memory.tree.unpin(lease.node, PinKind.OPERATOR, 0)
+        memory.tree.holds.unpin(lease.node, PinKind.OPERATOR, 0)
 
 
 def test_explain_tells_who_holds_a_page_and_why_it_stays():
@@ -319,7 +319,7 @@ def test_nodes_keep_nothing_of_what_was_cut_off():
     for end in (12, 100, 400):
         memory.leases.open(memory.match("", prompt[: end + 1])).release()
     assert kept_bytes(memory) == 4 * (memory.tree.page_count * 4 + memory.tree.page_count)
-    memory.tree.evict(memory.tree.page_count - 4, "a test")
+    memory.tree.evictor.evict(memory.tree.page_count - 4, "a test")
     assert 0 < kept_bytes(memory) <= 2 * 4 * (4 * 4 + 4)
 
 
@@ -367,7 +367,7 @@ def test_every_page_that_a_reader_saw_waits_for_its_step(before, after):
     reader.release()
     split(after)
     for left in (2, 1, 0):
-        memory.tree.evict(1, "a test")
+        memory.tree.evictor.evict(1, "a test")
         assert memory.counts().tree == left
         assert memory.counts().limbo == 3 - left, "a page that the step may still read is not free"
         memory.audit()

@@ -226,7 +226,7 @@ class MemoryMachine(RuleBasedStateMachine):
     @rule(pages=st.integers(1, 10))
     def evict(self, pages):
         could = self.memory.tree.evictable_page_count
-        assert self.memory.tree.evict(pages, "a test") == min(pages, could)
+        assert self.memory.tree.evictor.evict(pages, "a test") == min(pages, could)
         self.note_tree(may_shrink=True)
 
     # -- what always holds ------------------------------------------------------------------------------

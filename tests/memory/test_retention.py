@@ -39,7 +39,7 @@ def cached(memory: Memory, prompt: np.ndarray, salt: str = "") -> int:
 
 
 def evict(memory: Memory, pages: int) -> None:
-    memory.tree.evict(pages, "a test")
+    memory.tree.evictor.evict(pages, "a test")
     memory.audit()
 
 
@@ -108,7 +108,7 @@ def test_hints_that_are_renewed_for_ever_leave_nothing_behind():
     for now in range(5000):
         memory.tree.hints.retain(node, Retention(3, ttl=0.5), now)
         memory.pass_time(now + 0.6)
-    (queue, *others) = memory.tree._queue._queues[""]._queues
+    (queue, *others) = memory.tree.candidates._queues[""]._queues
     assert len(queue._heap) < 2100
     assert not any(len(other._heap) for other in others)
     assert len(memory.tree.hints._fading) < 2100
@@ -306,7 +306,7 @@ def test_a_tenant_without_pages_is_forgotten():
     for i in range(300):
         compute(memory, tokens(0, pages=1), salt=f"tenant {i}")
         evict(memory, 1)
-    queue = memory.tree._queue
+    queue = memory.tree.candidates
     assert not queue._queues
     assert not queue._announced
     assert len(queue._heads) <= 65

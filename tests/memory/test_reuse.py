@@ -85,7 +85,7 @@ def test_a_prefix_that_comes_back_is_recognised_in_all_its_pieces():
     tokens = prompt(1, 30)
     use(memory, tokens)
     for pages in (3, 7, 1, 9, 10):
-        memory.tree.evict(pages, "a test")
+        memory.tree.evictor.evict(pages, "a test")
     assert memory.tree.page_count == 0
     waits: list[tuple] = []
     memory.tree.history.reuse.wait = lambda *wait: waits.append(wait)  # type: ignore[method-assign]
@@ -100,7 +100,7 @@ def test_a_branch_that_comes_back_is_recognised_behind_one_that_stayed():
     common, one, two = prompt(1, 4), prompt(2, 3), prompt(3, 3)
     use(memory, np.concatenate([common, one]))
     use(memory, np.concatenate([common, two]))
-    memory.tree.evict(3, "a test")  # the older branch
+    memory.tree.evictor.evict(3, "a test")  # the older branch
     assert use(memory, np.concatenate([common, two])) == 7 * SIZE
     assert use(memory, np.concatenate([common, one])) == 4 * SIZE
     leaves = {node.hits for node in memory.tree.nodes() if node.parent is not None and not node.children}
@@ -137,7 +137,7 @@ def test_a_hint_goes_before_what_was_learned():
     hinted, *others = sorted((node for node in memory.tree.nodes() if node.parent is not None), key=lambda n: n.hits)
     assert [node.hits for node in (hinted, *others)] == [0, 1, 1, 1]
     hinted.level = 5
-    memory.tree.evict(12, "a test")
+    memory.tree.evictor.evict(12, "a test")
     assert hinted.parent is not None
     assert [node.parent for node in others] == [None] * 3
 
@@ -148,7 +148,7 @@ def test_evictions_that_are_forgotten_leave_nothing_behind():
     memory.tree.history.limit = 16
     for i in range(2000):
         use(memory, np.full(SIZE, i, np.int32))
-    memory.tree._tick += 1_000_000
+    memory.tree.tick += 1_000_000
     for _ in range(2000):
-        memory.tree.evict(1, "a test")
+        memory.tree.evictor.evict(1, "a test")
     assert len(memory.tree.history._due) <= 2 * 16 + 1025

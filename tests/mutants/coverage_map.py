@@ -21,7 +21,8 @@ MEASURED = [
     ["tests/scheduler"],
     ["tests/engine/test_speculation.py", "tests/engine/test_invariance.py", "tests/engine/test_sampler.py",
      "tests/engine/test_sequences.py", "tests/engine/test_ngram.py", "tests/engine/test_step_thread.py",
-     "tests/engine/test_prompt_logprobs.py", "tests/engine/test_session_turns.py"],
+     "tests/engine/test_prompt_logprobs.py", "tests/engine/test_session_turns.py",
+     "tests/models/test_families.py::test_new_weights_are_those_that_compute"],
     ["tests/memory"],
     ["tests/text", "tests/test_llm.py", "tests/server/test_session_table.py", "tests/server/test_engine_loop.py"],
 ]  # fmt: skip

@@ -7,8 +7,8 @@ MUTANTS = [
         "length inferred at release instead of recorded",
         "the mission, 1",
         "memory/lease.py",
-        "for pool, pages in zip(table.pools, self.pages(self.shared, self.allocated), strict=True):\n            pool.free(pages, self.owner, fence)\n        table.tree.unpin",
-        "for pool, pages in zip(table.pools, self.pages(self.shared, self.committed), strict=True):\n            pool.free(pages, self.owner, fence)\n        table.tree.unpin",
+        "for pool, pages in zip(table.pools, self.pages(self.shared, self.allocated), strict=True):\n            pool.free(pages, self.owner, fence)\n        table.tree.holds.unpin",
+        "for pool, pages in zip(table.pools, self.pages(self.shared, self.committed), strict=True):\n            pool.free(pages, self.owner, fence)\n        table.tree.holds.unpin",
     ),
     Mutant(
         "what the tree owns is not cut to whole pages",
@@ -27,7 +27,7 @@ MUTANTS = [
     Mutant(
         "an evicted prefix does not wait for its readers",
         "something in flight still uses a freed page",
-        "memory/prefix/tree.py",
+        "memory/prefix/evictor.py",
         "owner.node(node.serial), node.fence)",
         "owner.node(node.serial), 0)",
     ),
@@ -104,7 +104,7 @@ MUTANTS = [
     Mutant(
         "eviction forgets the second group",
         "groups that disagree",
-        "memory/prefix/tree.py",
+        "memory/prefix/evictor.py",
         "        for pages, freed in zip(node.pages, given, strict=True):",
         "        for pages, freed in zip(node.pages[:1], given[:1], strict=True):",
     ),
@@ -147,22 +147,22 @@ MUTANTS = [
         "a released lease keeps its pin",
         "pins unbalanced",
         "memory/lease.py",
-        "        table.tree.unpin(self.node, PinKind.LEASE, fence)\n        table.close_row",
+        "        table.tree.holds.unpin(self.node, PinKind.LEASE, fence)\n        table.close_row",
         "        table.close_row",
     ),
     Mutant(
         "a pin is not moved with what is published",
         "pins unbalanced",
         "memory/lease.py",
-        "        table.tree.repin(self.node, node, PinKind.LEASE, fence)\n",
+        "        table.tree.holds.repin(self.node, node, PinKind.LEASE, fence)\n",
         "",
     ),
     Mutant(
         "pinning a prefix protects its last node only",
         "pins unbalanced",
-        "memory/prefix/tree.py",
-        "            if step.holds > 1:\n                return\n            self.held_page_count += step.page_count\n            step = step.parent",
-        "            self.held_page_count += step.page_count\n            return",
+        "memory/prefix/holds.py",
+        "            if step.holds > 1:\n                return\n            self.page_count += step.page_count\n            step = step.parent",
+        "            self.page_count += step.page_count\n            return",
     ),
     Mutant(
         "the upper part of a split node is unprotected",
@@ -322,7 +322,7 @@ MUTANTS = [
         "a pin that is removed is not dropped",
         "pins unbalanced",
         "memory/prefix/pins.py",
-        "        self._tree.unpin(pin.node, PinKind.OPERATOR, fence=0)\n",
+        "        self._tree.holds.unpin(pin.node, PinKind.OPERATOR, fence=0)\n",
         "        pass\n",
     ),
     Mutant(
@@ -363,7 +363,7 @@ MUTANTS = [
     Mutant(
         "what others hold, too, is counted for preemption",
         "starvation or crash under pressure",
-        "memory/prefix/tree.py",
+        "memory/prefix/holds.py",
         "            if dropped[node] == node.holds:",
         "            if dropped[node] >= 1:",
     ),
@@ -377,8 +377,8 @@ MUTANTS = [
     Mutant(
         "only the deepest node remembers its readers",
         "something in flight still uses a freed page",
-        "memory/prefix/tree.py",
-        "        for used in self.path(node):\n            used.fence = max(used.fence, fence)",
+        "memory/prefix/holds.py",
+        "        for used in self._tree.path(node):\n            used.fence = max(used.fence, fence)",
         "        for used in [node]:\n            used.fence = max(used.fence, fence)",
     ),
     Mutant(
@@ -441,7 +441,7 @@ MUTANTS = [
         "prefixes of old weights stay until they are evicted",
         "fairness and bounds",
         "memory/prefix/tree.py",
-        "        if node.namespace.weights != self.weights:\n            self._drop_outdated(node)\n",
+        '        if node.namespace.weights != self.weights:\n            self.evictor.drop(node, "new weights")\n',
         "",
     ),
     Mutant(

@@ -462,3 +462,37 @@ def test_a_tail_past_the_scored_position_is_not_taken_up():
     request.session = "s"
     h.run()
     assert request.cached_tokens == 16, "the tail ends at 21, and 18 is to be scored"
+
+
+def test_a_tail_that_a_step_in_flight_still_writes_is_waited_for():
+    h = harness(page_size=16)
+    prompt = list(range(20))
+    probe = h.submit(prompt, greedy(4), "probe")
+    h.run()
+    h.memory.tree.flush()
+    stop = int(probe.output[1])
+    first = Request("first", np.array(prompt, np.int32), greedy(9, stop=(f"<{stop}>",)), session="s")
+    h.scheduler.add(first)
+    while first.state is not RequestState.ENDED:
+        h.step()
+    ((_, tail),) = h.memory.tails
+    assert not h.memory.epochs.passed(tail.fence), "its stop was found while the next step ran"
+    second = Request("second", np.array([*first.tokens, 7, 8, 9], np.int32), greedy(2), session="s")
+    h.scheduler.add(second)
+    h.step()
+    assert second.state is RequestState.WAITING
+    h.run()
+    assert second.cached_tokens == len(first.tokens) - 1
+
+
+def test_whoever_is_due_does_not_wait_for_a_prefix(monkeypatch):
+    h = harness(chunked_prefill_size=16)
+    h.submit(list(range(200)), greedy(2), "first")
+    h.step()
+    second = h.submit(list(range(200)), greedy(2), "second")
+    admission, match = h.scheduler._planner.admission, h.scheduler._planner.admission.match(second)
+    computed = admission.pages_being_computed()
+    assert admission.waits(second, match, computed)
+    monkeypatch.setattr(h.scheduler.queue, "is_due", lambda request: request is second)
+    assert not admission.waits(second, match, computed)
+    h.run()

@@ -70,6 +70,6 @@ def evict_us(leaves: int, leaf_pages: int, page_size: int = 16, together: int = 
     times: list[float] = []
     for _ in range(repeats):
         started = time.perf_counter()
-        memory.tree.evict(together, "a measurement")
+        memory.tree.evictor.evict(together, "a measurement")
         times.append(time.perf_counter() - started)
     return float(np.median(times)) / together * 1e6

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import numpy as np
@@ -52,6 +53,10 @@ class Device(Protocol):
 
     def prepare_thread(self) -> None:
         """Called once, in the thread that runs the steps."""
+        ...
+
+    def preparation(self) -> AbstractContextManager[object]:
+        """Entered while the first steps run, which may compile kernels: tells the user why that takes time."""
         ...
 
     def backend(self, spec: DecoderSpec, shape: KVShape, compute: str) -> Backend[Any, Any, Any]:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -24,23 +21,9 @@ from freehold.models.spec import Checkpoint
 from freehold.sampling_params import SamplingParams
 from freehold.step import DraftCost, KVShape, RowStart, Step, StepResult, TokenLogprobs
 
-COMPILE_NOTICE_S = 2.0
 COST_TOKENS = 8
 SCORED_AT_ONCE = 64  # positions whose logits are in memory at a time
 OVERHEAD_TOKENS_MAX = 64.0  # more than that is noise
-
-
-@contextlib.contextmanager
-def _notice_if_slow() -> Iterator[None]:
-    """Kernels come from a cache in no time, except after an installation."""
-    text = "freehold: compiling kernels for this machine (once, about half a minute) ..."
-    timer = threading.Timer(COMPILE_NOTICE_S, lambda: print(text, file=sys.stderr, flush=True))
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 class Runner:
@@ -63,7 +46,7 @@ class Runner:
         """Compile every kernel, with a step on the padding page: nobody owns it, nobody reads it. With
         speculation, measure what it costs."""
         params = SamplingParams(temperature=1.0, top_p=0.9, min_p=0.1, presence_penalty=0.1, logprobs=1)
-        with _notice_if_slow():
+        with self._device.preparation():
             self.run(_padding_step(7, params))
             if self._speculator is not None:
                 self.draft_cost = self._measure(self._speculator)

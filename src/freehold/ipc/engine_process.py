@@ -172,7 +172,7 @@ class EngineLoop:
             steps=scheduler.memory.epochs.submitted,
             sampled_tokens=scheduler.results.token_count,
             retractions=scheduler.lifecycle.retraction_count,
-            evicted_pages=scheduler.memory.tree.evicted_page_count,
+            evicted_pages=scheduler.memory.tree.evictor.evicted_page_count,
             pages=scheduler.memory.counts().as_dict(),
             drafted_tokens=scheduler.results.drafted_count,
             accepted_tokens=scheduler.results.accepted_count,

@@ -98,7 +98,7 @@ class Procedures:
             "page_size": memory.page_size,
             "pages": memory.counts().as_dict(),
             "page_ages_in_steps": memory.tree.history.ages.as_dict(),
-            "evicted_pages": memory.tree.evicted_page_count,
+            "evicted_pages": memory.tree.evictor.evicted_page_count,
             "parked_sessions": len(memory.tails),
             "retained_pages": memory.tree.hints.page_count,
             "pinned_pages": {"budget": memory.pins.limit, "pinned": memory.pins.page_count},

@@ -49,7 +49,7 @@ def count_pages(memory: Parts, group: int = 0) -> PageCounts:
         limbo=pool.limbo_count,
         lease=pool.held_count - tree.page_count - memory.tails.page_count,
         tail=memory.tails.page_count,
-        pinned=tree.held_page_count,
+        pinned=tree.holds.page_count,
         tree=tree.evictable_page_count,
     )
 
@@ -170,7 +170,7 @@ class TreeCount:
 
     def finish(self) -> None:
         tree = self._tree
-        kept = (tree.page_count, tree.held_page_count, tree.hints.page_count)
+        kept = (tree.page_count, tree.holds.page_count, tree.hints.page_count)
         counted = (self._pages, self._held, self._retained)
         if counted != kept:
             raise AuditError(f"tree counts {kept} pages in all, held and retained; recounted {counted}")

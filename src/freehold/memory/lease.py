@@ -87,7 +87,7 @@ class LeaseTable:
         """
         if not self._free_rows:
             raise LeaseError("no free row for a lease")
-        node = self.tree.pin(match, PinKind.LEASE)
+        node = self.tree.holds.pin(match, PinKind.LEASE)
         row = self._free_rows.pop()
         self._serial += 1
         lease = Lease(self, row, self._serial, node)
@@ -283,7 +283,7 @@ class Lease:
         fence = int(table.fence[self.row])
         if known:
             self._replace(node, start, known, mine, fence)
-        table.tree.repin(self.node, node, PinKind.LEASE, fence)
+        table.tree.holds.repin(self.node, node, PinKind.LEASE, fence)
         self.node = node
         table.shared[self.row] = end
         return end
@@ -333,7 +333,7 @@ class Lease:
         fence = int(table.fence[self.row])
         for pool, pages in zip(table.pools, self.pages(self.shared, self.allocated), strict=True):
             pool.free(pages, self.owner, fence)
-        table.tree.unpin(self.node, PinKind.LEASE, fence)
+        table.tree.holds.unpin(self.node, PinKind.LEASE, fence)
         table.close_row(self.row)
 
     def withdraw(self) -> None:

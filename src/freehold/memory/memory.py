@@ -130,14 +130,14 @@ class Memory:
     def can_make_room(self, needed: int, match: Match, may_unpin: bool = False) -> bool:
         """Whether `needed` pages can be had, now or when steps in flight complete, without evicting the match.
         Changes nothing."""
-        room = self.reachable_page_count - self.tree.unheld_page_count(match)
+        room = self.reachable_page_count - self.tree.holds.unheld_page_count(match)
         if may_unpin:  # what is held is held by operators
             room = self._coming + self.tails.page_count + self.tree.page_count - match.length // self.page_size
         return needed <= room
 
     def _evict(self, needed: int) -> None:
         if needed > self._coming:
-            self.tree.evict(needed - self._coming, f"a step that needed {needed} pages")
+            self.tree.evictor.evict(needed - self._coming, f"a step that needed {needed} pages")
 
     def complete(self, step: int) -> None:
         """The engine has finished `step`: what only it could touch is free now."""

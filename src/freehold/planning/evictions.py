@@ -65,7 +65,7 @@ def _hits(arrivals: Sequence[Arrival], page_size: int, page_count: int, policy: 
         hits += match.length
         lease = memory.leases.open(match)
         lease.use()
-        fits = memory.capacity_tokens - memory.tree.held_page_count * page_size + match.length
+        fits = memory.capacity_tokens - memory.tree.holds.page_count * page_size + match.length
         end = min(len(arrival.prompt), max(fits, match.length))
         row, target = np.array([lease.row]), np.array([end - end % page_size])
         assert memory.make_room(row, target)

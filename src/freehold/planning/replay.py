@@ -83,7 +83,7 @@ def replay(
     memory.audit()
     result.steps, result.duration = engine.steps_run, clock.now
     result.retractions = scheduler.lifecycle.retraction_count
-    result.evicted_pages = memory.tree.evicted_page_count
+    result.evicted_pages = memory.tree.evictor.evicted_page_count
     return result
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from freehold.arrays import Int32, Int64
 from freehold.memory import Lease, Match, Memory
 from freehold.memory.lease import pages_to_cover
-from freehold.memory.prefix.node import PageKey
+from freehold.memory.prefix.node import PageKey, page_key
 from freehold.memory.tails import Tail
 from freehold.scheduler.batch import Batch
 from freehold.scheduler.lifecycle import Lifecycle
@@ -156,7 +156,7 @@ class Admission:
         taking what the running requests are expected to need. The first request always fits."""
         if len(self._running) == 0:
             return True
-        taken = self._memory.tree.unheld_page_count(match)
+        taken = self._memory.tree.holds.unheld_page_count(match)
         return self.page_count_of(request, match) + reserved + taken <= self._memory.reachable_page_count
 
     def page_count_of(self, request: Request, match: Match) -> int:
@@ -191,8 +191,8 @@ class Admission:
             lease = leases.leases[row]
             start = int(leases.shared[row])
             assert lease is not None
-            if start + size <= running.prefill_end[row]:
-                serial = lease.node.serial if start else 0
-                page = running.tokens[row, start : start + size].tobytes()
-                keys.add((lease.node.namespace, serial, page))
+            rest = running.tokens[row, start : running.prefill_end[row]]
+            key = page_key(lease.node.namespace, lease.node, rest, size)
+            if key is not None:
+                keys.add(key)
         return keys

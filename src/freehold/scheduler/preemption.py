@@ -51,7 +51,7 @@ class Preemption:
 
     def _has_place(self, request: Request, match: Match) -> bool:
         memory, admission = self._memory, self._admission
-        needed = admission.page_count_of(request, match) + memory.tree.unheld_page_count(match)
+        needed = admission.page_count_of(request, match) + memory.tree.holds.unheld_page_count(match)
         room = memory.reachable_page_count
         return memory.leases.free_row_count > 0 and needed + admission.reserved_page_count() <= room
 
@@ -62,11 +62,11 @@ class Preemption:
         leases = memory.leases
         taken: set[int] = set(rows.tolist())
         nodes = [lease.node for lease in leases.open_leases if lease.row in taken]
-        released = tree.held_only_by(nodes)
+        released = tree.holds.only_by(nodes)
         private = int(((leases.allocated[rows] - leases.shared[rows]) // memory.page_size).sum())
         room = memory.reachable_page_count + private + sum(node.page_count for node in released)
         others = np.setdiff1d(self._running.order, rows)
-        needed = admission.page_count_of(request, match) + tree.unheld_page_count(match, released)
+        needed = admission.page_count_of(request, match) + tree.holds.unheld_page_count(match, released)
         return len(others) == 0 or needed + admission.growth_page_count(others) <= room
 
     def _inferior(self, request: Request) -> Int64:

@@ -175,7 +175,7 @@ class SmallWorld:
             assert lease is not None
             scheduler.lifecycle.retract(lease.row, Event.RETRACTED)
         elif kind is ActionKind.EVICT:
-            self.memory.tree.evict(1, "somebody else")
+            self.memory.tree.evictor.evict(1, "somebody else")
         elif kind is ActionKind.CLOSE:
             scheduler.forget_session("s")
             assert not len(self.memory.tails), "a closed session left its tail"

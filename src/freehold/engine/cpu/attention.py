@@ -9,10 +9,12 @@ Keys are visited in blocks of 64 that start at multiples of 64 of the position, 
 alone, never on page size, chunk, batch or what is shared, so neither does the result.
 """
 
+from typing import Any, NamedTuple
+
 import numpy as np
 from numba import njit, prange
 
-from freehold.engine.cpu.pointwise import ROWS_PARALLEL, rotate_and_write
+from freehold.engine.cpu.pointwise import ROWS_PARALLEL, Heads, LayerKV, Rotation, rotate_and_write
 from freehold.engine.cpu.simd import (
     add,
     element,
@@ -27,7 +29,7 @@ from freehold.engine.cpu.simd import (
     sub,
     sum_lanes,
 )
-from freehold.engine.cpu.tile import tile_rows
+from freehold.engine.cpu.tile import Rows, tile_rows
 
 LANES = 16
 TILES = 4  # of 16 keys in a block
@@ -35,188 +37,238 @@ KEYS = TILES * LANES
 QUERIES = 16  # positions of one work item
 
 
+class Pages(NamedTuple):
+    """Where a sequence's KV is: `table` int32 [pages]."""
+
+    table: Any
+    size: int
+
+
+class Members(NamedTuple):
+    """Member m of a work item: `counts[m]` queries, the first of them token `tokens[m]` at position `positions[m]` of
+    the sequence in table row `rows[m]`. All int64 [n]."""
+
+    rows: Any
+    tokens: Any
+    counts: Any
+    positions: Any
+
+
+class Item(NamedTuple):
+    """Members `first` up to `stop`, which share their first `shared` positions."""
+
+    first: int
+    stop: int
+    shared: int
+
+
+class Scratch(NamedTuple):
+    """What an item knows of each of its rows, which are its queries: [rows, size] the scaled query and the sum of
+    values so far, [rows, KEYS] the scores of a block, [rows] the highest score and the sum of weights so far. Tiles of
+    keys and values, where pages are smaller than a tile."""
+
+    queries: Any
+    sums: Any
+    scores: Any
+    highest: Any
+    weights: Any
+    tiles_k: Any
+    tiles_v: Any
+
+
+class Block(NamedTuple):
+    """A block of keys from position `start`, of which those before `end` exist, for rows `row` up to `row + rows`. Row
+    `row + r` sees the positions below `first + r // group + 1`."""
+
+    start: int
+    end: int
+    row: int
+    rows: int
+    first: int
+    group: int
+
+
 @njit(inline="always")
-def _gather_tile(source, table, page_size, base, count, head, kv_heads, size, keys_in_lanes, out, at):
+def _slot(pages, position):
+    return pages.table[position // pages.size] * pages.size + position % pages.size
+
+
+@njit(inline="always")
+def _gather_tile(source, pages, base, count, head, heads, keys_in_lanes, out):
     """Pages smaller than a tile: collect the 16 positions from `base` into a contiguous tile."""
+    size = heads.size
     for j in range(count):
-        position = base + j
-        slot = table[position // page_size] * page_size + position % page_size
-        start = ((slot // LANES) * kv_heads + head) * size * LANES
-        lane = slot % LANES
+        slot = _slot(pages, base + j)
+        start, lane = ((slot // LANES) * heads.kv + head) * size * LANES, slot % LANES
         for k in range(size):
             if keys_in_lanes:
-                out[at + k * LANES + j] = element(source, start + k * LANES + lane)
+                out[k * LANES + j] = element(source, start + k * LANES + lane)
             else:
-                out[at + j * size + k] = element(source, start + lane * size + k)
+                out[j * size + k] = element(source, start + lane * size + k)
 
 
 @njit(inline="always")
-def _scale_tile(scratch, at, rows, scales, table, page_size, base, count, head, kv_heads):
-    """Multiply `rows` rows of 16 scores, the first of them at `at`, by the scales of the positions from `base`."""
+def _scale_tile(scores, rows, scales, pages, base, count, head, heads):
+    """Multiply `rows` rows of 16 scores by the scales of the positions from `base`."""
     factors = np.zeros(LANES, np.float32)
     for j in range(count):
-        position = base + j
-        slot = table[position // page_size] * page_size + position % page_size
-        factors[j] = scales[((slot // LANES) * kv_heads + head) * LANES + slot % LANES]
+        slot = _slot(pages, base + j)
+        factors[j] = scales[((slot // LANES) * heads.kv + head) * LANES + slot % LANES]
     for r in range(rows):
-        store(scratch, at + r * KEYS, mul(load(factors, 0), load(scratch, at + r * KEYS)))
+        store(scores, r * KEYS, mul(load(factors, 0), load(scores, r * KEYS)))
 
 
 @njit(inline="always")
-def _online_softmax(scratch, scores, state, sums, valid, size):
-    """Turn one row of scores into probabilities and rescale what was summed before.
-
-    `state` is where the highest score and the sum of weights so far are. `valid` keys of the block are
-    visible to this row: the rest get probability 0.
-    """
+def _online_softmax(scratch, row, valid, size):
+    """Turn one row of scores into probabilities and rescale what was summed before. `valid` keys of the block are
+    visible to this row: the rest get probability 0."""
+    scores, at = scratch.scores, row * KEYS
     low = splat(np.float32(-np.inf))
     top = low
     for t in range(TILES):
-        visible = load(scratch, scores + t * LANES)
+        visible = load(scores, at + t * LANES)
         if valid < KEYS:
             visible = keep_first(visible, valid - t * LANES, low)
-            store(scratch, scores + t * LANES, visible)
+            store(scores, at + t * LANES, visible)
         top = maximum(top, visible)
-    highest = scratch[state]
+    highest = scratch.highest[row]
     new = max(highest, max_lanes(top))
     weight = splat(np.float32(0))
     for t in range(TILES):
-        p = exp(sub(load(scratch, scores + t * LANES), splat(new)))
-        store(scratch, scores + t * LANES, p)
+        p = exp(sub(load(scores, at + t * LANES), splat(new)))
+        store(scores, at + t * LANES, p)
         weight = add(weight, p)
     if new > highest:
         # All lanes of `shrink` are equal; its largest is the scalar.
         shrink = exp(splat(highest - new))
-        scratch[state] = new
-        scratch[state + 1] *= max_lanes(shrink)
-        for k in range(0, size, LANES):
-            store(scratch, sums + k, mul(shrink, load(scratch, sums + k)))
-    scratch[state + 1] += sum_lanes(weight)
+        scratch.highest[row] = new
+        scratch.weights[row] *= max_lanes(shrink)
+        for k in range(row * size, (row + 1) * size, LANES):
+            store(scratch.sums, k, mul(shrink, load(scratch.sums, k)))
+    scratch.weights[row] += sum_lanes(weight)
 
 
 @njit(inline="always")
-def _block(
-    scratch, row, rows, total, keys, values, key_scales, value_scales, tiles_k, tiles_v, table, page_size,
-    block, end, first, group, head, kv_heads, size,
-):  # fmt: skip
-    """One block of keys for `rows` rows from `row`, of `total` in the scratch: [queries, sums, scores, state].
+def _score(scratch, kv, pages, block, head, heads):
+    """Queries times keys."""
+    size, row, rows = heads.size, block.row, block.rows
+    queries = Rows(scratch.queries, row * size, size)
+    scratch.scores[row * KEYS : (row + rows) * KEYS] = np.float32(0)
+    for base in range(block.start, min(block.end, block.start + KEYS), LANES):
+        count, at = min(LANES, block.end - base), row * KEYS + base - block.start
+        if pages.size < LANES:
+            _gather_tile(kv.keys, pages, base, count, head, heads, True, scratch.tiles_k)
+            tile_rows(queries, Rows(scratch.tiles_k, 0, LANES), size, Rows(scratch.scores, at, KEYS), rows)
+        else:
+            tile = ((_slot(pages, base) // LANES) * heads.kv + head) * size * LANES
+            tile_rows(queries, Rows(kv.keys, tile, LANES), size, Rows(scratch.scores, at, KEYS), rows)
+        if len(kv.key_scales):
+            _scale_tile(scratch.scores[at:], rows, kv.key_scales, pages, base, count, head, heads)
 
-    Row r sees `first + r // group + 1` positions.
-    """
-    queries, sums, state = row * size, (total + row) * size, total * (2 * size + KEYS) + 2 * row
-    scores = 2 * total * size + row * KEYS
-    is_small = page_size < LANES
-    tiles = (min(KEYS, end - block) + LANES - 1) // LANES
-    scratch[scores : scores + rows * KEYS] = np.float32(0)
-    for t in range(tiles):
-        base = block + t * LANES
-        if is_small:
-            count = min(LANES, end - base)
-            at = t * LANES * size
-            _gather_tile(keys, table, page_size, base, count, head, kv_heads, size, True, tiles_k, at)
-            _gather_tile(values, table, page_size, base, count, head, kv_heads, size, False, tiles_v, at)
-            tile_rows(scratch, queries, size, tiles_k, at, LANES, size, scratch, scores + t * LANES, KEYS, rows)
+
+@njit(inline="always")
+def _add_values(scratch, kv, pages, block, head, heads):
+    """Probabilities times values."""
+    size, row, rows = heads.size, block.row, block.rows
+    for base in range(block.start, min(block.end, block.start + KEYS), LANES):
+        count, at = min(LANES, block.end - base), row * KEYS + base - block.start
+        scores, to = Rows(scratch.scores, at, KEYS), row * size
+        if len(kv.value_scales):
+            _scale_tile(scratch.scores[at:], rows, kv.value_scales, pages, base, count, head, heads)
+        if pages.size < LANES:
+            _gather_tile(kv.values, pages, base, count, head, heads, False, scratch.tiles_v)
+            for k in range(0, size, LANES):
+                tile_rows(scores, Rows(scratch.tiles_v, k, size), count, Rows(scratch.sums, to + k, size), rows)
         else:
-            slot = table[base // page_size] * page_size + base % page_size
-            at = ((slot // LANES) * kv_heads + head) * size * LANES
-            tile_rows(scratch, queries, size, keys, at, LANES, size, scratch, scores + t * LANES, KEYS, rows)
-        if len(key_scales):
-            count = min(LANES, end - base)
-            _scale_tile(scratch, scores + t * LANES, rows, key_scales, table, page_size, base, count, head, kv_heads)
-    for r in range(rows):
-        valid = first + r // group + 1 - block
-        if valid > 0:
-            _online_softmax(scratch, scores + r * KEYS, state + 2 * r, sums + r * size, valid, size)
-        else:
-            scratch[scores + r * KEYS : scores + (r + 1) * KEYS] = np.float32(0)
-    for t in range(tiles):
-        base = block + t * LANES
-        count = min(LANES, end - base)
-        if len(value_scales):
-            _scale_tile(scratch, scores + t * LANES, rows, value_scales, table, page_size, base, count, head, kv_heads)
-        if is_small:
-            at = t * LANES * size
+            tile = ((_slot(pages, base) // LANES) * heads.kv + head) * size * LANES
             for k in range(0, size, LANES):
                 tile_rows(
-                    scratch, scores + t * LANES, KEYS, tiles_v, at + k, size, count, scratch, sums + k, size, rows
+                    scores, Rows(kv.values, tile + k, size), count, Rows(scratch.sums, row * size + k, size), rows
                 )
+
+
+@njit(inline="always")
+def _attend_block(scratch, kv, pages, block, head, heads):
+    _score(scratch, kv, pages, block, head, heads)
+    for r in range(block.rows):
+        row, valid = block.row + r, block.first + r // block.group + 1 - block.start
+        if valid > 0:
+            _online_softmax(scratch, row, valid, heads.size)
         else:
-            slot = table[base // page_size] * page_size + base % page_size
-            at = ((slot // LANES) * kv_heads + head) * size * LANES
-            for k in range(0, size, LANES):
-                tile_rows(scratch, scores + t * LANES, KEYS, values, at + k, size, count, scratch, sums + k, size, rows)
+            scratch.scores[row * KEYS : (row + 1) * KEYS] = np.float32(0)
+    _add_values(scratch, kv, pages, block, head, heads)
+
+
+@njit(inline="always")
+def _make_scratch(rows, size, is_gathered):
+    room = np.zeros(rows * (2 * size + KEYS + 2), np.float32)
+    tile = LANES * size if is_gathered else 0
+    scores, state = 2 * rows * size, rows * (2 * size + KEYS)
+    room[state : state + rows] = np.float32(-np.inf)
+    return Scratch(
+        room[: rows * size], room[rows * size : scores], room[scores:state], room[state : state + rows],
+        room[state + rows :], np.zeros(tile, np.float32), np.zeros(tile, np.float32),
+    )  # fmt: skip
 
 
 @njit(nogil=True, error_model="numpy")
-def _attend_item(
-    q, keys, values, key_scales, value_scales, tables, page_size, member, stop, shared, rows, tokens, counts,
-    positions, head, heads, kv_heads, size, out,
-):  # fmt: skip
-    """Members `member` up to `stop`, with one KV head."""
-    group, scale = heads // kv_heads, np.float32(1) / np.sqrt(np.float32(size))
-    total = group * np.sum(counts[member:stop])
-    scratch = np.zeros(total * (2 * size + KEYS + 2), np.float32)
-    tiles_k = np.zeros(KEYS * size if page_size < LANES else 0, np.float32)
-    tiles_v = np.zeros(KEYS * size if page_size < LANES else 0, np.float32)
-    state = total * (2 * size + KEYS)
+def _attend_item(q, kv, tables, page_size, members, item, head, heads, out):
+    """One item, with one head of keys and values."""
+    size, group = heads.size, heads.queries // heads.kv
+    scale, shared = np.float32(1) / np.sqrt(np.float32(size)), item.shared
+    total = group * np.sum(members.counts[item.first : item.stop])
+    scratch = _make_scratch(total, size, page_size < LANES)
     row = 0
-    for m in range(member, stop):
-        for r in range(counts[m] * group):
-            at = ((tokens[m] + r // group) * heads + head * group + r % group) * size
+    for m in range(item.first, item.stop):
+        for r in range(members.counts[m] * group):
+            at = ((members.tokens[m] + r // group) * heads.queries + head * group + r % group) * size
             for k in range(size):
-                scratch[row * size + k] = q[at + k] * scale
-            scratch[state + 2 * row] = np.float32(-np.inf)
+                scratch.queries[row * size + k] = q[at + k] * scale
             row += 1
     row = 0
-    for m in range(member - 1, stop):  # first what all share, through the table of the first
-        is_shared = m < member
-        table = tables[rows[max(m, member)]]
-        count = total if is_shared else counts[m] * group
-        start, end = (0, shared) if is_shared else (shared, positions[m] + counts[m])
-        for block in range(start, end, KEYS):
-            _block(
-                scratch, row, count, total, keys, values, key_scales, value_scales, tiles_k, tiles_v, table, page_size,
-                block, end, shared if is_shared else positions[m], group, head, kv_heads, size,
-            )  # fmt: skip
+    for m in range(item.first - 1, item.stop):  # first what all share, through the table of the first
+        is_shared = m < item.first
+        pages = Pages(tables[members.rows[max(m, item.first)]], page_size)
+        rows = total if is_shared else members.counts[m] * group
+        start, end = (0, shared) if is_shared else (shared, members.positions[m] + members.counts[m])
+        first = shared if is_shared else members.positions[m]
+        for at in range(start, end, KEYS):
+            _attend_block(scratch, kv, pages, Block(at, end, row, rows, first, group), head, heads)
         if not is_shared:
-            for r in range(count):
-                at = ((tokens[m] + r // group) * heads + head * group + r % group) * size
-                weight = scratch[state + 2 * (row + r) + 1]
+            for r in range(rows):
+                at = ((members.tokens[m] + r // group) * heads.queries + head * group + r % group) * size
                 for k in range(size):
-                    out[at + k] = scratch[(total + row + r) * size + k] / weight
-            row += count
+                    out[at + k] = scratch.sums[(row + r) * size + k] / scratch.weights[row + r]
+            row += rows
 
 
 @njit(parallel=True, nogil=True, cache=True, error_model="numpy")
 def attend(
     qkv, token_positions, slots, cos, sin, q_norm, k_norm, epsilon, keys, values, key_scales, value_scales,
-    tables, page_size, item_members, item_shared, rows, tokens, counts, positions, heads, kv_heads, size, out,
+    tables, page_size, item_members, item_shared, rows, tokens, counts, positions, query_heads, kv_heads, size, out,
 ):  # fmt: skip
     """Rotate queries and keys, write keys and values to their slots, attend: out flat [tokens, heads, size].
 
-    keys, values and their scales flat, one layer's; tables int32 [rows, pages]. Item i has members
-    `item_members[i]` up to `item_members[i + 1]`, which share their first `item_shared[i]` positions, a
-    multiple of 64. Member m: `counts[m]` queries, the first of them token `tokens[m]` at position
-    `positions[m]` of the sequence in table row `rows[m]`.
+    Arguments of an entry point are plain: records are slow to pass from Python, so they are made here. Item i has
+    members `item_members[i]` up to `item_members[i + 1]`, which share their first `item_shared[i]` positions, a
+    multiple of 64; tables int32 [rows, pages].
     """
     q = np.empty_like(out)
     if len(slots) < ROWS_PARALLEL:
         for token in range(len(slots)):
-            rotate_and_write(
-                token, qkv, token_positions[token], slots[token], cos, sin, heads, kv_heads, size, q_norm, k_norm,
-                epsilon, q, keys, values, key_scales, value_scales,
-            )  # fmt: skip
+            kv, heads = LayerKV(keys, values, key_scales, value_scales), Heads(query_heads, kv_heads, size)
+            rotation = Rotation(cos, sin, q_norm, k_norm, epsilon)
+            rotate_and_write(token, qkv, token_positions[token], slots[token], rotation, heads, kv, q)
     else:
         for token in prange(len(slots)):
-            rotate_and_write(
-                token, qkv, token_positions[token], slots[token], cos, sin, heads, kv_heads, size, q_norm, k_norm,
-                epsilon, q, keys, values, key_scales, value_scales,
-            )  # fmt: skip
+            kv, heads = LayerKV(keys, values, key_scales, value_scales), Heads(query_heads, kv_heads, size)
+            rotation = Rotation(cos, sin, q_norm, k_norm, epsilon)
+            rotate_and_write(token, qkv, token_positions[token], slots[token], rotation, heads, kv, q)
     items = len(item_members) - 1
     for work in prange(items * kv_heads):
         # One head after the other: its KV, read by item after item, may fit a core's own cache.
-        head, item = work // items, work % items
-        _attend_item(
-            q, keys, values, key_scales, value_scales, tables, page_size, item_members[item], item_members[item + 1],
-            item_shared[item], rows, tokens, counts, positions, head, heads, kv_heads, size, out,
-        )  # fmt: skip
+        head, number = work // items, work % items
+        kv, heads = LayerKV(keys, values, key_scales, value_scales), Heads(query_heads, kv_heads, size)
+        item = Item(item_members[number], item_members[number + 1], item_shared[number])
+        members = Members(rows, tokens, counts, positions)
+        _attend_item(q, kv, tables, page_size, members, item, head, heads, out)

@@ -6,6 +6,7 @@ from freehold.arrays import Int32, Int64
 from freehold.engine.cpu import drawing
 from freehold.engine.cpu.backend import CpuBackend, CpuKV
 from freehold.engine.cpu.batch import CpuBatch
+from freehold.engine.cpu.compile_progress import CompileProgress
 from freehold.engine.cpu.threads import choose_threading_layer, use_threads
 from freehold.engine.device import Drawing
 from freehold.models.spec import DecoderSpec
@@ -25,6 +26,9 @@ class CpuDevice:
 
     def prepare_thread(self) -> None:
         use_threads(self._thread_count)
+
+    def preparation(self) -> CompileProgress:
+        return CompileProgress()
 
     def backend(self, spec: DecoderSpec, shape: KVShape, compute: str) -> CpuBackend:
         kv = CpuKV(spec, shape.page_count, shape.page_size, shape.kind)

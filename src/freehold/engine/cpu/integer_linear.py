@@ -17,12 +17,22 @@ import numpy as np
 from numba import njit, prange
 
 from freehold.arrays import Float32, Int32
-from freehold.engine.cpu.bytes_simd import bits_of, float_of, half_at
-from freehold.engine.cpu.integer_tiles import BLOCK, LANES, ORDER, ROWS, four_rows, one_row
-from freehold.engine.cpu.pointwise import NO_NORM, PLAIN, ROWS_PARALLEL, prepare_row
+from freehold.engine.cpu.integer_tiles import (
+    BLOCK,
+    LANES,
+    ORDER,
+    PANELS,
+    ROWS,
+    Inputs,
+    Outputs,
+    Weights,
+    four_rows,
+    one_row,
+)
+from freehold.engine.cpu.pointwise import NO_NORM, PLAIN, ROWS_PARALLEL, Preparation, prepare_row
+from freehold.engine.cpu.simd import bits_of, float_of, half_at
 from freehold.models.spec import StoredTensor, TensorFormat
 
-PANELS = 4
 GROUP = LANES * PANELS  # rows that one task multiplies
 X_BYTES = 96 << 10  # of inputs at a time: they should stay in L2 while all weights go by
 FORMATS = (TensorFormat.Q4_0, TensorFormat.Q4_1, TensorFormat.Q8_0)
@@ -109,13 +119,13 @@ def _place(row, count):
     return row, 0, 1
 
 
-@njit(inline="always")
-def _quantize_row(step, x, row, count, norm, epsilon, blocks, order, codes, scales, sums):
-    """Prepare a row of x -> codes, in each block in this order; for each block a scale, and scale times the sum of
-    its codes."""
+# Not inlined: Numba takes assignments to arrays in records for dead code where it looks into parallel loops.
+@njit(nogil=True, error_model="numpy")
+def _quantize_row(preparation, x, row, count, blocks, order, inputs):
+    """Prepare a row of x -> `inputs`; in each block codes are stored in this order."""
     floats = np.empty(blocks * BLOCK, np.float32)
-    prepare_row(step, x, row, blocks * BLOCK, norm, epsilon, floats, 0)
-    limit = np.float32((1 << (8 * codes.itemsize - 1)) - 1)
+    prepare_row(preparation, x, row, blocks * BLOCK, floats, 0)
+    limit = np.float32((1 << (8 * inputs.codes.itemsize - 1)) - 1)
     first, side, beside = _place(np.int64(row), count)
     for block in range(blocks):
         start, at = block * BLOCK, first * blocks + block * beside + side
@@ -124,10 +134,10 @@ def _quantize_row(step, x, row, count, norm, epsilon, blocks, order, codes, scal
         total = np.int32(0)
         for k in range(BLOCK):
             code = _rounded(floats[start + order[k]] * factor)
-            codes[at * BLOCK + k] = code
+            inputs.codes[at * BLOCK + k] = code
             total += code
-        scales[at] = largest / limit
-        sums[at] = largest / limit * np.float32(total)
+        inputs.scales[at] = largest / limit
+        inputs.sums[at] = largest / limit * np.float32(total)
 
 
 @njit(parallel=True, nogil=True, cache=True, error_model="numpy")
@@ -135,34 +145,27 @@ def _multiply(step, source, norm, epsilon, codes, scales, minimums, x, blocks, l
     """out [count, width] += prepared source @ weight.T; `x` is room for the codes of inputs, of their type, and a
     panel's block of weights takes `loads` loads."""
     order = np.arange(BLOCK) if x.itemsize == 1 or len(minimums) == 0 else ORDER
-    panel_size = blocks * BLOCK * LANES // (2 if len(minimums) else 1)
     x_scales, x_sums = np.empty(count * blocks, np.float32), np.empty(count * blocks, np.float32)
     if count < ROWS_PARALLEL:
         for row in range(count):
-            _quantize_row(step, source, row, count, norm, epsilon, blocks, order, x, x_scales, x_sums)
+            inputs, preparation = Inputs(x, x_scales, x_sums), Preparation(step, norm, epsilon)
+            _quantize_row(preparation, source, row, count, blocks, order, inputs)
     else:
         for row in prange(count):
-            _quantize_row(step, source, row, count, norm, epsilon, blocks, order, x, x_scales, x_sums)
+            inputs, preparation = Inputs(x, x_scales, x_sums), Preparation(step, norm, epsilon)
+            _quantize_row(preparation, source, row, count, blocks, order, inputs)
     together = max(X_BYTES // (blocks * BLOCK * x.itemsize) // ROWS * ROWS, ROWS)
     for first in range(0, count, together):
         last = min(first + together, count)
         for group in prange((width + GROUP - 1) // GROUP):
-            spare = np.empty(LANES, np.float32)
-            at, scale_at, to = group * PANELS * panel_size, group * blocks * GROUP, group * GROUP
+            weights = Weights(codes, scales, minimums, blocks, loads)
+            inputs, outputs = Inputs(x, x_scales, x_sums), Outputs(out, width)
             fours = last - (last - first) % ROWS
-            for panel in range(PANELS):
-                left = width - to - panel * LANES
-                for row in range(first, fours if left > 0 else 0, ROWS):
-                    four_rows(
-                        codes, at + panel * panel_size, scales, minimums, scale_at + panel * blocks * LANES, blocks,
-                        loads, x, row * blocks * BLOCK, x_scales, x_sums, row * blocks,
-                        out, row * width + to + panel * LANES, width, left, spare,
-                    )  # fmt: skip
+            for panel in range(group * PANELS, (group + 1) * PANELS):
+                for row in range(first, fours if panel * LANES < width else 0, ROWS):
+                    four_rows(weights, inputs, outputs, panel, row)
             for row in range(fours, last):
-                one_row(
-                    codes, at, scales, minimums, scale_at, blocks, loads, x, row * blocks * BLOCK,
-                    x_scales, x_sums, row * blocks, out, row * width + to, width - to, spare,
-                )  # fmt: skip
+                one_row(weights, inputs, outputs, group * PANELS, row)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")

@@ -1,288 +1,274 @@
-"""One or four rows of inputs times a panel or a group of weights: the inner loops of `integer_linear`.
+"""The inner loops of `integer_linear`: four rows of inputs times a panel of weights, or one row times four panels.
 
-`codes`, `scales` and `minimums` are laid out as in `IntegerMatrix`. Results are added to `out`, of which only `left`
-rows of weights exist. A panel's block takes `loads` loads: the compiler must not know how many, for where it unrolls
-that loop it keeps more than there are registers.
+Both have four sums, one for each pair of a panel and a row. Inside a block of 32 columns sums are integers, exact.
+What differs between formats is how a load of codes becomes vectors that meet inputs (`_Format`). The rest is one
+description, from which the instructions of each kernel are made. On a processor with AVX2 the products are its
+instructions; elsewhere LLVM makes something of the same arithmetic.
 """
 
-from __future__ import annotations
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
+import llvmlite.binding as llvm
 import numpy as np
-from numba import njit, types
-from numba.extending import overload
+from llvmlite import ir
+from numba.core import cgutils, types
 
-from freehold.engine.cpu.bytes_simd import (
-    add_products,
-    add_words,
-    fma_floats,
-    high_nibbles,
-    load_bytes,
-    load_floats,
-    load_halves,
-    load_raw_words,
-    load_words,
-    low_nibbles,
-    multiply_floats,
-    multiply_pairs,
-    splat_float,
-    splat_float_at,
-    splat_pair,
-    splat_quad,
-    store_floats,
-    sum_pairs,
-    to_floats,
-    word_nibbles,
-    zero_ints,
-    zero_words,
+from freehold.engine.cpu.vectors import (
+    F16,
+    F32,
+    I8,
+    I16,
+    I32,
+    I64,
+    call,
+    constant,
+    intrinsic,
+    math,
+    pairwise,
+    pointer,
+    splat,
 )
 
 LANES = 8  # rows of a panel
+PANELS = 4  # of a group
 BLOCK = 32  # columns that share a scale
 ROWS = 4  # of inputs, whose blocks stand side by side
 # In which words of a block are kept for weights of four bits: those that meet in one instruction stand together.
 ORDER = np.array([16 * (t % 2) + 4 * j + t // 2 + 2 * i for j in range(4) for t in range(4) for i in range(2)])
+HAS_AVX2 = bool(llvm.get_host_cpu_features().get("avx2"))
+
+BYTES, WORDS, INTS = ir.VectorType(I8, 32), ir.VectorType(I16, 16), ir.VectorType(I32, LANES)
+HALVES, FLOATS = ir.VectorType(F16, LANES), ir.VectorType(F32, LANES)
 
 
-@njit(inline="always")
-def _finish(total, weight_scale, scale, result):
-    """result + total * weight_scale * scale"""
-    return fma_floats(total, multiply_floats(weight_scale, scale), result)
+class Weights(NamedTuple):
+    """An `IntegerMatrix`: `blocks` in a row, and as many `loads` of codes for a panel's block. The compiler must not
+    know how many: where it unrolls that loop it keeps more in registers than there are."""
+
+    codes: Any
+    scales: Any
+    minimums: Any
+    blocks: int
+    loads: int
 
 
-@njit(inline="always")
-def _add_block(result, total, scales, minimums, at, x_scales, x_sums, x_at):
-    """result + total x both scales + the block's minimum x the sum of its inputs"""
-    result = fma_floats(load_halves(minimums, at), splat_float_at(x_sums, x_at), result)
-    return _finish(total, load_halves(scales, at), splat_float_at(x_scales, x_at), result)
+class Inputs(NamedTuple):
+    """Quantized inputs; for each block a scale, and scale times the sum of its codes."""
+
+    codes: Any
+    scales: Any
+    sums: Any
 
 
-@njit(inline="always")
-def _add_to(out, at, left, result, spare):
-    """out[at : at + 8] += result, of which only `left` lanes may exist."""
-    if left >= LANES:
-        store_floats(out, at, fma_floats(result, splat_float(np.float32(1)), load_floats(out, at)))
-    else:
-        store_floats(spare, 0, result)
-        for k in range(left):
-            out[at + k] += spare[k]
+class Outputs(NamedTuple):
+    """Float32 [rows, width], flat."""
+
+    values: Any
+    width: int
 
 
-@njit(inline="always")
-def _add_rows(out, to, width, left, r0, r1, r2, r3, spare):
-    """Four rows of inputs have met one panel."""
-    _add_to(out, to, left, r0, spare)
-    _add_to(out, to + width, left, r1, spare)
-    _add_to(out, to + 2 * width, left, r2, spare)
-    _add_to(out, to + 3 * width, left, r3, spare)
+# -- products -----------------------------------------------------------------------------------------
 
 
-@njit(inline="always")
-def _add_panels(out, to, left, r0, r1, r2, r3, spare):
-    """One row of inputs has met four panels."""
-    _add_to(out, to, left, r0, spare)
-    _add_to(out, to + LANES, left - LANES, r1, spare)
-    _add_to(out, to + 2 * LANES, left - 2 * LANES, r2, spare)
-    _add_to(out, to + 3 * LANES, left - 3 * LANES, r3, spare)
+def _byte_products(builder, total, weights, inputs):
+    """total + bytes of 0 .. 127 times signed ones, added two by two as words."""
+    if HAS_AVX2:
+        return builder.add(total, call(builder, "llvm.x86.avx2.pmadd.ub.sw", WORDS, [weights, inputs]))
+    wide = ir.VectorType(I16, 32)
+    product = builder.mul(builder.zext(weights, wide), builder.sext(inputs, wide))
+    return builder.add(total, pairwise(builder, product, builder.add))
 
 
-def _nibbles_bytes4(
-    codes, at, scales, minimums, scale_at, blocks, loads, x, x_at, x_scales, x_sums, xs_at, out, to, width, left, spare
-):
-    """Four rows of x times one panel."""
-    r0 = r1 = r2 = r3 = splat_float(np.float32(0))
-    for b in range(blocks):
-        s0 = s1 = s2 = s3 = zero_words()
-        for j in range(loads):
-            raw = load_bytes(codes, at + b * 128 + j * 32)
-            low, high = low_nibbles(raw), high_nibbles(raw)
-            k = x_at + b * ROWS * BLOCK + 4 * j
-            s0 = add_words(s0, multiply_pairs(low, splat_quad(x, k)))
-            s1 = add_words(s1, multiply_pairs(low, splat_quad(x, k + BLOCK)))
-            s2 = add_words(s2, multiply_pairs(low, splat_quad(x, k + 2 * BLOCK)))
-            s3 = add_words(s3, multiply_pairs(low, splat_quad(x, k + 3 * BLOCK)))
-            s0 = add_words(s0, multiply_pairs(high, splat_quad(x, k + 16)))
-            s1 = add_words(s1, multiply_pairs(high, splat_quad(x, k + BLOCK + 16)))
-            s2 = add_words(s2, multiply_pairs(high, splat_quad(x, k + 2 * BLOCK + 16)))
-            s3 = add_words(s3, multiply_pairs(high, splat_quad(x, k + 3 * BLOCK + 16)))
-        w, c = scale_at + b * LANES, xs_at + b * ROWS
-        r0 = _add_block(r0, sum_pairs(s0), scales, minimums, w, x_scales, x_sums, c)
-        r1 = _add_block(r1, sum_pairs(s1), scales, minimums, w, x_scales, x_sums, c + 1)
-        r2 = _add_block(r2, sum_pairs(s2), scales, minimums, w, x_scales, x_sums, c + 2)
-        r3 = _add_block(r3, sum_pairs(s3), scales, minimums, w, x_scales, x_sums, c + 3)
-    _add_rows(out, to, width, left, r0, r1, r2, r3, spare)
+def _sums_of_pairs(builder, a, b):
+    """Words of `a` times words of `b`, added two by two as integers."""
+    if HAS_AVX2:
+        return call(builder, "llvm.x86.avx2.pmadd.wd", INTS, [a, b])
+    wide = ir.VectorType(I32, 16)
+    return pairwise(builder, builder.mul(builder.sext(a, wide), builder.sext(b, wide)), builder.add)
 
 
-def _nibbles_bytes1(
-    codes, at, scales, minimums, scale_at, blocks, loads, x, x_at, x_scales, x_sums, xs_at, out, to, left, spare
-):
-    """One row of x times the four panels of a group."""
-    r0 = r1 = r2 = r3 = splat_float(np.float32(0))
-    for b in range(blocks):
-        s0 = s1 = s2 = s3 = zero_words()
-        for j in range(loads):
-            base = at + b * 128 + j * 32
-            k = x_at + b * BLOCK + 4 * j
-            low, high = splat_quad(x, k), splat_quad(x, k + 16)
-            w0, w1 = load_bytes(codes, base), load_bytes(codes, base + blocks * 128)
-            w2, w3 = load_bytes(codes, base + blocks * 256), load_bytes(codes, base + blocks * 384)
-            s0 = add_words(s0, multiply_pairs(low_nibbles(w0), low))
-            s1 = add_words(s1, multiply_pairs(low_nibbles(w1), low))
-            s2 = add_words(s2, multiply_pairs(low_nibbles(w2), low))
-            s3 = add_words(s3, multiply_pairs(low_nibbles(w3), low))
-            s0 = add_words(s0, multiply_pairs(high_nibbles(w0), high))
-            s1 = add_words(s1, multiply_pairs(high_nibbles(w1), high))
-            s2 = add_words(s2, multiply_pairs(high_nibbles(w2), high))
-            s3 = add_words(s3, multiply_pairs(high_nibbles(w3), high))
-        w, c, step = scale_at + b * LANES, xs_at + b, blocks * LANES
-        r0 = _add_block(r0, sum_pairs(s0), scales, minimums, w, x_scales, x_sums, c)
-        r1 = _add_block(r1, sum_pairs(s1), scales, minimums, w + step, x_scales, x_sums, c)
-        r2 = _add_block(r2, sum_pairs(s2), scales, minimums, w + 2 * step, x_scales, x_sums, c)
-        r3 = _add_block(r3, sum_pairs(s3), scales, minimums, w + 3 * step, x_scales, x_sums, c)
-    _add_panels(out, to, left, r0, r1, r2, r3, spare)
+def _word_products(builder, total, weights, inputs):
+    return builder.add(total, _sums_of_pairs(builder, weights, inputs))
 
 
-def _nibbles_words4(
-    codes, at, scales, minimums, scale_at, blocks, loads, x, x_at, x_scales, x_sums, xs_at, out, to, width, left, spare
-):
-    """Four rows of words, in the order of `ORDER`, times one panel."""
-    r0 = r1 = r2 = r3 = splat_float(np.float32(0))
-    for b in range(blocks):
-        s0 = s1 = s2 = s3 = zero_ints()
-        for j in range(loads):
-            raw = load_raw_words(codes, at + b * 128 + j * 32)
-            k = x_at + b * ROWS * BLOCK + 8 * j
-            w = word_nibbles(raw, 0)
-            s0 = add_products(s0, w, splat_pair(x, k))
-            s1 = add_products(s1, w, splat_pair(x, k + BLOCK))
-            s2 = add_products(s2, w, splat_pair(x, k + 2 * BLOCK))
-            s3 = add_products(s3, w, splat_pair(x, k + 3 * BLOCK))
-            w = word_nibbles(raw, 4)
-            s0 = add_products(s0, w, splat_pair(x, k + 2))
-            s1 = add_products(s1, w, splat_pair(x, k + 2 + BLOCK))
-            s2 = add_products(s2, w, splat_pair(x, k + 2 + 2 * BLOCK))
-            s3 = add_products(s3, w, splat_pair(x, k + 2 + 3 * BLOCK))
-            w = word_nibbles(raw, 8)
-            s0 = add_products(s0, w, splat_pair(x, k + 4))
-            s1 = add_products(s1, w, splat_pair(x, k + 4 + BLOCK))
-            s2 = add_products(s2, w, splat_pair(x, k + 4 + 2 * BLOCK))
-            s3 = add_products(s3, w, splat_pair(x, k + 4 + 3 * BLOCK))
-            w = word_nibbles(raw, 12)
-            s0 = add_products(s0, w, splat_pair(x, k + 6))
-            s1 = add_products(s1, w, splat_pair(x, k + 6 + BLOCK))
-            s2 = add_products(s2, w, splat_pair(x, k + 6 + 2 * BLOCK))
-            s3 = add_products(s3, w, splat_pair(x, k + 6 + 3 * BLOCK))
-        w, c = scale_at + b * LANES, xs_at + b * ROWS
-        r0 = _add_block(r0, to_floats(s0), scales, minimums, w, x_scales, x_sums, c)
-        r1 = _add_block(r1, to_floats(s1), scales, minimums, w, x_scales, x_sums, c + 1)
-        r2 = _add_block(r2, to_floats(s2), scales, minimums, w, x_scales, x_sums, c + 2)
-        r3 = _add_block(r3, to_floats(s3), scales, minimums, w, x_scales, x_sums, c + 3)
-    _add_rows(out, to, width, left, r0, r1, r2, r3, spare)
+def _sums_of_words(builder, words):
+    return _sums_of_pairs(builder, words, constant(WORDS, 1))
 
 
-def _nibbles_words1(
-    codes, at, scales, minimums, scale_at, blocks, loads, x, x_at, x_scales, x_sums, xs_at, out, to, left, spare
-):
-    """One row of words, in the order of `ORDER`, times the four panels of a group."""
-    r0 = r1 = r2 = r3 = splat_float(np.float32(0))
-    for b in range(blocks):
-        s0 = s1 = s2 = s3 = zero_ints()
-        for j in range(loads):
-            base, k = at + b * 128 + j * 32, x_at + b * BLOCK + 8 * j
-            x0, x1, x2, x3 = splat_pair(x, k), splat_pair(x, k + 2), splat_pair(x, k + 4), splat_pair(x, k + 6)
-            raw = load_raw_words(codes, base)
-            s0 = add_products(s0, word_nibbles(raw, 0), x0)
-            s0 = add_products(s0, word_nibbles(raw, 4), x1)
-            s0 = add_products(s0, word_nibbles(raw, 8), x2)
-            s0 = add_products(s0, word_nibbles(raw, 12), x3)
-            raw = load_raw_words(codes, base + blocks * 128)
-            s1 = add_products(s1, word_nibbles(raw, 0), x0)
-            s1 = add_products(s1, word_nibbles(raw, 4), x1)
-            s1 = add_products(s1, word_nibbles(raw, 8), x2)
-            s1 = add_products(s1, word_nibbles(raw, 12), x3)
-            raw = load_raw_words(codes, base + blocks * 256)
-            s2 = add_products(s2, word_nibbles(raw, 0), x0)
-            s2 = add_products(s2, word_nibbles(raw, 4), x1)
-            s2 = add_products(s2, word_nibbles(raw, 8), x2)
-            s2 = add_products(s2, word_nibbles(raw, 12), x3)
-            raw = load_raw_words(codes, base + blocks * 384)
-            s3 = add_products(s3, word_nibbles(raw, 0), x0)
-            s3 = add_products(s3, word_nibbles(raw, 4), x1)
-            s3 = add_products(s3, word_nibbles(raw, 8), x2)
-            s3 = add_products(s3, word_nibbles(raw, 12), x3)
-        w, c, step = scale_at + b * LANES, xs_at + b, blocks * LANES
-        r0 = _add_block(r0, to_floats(s0), scales, minimums, w, x_scales, x_sums, c)
-        r1 = _add_block(r1, to_floats(s1), scales, minimums, w + step, x_scales, x_sums, c)
-        r2 = _add_block(r2, to_floats(s2), scales, minimums, w + 2 * step, x_scales, x_sums, c)
-        r3 = _add_block(r3, to_floats(s3), scales, minimums, w + 3 * step, x_scales, x_sums, c)
-    _add_panels(out, to, left, r0, r1, r2, r3, spare)
+# -- formats ------------------------------------------------------------------------------------------
 
 
-def _bytes_words4(
-    codes, at, scales, minimums, scale_at, blocks, loads, x, x_at, x_scales, x_sums, xs_at, out, to, width, left, spare
-):
-    """Four rows of x times one panel."""
-    r0 = r1 = r2 = r3 = splat_float(np.float32(0))
-    for b in range(blocks):
-        s0 = s1 = s2 = s3 = zero_ints()
-        for j in range(loads):
-            w = load_words(codes, at + b * 256 + j * 16)
-            k = x_at + b * ROWS * BLOCK + 2 * j
-            s0 = add_products(s0, w, splat_pair(x, k))
-            s1 = add_products(s1, w, splat_pair(x, k + BLOCK))
-            s2 = add_products(s2, w, splat_pair(x, k + 2 * BLOCK))
-            s3 = add_products(s3, w, splat_pair(x, k + 3 * BLOCK))
-        scale, c = load_halves(scales, scale_at + b * LANES), xs_at + b * ROWS
-        r0 = _finish(to_floats(s0), scale, splat_float_at(x_scales, c), r0)
-        r1 = _finish(to_floats(s1), scale, splat_float_at(x_scales, c + 1), r1)
-        r2 = _finish(to_floats(s2), scale, splat_float_at(x_scales, c + 2), r2)
-        r3 = _finish(to_floats(s3), scale, splat_float_at(x_scales, c + 3), r3)
-    _add_rows(out, to, width, left, r0, r1, r2, r3, spare)
+@dataclass(frozen=True)
+class _Format:
+    """How a panel's block of weights meets a block of inputs.
+
+    One load of codes, of kind `load`, is split into vectors. Each of them meets four bytes of inputs, repeated; they
+    begin `inputs` elements after the first, which is `step` further on with each load."""
+
+    block_bytes: int  # of codes
+    load: ir.VectorType
+    split: Callable[[Any, Any], list[Any]]
+    inputs: tuple[int, ...]
+    step: int
+    total: ir.VectorType
+    add: Callable[[Any, Any, Any, Any], Any]
+    integers: Callable[[Any, Any], Any]  # of a total
+    has_minimums: bool
+
+    @property
+    def load_bytes(self) -> int:
+        return self.load.count * self.load.element.width // 8
+
+    @property
+    def input(self) -> ir.VectorType:
+        return BYTES if self.total == WORDS else WORDS
 
 
-def _bytes_words1(
-    codes, at, scales, minimums, scale_at, blocks, loads, x, x_at, x_scales, x_sums, xs_at, out, to, left, spare
-):
-    """One row of x times the four panels of a group."""
-    r0 = r1 = r2 = r3 = splat_float(np.float32(0))
-    for b in range(blocks):
-        s0 = s1 = s2 = s3 = zero_ints()
-        for j in range(loads):
-            base, pair = at + b * 256 + j * 16, splat_pair(x, x_at + b * BLOCK + 2 * j)
-            s0 = add_products(s0, load_words(codes, base), pair)
-            s1 = add_products(s1, load_words(codes, base + blocks * 256), pair)
-            s2 = add_products(s2, load_words(codes, base + blocks * 512), pair)
-            s3 = add_products(s3, load_words(codes, base + blocks * 768), pair)
-        c, x_scale = scale_at + b * LANES, splat_float_at(x_scales, xs_at + b)
-        r0 = _finish(to_floats(s0), load_halves(scales, c), x_scale, r0)
-        r1 = _finish(to_floats(s1), load_halves(scales, c + blocks * LANES), x_scale, r1)
-        r2 = _finish(to_floats(s2), load_halves(scales, c + 2 * blocks * LANES), x_scale, r2)
-        r3 = _finish(to_floats(s3), load_halves(scales, c + 3 * blocks * LANES), x_scale, r3)
-    _add_panels(out, to, left, r0, r1, r2, r3, spare)
+def _byte_nibbles(builder, raw):
+    return [builder.and_(raw, constant(BYTES, 15)), builder.lshr(raw, constant(BYTES, 4))]
 
 
-def four_rows(*arguments):
-    """Four rows of inputs times one panel, whatever both are made of."""
-    raise NotImplementedError("only in compiled code")
+def _word_nibbles(builder, raw):
+    moved = [raw, *(builder.lshr(raw, constant(WORDS, bits)) for bits in (4, 8, 12))]
+    return [builder.and_(words, constant(WORDS, 15)) for words in moved]
 
 
-def one_row(*arguments):
-    """One row of inputs times the four panels of a group."""
-    raise NotImplementedError("only in compiled code")
+def _widened(builder, raw):
+    return [builder.sext(raw, WORDS)]
 
 
-@overload(four_rows, inline="always")
-def _four_rows(
-    codes, at, scales, minimums, scale_at, blocks, loads, x, x_at, x_scales, x_sums, xs_at, out, to, width, left, spare
-):
-    if codes.dtype == types.int8:
-        return _bytes_words4
-    return _nibbles_bytes4 if x.dtype == types.int8 else _nibbles_words4
+def _same(builder, total):
+    return total
 
 
-@overload(one_row, inline="always")
-def _one_row(
-    codes, at, scales, minimums, scale_at, blocks, loads, x, x_at, x_scales, x_sums, xs_at, out, to, left, spare
-):
-    if codes.dtype == types.int8:
-        return _bytes_words1
-    return _nibbles_bytes1 if x.dtype == types.int8 else _nibbles_words1
+NIBBLES_BYTES = _Format(128, BYTES, _byte_nibbles, (0, 16), 4, WORDS, _byte_products, _sums_of_words, True)
+NIBBLES_WORDS = _Format(128, WORDS, _word_nibbles, (0, 2, 4, 6), 8, INTS, _word_products, _same, True)
+BYTES_WORDS = _Format(256, ir.VectorType(I8, 16), _widened, (0,), 2, INTS, _word_products, _same, False)
+
+
+def _format(weights, inputs) -> _Format:
+    if weights.types[0].dtype == types.int8:
+        return BYTES_WORDS
+    return NIBBLES_BYTES if inputs.types[0].dtype == types.int8 else NIBBLES_WORDS
+
+
+# -- kernels ------------------------------------------------------------------------------------------
+
+
+class _Emitter:
+    """Emits one kernel: `panels` panels from `panel` on meet `rows` rows of inputs from `row` on."""
+
+    def __init__(self, context, builder, signature, values, panels: int, rows: int):
+        self.context, self.builder = context, builder
+        self.kinds, self.values = signature.args, values
+        self.panels, self.rows = panels, rows
+        self.format = _format(*signature.args[:2])
+        self.pairs = [(panel, row) for panel in range(panels) for row in range(rows)]
+        self.blocks, self.loads = self.field(0, 3), self.field(0, 4)
+        self.panel, self.row = values[3], values[4]
+
+    def field(self, argument: int, index: int):
+        """A number in a record."""
+        value = self.builder.extract_value(self.values[argument], index)
+        return self.context.cast(self.builder, value, self.kinds[argument].types[index], types.intp)
+
+    def at(self, argument: int, index: int, at, kind):
+        """A pointer into an array in a record."""
+        array = self.builder.extract_value(self.values[argument], index)
+        return pointer(self.context, self.builder, self.kinds[argument].types[index], array, at, kind)
+
+    def linear(self, *terms):
+        """The sum of terms; a tuple is a product."""
+        total = ir.Constant(I64, 0)
+        for term in terms:
+            product = ir.Constant(I64, 1)
+            for factor in term if isinstance(term, tuple) else (term,):
+                number = ir.Constant(I64, factor) if isinstance(factor, int) else factor
+                product = self.builder.mul(product, number)
+            total = self.builder.add(total, product)
+        return total
+
+    def emit(self) -> None:
+        builder = self.builder
+        results, totals = (
+            [cgutils.alloca_once(builder, kind) for _ in self.pairs] for kind in (FLOATS, self.format.total)
+        )
+        for result in results:
+            builder.store(constant(FLOATS, 0.0), result)
+        with cgutils.for_range(builder, self.blocks) as block:
+            for total in totals:
+                builder.store(constant(self.format.total, 0), total)
+            with cgutils.for_range(builder, self.loads) as load:
+                self.multiply(block.index, load.index, totals)
+            self.finish(block.index, totals, results)
+        for (panel, row), result in zip(self.pairs, results, strict=True):
+            self.add_to_output(panel, row, builder.load(result))
+
+    def multiply(self, block, load, totals) -> None:
+        """One load of codes of each panel meets its inputs in each row."""
+        builder, form = self.builder, self.format
+        inputs: dict[tuple[int, int], Any] = {}
+        first = (self.row, self.blocks, BLOCK), (block, self.rows * BLOCK), (load, form.step)
+        for panel in range(self.panels):
+            before = (self.panel, self.blocks, form.block_bytes), (panel, self.blocks, form.block_bytes)
+            at = self.linear(*before, (block, form.block_bytes), (load, form.load_bytes))
+            parts = form.split(builder, builder.load(self.at(0, 0, at, form.load), align=1))
+            for part, offset in zip(parts, form.inputs, strict=True):
+                for row in range(self.rows):
+                    if (row, offset) not in inputs:
+                        four = builder.load(self.at(1, 0, self.linear(*first, row * BLOCK + offset), I32), align=1)
+                        inputs[row, offset] = builder.bitcast(splat(builder, four, INTS), form.input)
+                    total = totals[panel * self.rows + row]
+                    builder.store(form.add(builder, builder.load(total), part, inputs[row, offset]), total)
+
+    def finish(self, block, totals, results) -> None:
+        """result += total x both scales, and the block's minimum x the sum of its inputs."""
+        builder = self.builder
+        for (panel, row), total, result in zip(self.pairs, totals, results, strict=True):
+            weight_at = self.linear((self.panel, self.blocks, LANES), (panel, self.blocks, LANES), (block, LANES))
+            input_at = self.linear((self.row, self.blocks), (block, self.rows), row)
+
+            def of_weights(index, at=weight_at):
+                return builder.fpext(builder.load(self.at(0, index, at, HALVES), align=2), FLOATS)
+
+            def of_inputs(index, at=input_at):
+                return splat(builder, builder.load(self.at(1, index, at, F32)), FLOATS)
+
+            value = builder.load(result)
+            if self.format.has_minimums:
+                value = math(builder, "fma", [of_weights(2), of_inputs(2), value])
+            number = builder.sitofp(self.format.integers(builder, builder.load(total)), FLOATS)
+            scale = builder.fmul(of_weights(1), of_inputs(1))
+            builder.store(math(builder, "fma", [number, scale, value]), result)
+
+    def add_to_output(self, panel: int, row: int, result) -> None:
+        """The last panels may have fewer rows than lanes."""
+        builder, width = self.builder, self.field(2, 1)
+        column = self.linear((self.panel, LANES), panel * LANES)
+        at = self.linear((self.row, width), (row, width), column)
+        left = builder.sub(width, column)
+        with builder.if_else(builder.icmp_signed(">=", left, ir.Constant(I64, LANES))) as (whole, part):
+            with whole:
+                place = self.at(2, 0, at, FLOATS)
+                builder.store(builder.fadd(builder.load(place, align=4), result), place, align=4)
+            with part, cgutils.for_range(builder, left) as lane:
+                place = self.at(2, 0, builder.add(at, lane.index), F32)
+                builder.store(builder.fadd(builder.load(place), builder.extract_element(result, lane.index)), place)
+
+
+def _kernel(panels: int, rows: int) -> Any:
+    def define(typingctx, weights, inputs, outputs, panel, row):
+        def codegen(context, builder, signature, values):
+            _Emitter(context, builder, signature, values, panels, rows).emit()
+            return context.get_dummy_value()
+
+        return types.void(weights, inputs, outputs, types.intp, types.intp), codegen
+
+    return intrinsic(define)
+
+
+# (weights, inputs, outputs, panel, row)
+four_rows = _kernel(panels=1, rows=ROWS)
+one_row = _kernel(panels=PANELS, rows=1)

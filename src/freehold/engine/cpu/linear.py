@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit, prange
@@ -25,7 +26,7 @@ from freehold.engine.cpu.simd import (
     mul,
     store,
 )
-from freehold.engine.cpu.tile import tile1_wide, tile_rows
+from freehold.engine.cpu.tile import Rows, tile_rows, wide_tile1
 from freehold.models.spec import StoredTensor, TensorFormat
 
 LANES = 16
@@ -139,63 +140,72 @@ def _pack_floats(values: Float32, rows: int, columns: int) -> PackedMatrix:
     return PackedMatrix(FLOATS, rows, columns, codes, _NONE, _NONE)
 
 
+class _Stored(NamedTuple):
+    """A `PackedMatrix` in compiled code."""
+
+    layout: int
+    columns: int
+    codes: Any
+    scales: Any
+    minimums: Any
+
+
 @njit(inline="always")
-def _unpack(layout, codes, scales, minimums, panel, columns, start, count, out, out_at, out_stride):
-    """Columns start .. start + count of a panel as float32, column k at out_at + k * out_stride."""
-    if layout >= HALVES:
-        at = (panel * columns + start) * LANES
+def _unpack(matrix, panel, start, count, out):
+    """Columns start .. start + count of a panel as float32, each a row of `out` (`Rows`)."""
+    codes, values, stride = matrix.codes, out.values, out.stride
+    if matrix.layout >= HALVES:
+        at = (panel * matrix.columns + start) * LANES
         for k in range(count):
-            if layout == HALVES:
-                store(out, out_at + k * out_stride, load_bf16(codes, 2 * (at + k * LANES)))
+            if matrix.layout == HALVES:
+                store(values, out.at + k * stride, load_bf16(codes, 2 * (at + k * LANES)))
             else:
-                store(out, out_at + k * out_stride, load(codes, 4 * (at + k * LANES)))
+                store(values, out.at + k * stride, load(codes, 4 * (at + k * LANES)))
         return
     for b in range(count // BLOCK):
-        block = panel * (columns // BLOCK) + start // BLOCK + b
-        to = out_at + b * BLOCK * out_stride
-        scale = load(scales, block * LANES)
-        if layout == NIBBLES:
-            minimum = load(minimums, block * LANES)
+        block = panel * (matrix.columns // BLOCK) + start // BLOCK + b
+        to = out.at + b * BLOCK * stride
+        scale = load(matrix.scales, block * LANES)
+        if matrix.layout == NIBBLES:
+            minimum = load(matrix.minimums, block * LANES)
             for i in range(16):
                 at = (block * 16 + i) * LANES
-                store(out, to + i * out_stride, fma(scale, load_low_nibbles(codes, at), minimum))
-                store(out, to + (16 + i) * out_stride, fma(scale, load_high_nibbles(codes, at), minimum))
+                store(values, to + i * stride, fma(scale, load_low_nibbles(codes, at), minimum))
+                store(values, to + (16 + i) * stride, fma(scale, load_high_nibbles(codes, at), minimum))
         else:
             for i in range(BLOCK):
-                store(out, to + i * out_stride, mul(scale, load_i8(codes, (block * BLOCK + i) * LANES)))
+                store(values, to + i * stride, mul(scale, load_i8(codes, (block * BLOCK + i) * LANES)))
 
 
 @njit(parallel=True, nogil=True, cache=True, error_model="numpy")
 def _multiply(layout, codes, scales, minimums, columns, x, count, out, width):
     """out [count, width] += x [count, columns] @ weight.T, for width a multiple of GROUP."""
     for group in prange(width // GROUP):
+        matrix = _Stored(layout, columns, codes, scales, minimums)
         weights = np.empty(DEPTH * GROUP, np.float32)
         for first in range(0, count, ROWS_AT_A_TIME):
             last = min(first + ROWS_AT_A_TIME, count)
             for start in range(0, columns, DEPTH):
                 depth = min(DEPTH, columns - start)
                 for half in range(2):
-                    _unpack(
-                        layout, codes, scales, minimums, 2 * group + half, columns, start, depth,
-                        weights, half * LANES, GROUP,
-                    )  # fmt: skip
+                    _unpack(matrix, 2 * group + half, start, depth, Rows(weights, half * LANES, GROUP))
                 at, to = first * columns + start, first * width + group * GROUP
+                inputs = Rows(x, at, columns)
                 if last - first == 1:
-                    tile1_wide(x, at, weights, 0, GROUP, depth, out, to)
+                    wide_tile1(inputs, Rows(weights, 0, GROUP), depth, Rows(out, to, width))
                     continue
                 for half in range(2):
-                    tile_rows(
-                        x, at, columns, weights, half * LANES, GROUP, depth,
-                        out, to + half * LANES, width, last - first,
-                    )  # fmt: skip
+                    target = Rows(out, to + half * LANES, width)
+                    tile_rows(inputs, Rows(weights, half * LANES, GROUP), depth, target, last - first)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _gather(layout, codes, scales, minimums, columns, tokens, out):
     """Row `tokens[i]` of the matrix -> out [i, columns]."""
+    matrix = _Stored(layout, columns, codes, scales, minimums)
     weights = np.empty(columns * LANES, np.float32)
     for i in range(len(tokens)):
         panel, lane = tokens[i] // LANES, tokens[i] % LANES
-        _unpack(layout, codes, scales, minimums, panel, columns, 0, columns, weights, 0, LANES)
+        _unpack(matrix, panel, 0, columns, Rows(weights, 0, LANES))
         for k in range(columns):
             out[i, k] = weights[k * LANES + lane]

@@ -5,91 +5,65 @@ shape sums in this same order, so a row's result does not depend on how rows wer
 Six rows of 16 lanes keep twelve AVX2 registers busy (the shape of BLIS's Haswell kernel).
 """
 
+from typing import Any, NamedTuple
+
+from llvmlite import ir
 from numba import njit
+from numba.core import cgutils, types
 
-from freehold.engine.cpu.simd import fma, load, splat_at, store
-
-
-@njit(inline="always")
-def tile6(a, a_at, a_stride, b, b_at, b_stride, count, out, out_at, out_stride):
-    """Six rows of `a`, 16 lanes of `b`."""
-    s0 = load(out, out_at)
-    s1 = load(out, out_at + out_stride)
-    s2 = load(out, out_at + 2 * out_stride)
-    s3 = load(out, out_at + 3 * out_stride)
-    s4 = load(out, out_at + 4 * out_stride)
-    s5 = load(out, out_at + 5 * out_stride)
-    for k in range(count):
-        w = load(b, b_at + k * b_stride)
-        s0 = fma(splat_at(a, a_at + k), w, s0)
-        s1 = fma(splat_at(a, a_at + a_stride + k), w, s1)
-        s2 = fma(splat_at(a, a_at + 2 * a_stride + k), w, s2)
-        s3 = fma(splat_at(a, a_at + 3 * a_stride + k), w, s3)
-        s4 = fma(splat_at(a, a_at + 4 * a_stride + k), w, s4)
-        s5 = fma(splat_at(a, a_at + 5 * a_stride + k), w, s5)
-    store(out, out_at, s0)
-    store(out, out_at + out_stride, s1)
-    store(out, out_at + 2 * out_stride, s2)
-    store(out, out_at + 3 * out_stride, s3)
-    store(out, out_at + 4 * out_stride, s4)
-    store(out, out_at + 5 * out_stride, s5)
+from freehold.engine.cpu.simd import FLOATS, LANES, lanes
+from freehold.engine.cpu.vectors import F32, I64, intrinsic, math, pointer, splat
 
 
-@njit(inline="always")
-def tile4(a, a_at, a_stride, b, b_at, b_stride, count, out, out_at, out_stride):
-    """Four rows of `a`, 16 lanes of `b`."""
-    s0 = load(out, out_at)
-    s1 = load(out, out_at + out_stride)
-    s2 = load(out, out_at + 2 * out_stride)
-    s3 = load(out, out_at + 3 * out_stride)
-    for k in range(count):
-        w = load(b, b_at + k * b_stride)
-        s0 = fma(splat_at(a, a_at + k), w, s0)
-        s1 = fma(splat_at(a, a_at + a_stride + k), w, s1)
-        s2 = fma(splat_at(a, a_at + 2 * a_stride + k), w, s2)
-        s3 = fma(splat_at(a, a_at + 3 * a_stride + k), w, s3)
-    store(out, out_at, s0)
-    store(out, out_at + out_stride, s1)
-    store(out, out_at + 2 * out_stride, s2)
-    store(out, out_at + 3 * out_stride, s3)
+class Rows(NamedTuple):
+    """Rows of a flat array: the first begins at `at`, each of the others `stride` further on."""
+
+    values: Any
+    at: int
+    stride: int
 
 
-@njit(inline="always")
-def tile3(a, a_at, a_stride, b, b_at, b_stride, count, out, out_at, out_stride):
-    """Three rows of `a`, 16 lanes of `b`."""
-    s0 = load(out, out_at)
-    s1 = load(out, out_at + out_stride)
-    s2 = load(out, out_at + 2 * out_stride)
-    for k in range(count):
-        w = load(b, b_at + k * b_stride)
-        s0 = fma(splat_at(a, a_at + k), w, s0)
-        s1 = fma(splat_at(a, a_at + a_stride + k), w, s1)
-        s2 = fma(splat_at(a, a_at + 2 * a_stride + k), w, s2)
-    store(out, out_at, s0)
-    store(out, out_at + out_stride, s1)
-    store(out, out_at + 2 * out_stride, s2)
+def _element(context, builder, kind, rows, row, column):
+    """Where the number `column`, an integer of LLVM, of a row is."""
+    values = builder.extract_value(rows, 0)
+    first, stride = (context.cast(builder, builder.extract_value(rows, i), kind.types[i], types.intp) for i in (1, 2))
+    at = builder.add(builder.add(first, builder.mul(row, stride)), column)
+    return lambda vector: pointer(context, builder, kind.types[0], values, at, vector)
 
 
-@njit(inline="always")
-def tile1(a, a_at, b, b_at, b_stride, count, out, out_at):
-    """One row of `a`, 16 lanes of `b`."""
-    s0 = load(out, out_at)
-    for k in range(count):
-        s0 = fma(splat_at(a, a_at + k), load(b, b_at + k * b_stride), s0)
-    store(out, out_at, s0)
+def _tile(height: int, width: int = 1) -> Any:
+    """The product of `height` rows of `a` with 16 x `width` lanes of `b`, all sums in registers, as an intrinsic."""
+    rows = [ir.Constant(I64, r) for r in range(height)]
+    columns = [ir.Constant(I64, w * LANES) for w in range(width)]
+
+    def define(typingctx, a, b, count, out):
+        def codegen(context, builder, signature, values):
+            left, right, length, target = values
+            places = [_element(context, builder, out, target, row, column) for row in rows for column in columns]
+            sums = [cgutils.alloca_once(builder, FLOATS) for _ in places]
+            for place, total in zip(places, sums, strict=True):
+                builder.store(builder.load(place(FLOATS), align=4), total)
+            with cgutils.for_range(builder, length) as loop:
+                weights = [
+                    lanes(builder, _element(context, builder, b, right, loop.index, column), b.types[0].dtype)
+                    for column in columns
+                ]
+                for r, row in enumerate(rows):
+                    number = builder.load(_element(context, builder, a, left, row, loop.index)(F32))
+                    factor = splat(builder, number, FLOATS)
+                    for weight, total in zip(weights, sums[r * width : (r + 1) * width], strict=True):
+                        builder.store(math(builder, "fma", [factor, weight, builder.load(total)]), total)
+            for place, total in zip(places, sums, strict=True):
+                builder.store(builder.load(total), place(FLOATS), align=4)
+            return context.get_dummy_value()
+
+        return types.void(a, b, types.intp, out), codegen
+
+    return intrinsic(define)
 
 
-@njit(inline="always")
-def tile1_wide(a, a_at, b, b_at, b_stride, count, out, out_at):
-    """One row of `a`, 32 lanes of `b`: two more chains of additions hide the latency of one row."""
-    s0 = load(out, out_at)
-    s1 = load(out, out_at + 16)
-    for k in range(count):
-        x = splat_at(a, a_at + k)
-        s0 = fma(x, load(b, b_at + k * b_stride), s0)
-        s1 = fma(x, load(b, b_at + k * b_stride + 16), s1)
-    store(out, out_at, s0)
-    store(out, out_at + 16, s1)
+_tile6, _tile4, _tile3, _tile1 = (_tile(height) for height in (6, 4, 3, 1))
+wide_tile1 = _tile(1, 2)  # two more chains of additions hide the latency of one row
 
 
 @njit(inline="always")
@@ -104,18 +78,18 @@ def tile_height(rows):
 
 
 @njit(inline="always")
-def tile_rows(a, a_at, a_stride, b, b_at, b_stride, count, out, out_at, out_stride, rows):
-    """Any number of rows, 16 lanes."""
+def tile_rows(a, b, count, out, rows):
+    """Any number of rows of `a` times `count` rows of 16 lanes of `b`, added to rows of `out` (all `Rows`)."""
     r = 0
     while r < rows:
         height = tile_height(rows - r)
-        at, to = a_at + r * a_stride, out_at + r * out_stride
+        left, to = Rows(a.values, a.at + r * a.stride, a.stride), Rows(out.values, out.at + r * out.stride, out.stride)
         if height == 6:
-            tile6(a, at, a_stride, b, b_at, b_stride, count, out, to, out_stride)
+            _tile6(left, b, count, to)
         elif height == 4:
-            tile4(a, at, a_stride, b, b_at, b_stride, count, out, to, out_stride)
+            _tile4(left, b, count, to)
         elif height == 3:
-            tile3(a, at, a_stride, b, b_at, b_stride, count, out, to, out_stride)
+            _tile3(left, b, count, to)
         else:
-            tile1(a, at, b, b_at, b_stride, count, out, to)
+            _tile1(left, b, count, to)
         r += height

@@ -27,9 +27,21 @@ class PinKind(IntEnum):
     PREFETCH = 4
 
 
-# Identifies the first page after a prefix: the namespace, the serial of the node in which the prefix ends (0: the
+# Identifies the first page after a prefix: the namespace, the serial of the node at whose end the prefix ends (0: the
 # root), and the page's tokens.
 PageKey = tuple[Namespace, int, bytes]
+
+
+def page_key(namespace: Namespace, node: Node | None, rest: Int32, page_size: int) -> PageKey | None:
+    """The key of the page after the prefix that ends at the end of `node`; `rest` [n] are the tokens that follow.
+
+    Two sequences that would compute the same page have the same key: equal keys mean equal prefix and equal next page.
+    None if no whole page follows."""
+    if len(rest) < page_size:
+        return None
+    serial = 0 if node is None or node.parent is None else node.serial
+    return namespace, serial, rest[:page_size].tobytes()
+
 
 # Where `PrefixHistory` has evicted continuations of a node: the place under which they are recorded, and the distance
 # in tokens from the node's end to the first of them.

@@ -65,7 +65,7 @@ class PinTable:
         match = self._within_budget(match, tokens)
         if match.length == 0:
             return None
-        node = self._tree.pin(match, PinKind.OPERATOR)
+        node = self._tree.holds.pin(match, PinKind.OPERATOR)
         pin = self._pins[name] = PinnedPrefix(name, match.namespace.salt, match.length, node, expires)
         if expires is not None:
             heapq.heappush(self._expiries, (expires, name))
@@ -97,7 +97,7 @@ class PinTable:
         if pin.expires is not None:
             self._expiries.remove((pin.expires, name))
             heapq.heapify(self._expiries)
-        self._tree.unpin(pin.node, PinKind.OPERATOR, fence=0)
+        self._tree.holds.unpin(pin.node, PinKind.OPERATOR, fence=0)
         return True
 
     def expire(self, now: float) -> None:

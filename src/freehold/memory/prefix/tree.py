@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 
 from freehold.arrays import Int32
 from freehold.memory.ledger import owner
 from freehold.memory.ledger.epochs import Epochs
-from freehold.memory.ledger.errors import LeaseError
-from freehold.memory.ledger.pool import FreedPages, PagePool
+from freehold.memory.ledger.pool import PagePool
 from freehold.memory.prefix.eviction import FairEviction
+from freehold.memory.prefix.evictor import Evictor
 from freehold.memory.prefix.hints import Hints
 from freehold.memory.prefix.history import PrefixHistory
-from freehold.memory.prefix.node import Match, Namespace, Node, PageKey, PinKind
+from freehold.memory.prefix.holds import Holds
+from freehold.memory.prefix.node import Match, Namespace, Node, PageKey, page_key
 
 
 class PrefixTree:
     """Owns the pages of prefixes that may be reused. All lengths are multiples of `page_size`.
 
-    The tree never allocates. Pages come from leases through `insert` and leave through `evict`.
+    The tree never allocates. Pages come from leases through `insert` and leave through `remove_tail`. What may not be
+    evicted is the matter of `holds`, what is evicted of `evictor`, what requests asked to keep of `hints`.
     """
 
     def __init__(
@@ -37,20 +38,20 @@ class PrefixTree:
         self.epochs = epochs
         self.version = 0
         self.weights = 0  # counts replacements
+        self.tick = 0  # counts uses
         self.page_count = 0  # pages of each group in the tree
-        self.held_page_count = 0  # of them, those on a path to a pin
-        self.evicted_page_count = 0
         self.history = PrefixHistory(self.page_size)
         self._roots: dict[Namespace, Node] = {}
-        self._queue = FairEviction(policy, quota, self.history.reuse, lambda: self._tick)
+        self.candidates = FairEviction(policy, quota, self.history.reuse, lambda: self.tick)
+        self.holds = Holds(self)
+        self.evictor = Evictor(self)
         self.hints = Hints(self, pools[0].capacity if retained_limit is None else retained_limit)
         self._serial = 0
-        self._tick = 0
 
     @property
     def evictable_page_count(self) -> int:
-        """Pages that `evict` could free if asked to, in each group."""
-        return self.page_count - self.held_page_count
+        """Pages that eviction could free, in each group."""
+        return self.page_count - self.holds.page_count
 
     # -- looking ------------------------------------------------------------------------------------
 
@@ -75,37 +76,11 @@ class PrefixTree:
         return Match(namespace, node, at, self.version)
 
     def next_page_key(self, match: Match, tokens: Int32) -> PageKey | None:
-        """Names the first page after a match, so that two sequences that would compute the same page
-        can see it: equal keys mean equal prefix and equal next page. None if no whole page follows or
-        the match ends inside a node, where the tree itself knows a different continuation."""
-        node, end = match.node, match.length + self.page_size
-        if end > len(tokens) or (node is not None and node.end != match.length):
+        """Names the first page after a match. None if no whole page follows, or the match ends inside a node: then the
+        tree itself knows a different continuation."""
+        if match.node is not None and match.node.end != match.length:
             return None
-        serial = node.serial if node is not None and match.length else 0
-        return match.namespace, serial, tokens[match.length : end].tobytes()
-
-    def unheld_page_count(self, match: Match, released: Collection[Node] = ()) -> int:
-        """Pages of the match that could be evicted now, and no longer once it is pinned. `released` nodes count as
-        not held."""
-        node, end, count = match.node, match.length, 0
-        while node is not None and (node.holds == 0 or node in released):
-            count += (end - node.start) // self.page_size
-            end, node = node.start, node.parent
-        return count
-
-    def held_only_by(self, nodes: Sequence[Node]) -> set[Node]:
-        """The nodes that nothing would hold any more if one pin on each of `nodes` were dropped."""
-        dropped: Counter[Node] = Counter()
-        released: set[Node] = set()
-        stack = list(nodes)
-        while stack:
-            node = stack.pop()
-            dropped[node] += 1
-            if dropped[node] == node.holds:
-                released.add(node)
-                if node.parent is not None:
-                    stack.append(node.parent)
-        return released
+        return page_key(match.namespace, match.node, tokens[match.length :], self.page_size)
 
     def _same_tokens(self, node: Node, tokens: Int32) -> int:
         """How many tokens, in whole pages, `node` and `tokens` have in common."""
@@ -134,70 +109,13 @@ class PrefixTree:
             yield node
             stack.extend(node.children.values())
 
-    # -- pins ---------------------------------------------------------------------------------------
-
-    def pin(self, match: Match, kind: PinKind) -> Node:
-        """Protect a matched prefix -> the node that ends where the match ends. It does not count as a use.
-
-        Raises LeaseError if the tree has changed since the match: match again.
-        """
-        if match.version != self.version:
-            raise LeaseError("the prefix tree has changed since the match")
-        node = match.node or self._root(match.namespace)
-        if match.length < node.end:
-            node = self.split(node, match.length)
-        node.pins[kind] += 1
-        self._hold(node)
-        return node
-
     def use(self, node: Node, priority: int = 0) -> None:
         """A request goes on from the prefix that ends at `node`: count the hit."""
-        self._tick += 1
+        self.tick += 1
         for used in self.path(node):
-            self.history.hit(used, self.epochs.submitted, self._tick)
+            self.history.hit(used, self.epochs.submitted, self.tick)
             used.hits += 1
             self._touch(used, priority)
-
-    def unpin(self, node: Node, kind: PinKind, fence: int) -> None:
-        """Drop one pin; `fence` is the last step that may read the prefix on behalf of it."""
-        if node.pins[kind] == 0:
-            raise LeaseError(f"{node!r} has no {kind.name} pin to drop")
-        node.pins[kind] -= 1
-        for used in self.path(node):
-            used.fence = max(used.fence, fence)
-        self._unhold(node)
-        if node.namespace.weights != self.weights:
-            self._drop_outdated(node)
-
-    def repin(self, old: Node, new: Node, kind: PinKind, fence: int) -> None:
-        """Move a pin along a path, without the prefix being unprotected in between."""
-        if old is not new:
-            new.pins[kind] += 1
-            self._hold(new)
-            self.unpin(old, kind, fence)
-
-    def _hold(self, node: Node) -> None:
-        step: Node | None = node
-        while step is not None:
-            step.holds += 1
-            if step.holds > 1:
-                return
-            self.held_page_count += step.page_count
-            step = step.parent
-
-    def _unhold(self, node: Node) -> None:
-        step: Node | None = node
-        while step is not None:
-            step.holds -= 1
-            if step.holds > 0:
-                return
-            self.held_page_count -= step.page_count
-            if step.evictable:
-                self._queue.push(step)
-            parent = step.parent
-            if parent is None:
-                self._drop_root_if_empty(step)
-            step = parent
 
     # -- growing and shrinking ----------------------------------------------------------------------
 
@@ -210,7 +128,7 @@ class PrefixTree:
         pages of the caller's are duplicates of the tree's.
         """
         assert len(tokens) % self.page_size == 0
-        self._tick += 1
+        self.tick += 1
         node, done = at, 0
         while done < len(tokens):
             child = node.children.get(tokens[done : done + self.page_size].tobytes())
@@ -234,12 +152,12 @@ class PrefixTree:
                 node = self._append(node, tokens[done:], rest)
             for pool, part in zip(self.pools, rest, strict=True):
                 pool.move(part, source, owner.node(node.serial))
-            self.history.returned(node, after, tokens[done:], self._tick)
+            self.history.returned(node, after, tokens[done:], self.tick)
             self._touch(node, priority)
         return node, done
 
     def _touch(self, node: Node, priority: int) -> None:
-        node.last_used = self._tick
+        node.last_used = self.tick
         node.used_at = self.epochs.submitted
         node.priority = max(node.priority, priority)
         node.level = max(node.level, 0)
@@ -251,20 +169,20 @@ class PrefixTree:
         node.end += len(tokens)
         self._count(node, len(pages[0]))
         if node.holds:
-            self.held_page_count += len(pages[0])
+            self.holds.page_count += len(pages[0])
 
     def _append(self, parent: Node, tokens: Int32, pages: list[Int32]) -> Node:
         self.version += 1
         node = self._new_node(parent, tokens.copy(), [part.copy() for part in pages])
         parent.children[self._key(node)] = node
         self._count(node, len(pages[0]))
-        self._queue.push(node)
+        self.candidates.push(node)
         return node
 
     def _count(self, node: Node, pages: int) -> None:
         """Pages came to a node, or left it."""
         self.page_count += pages
-        self._queue.count(node.namespace.salt, pages)
+        self.candidates.count(node.namespace.salt, pages)
         if node.level > 0:
             self.hints.page_count += pages
 
@@ -291,45 +209,37 @@ class PrefixTree:
         self.hints.split(upper)
         return upper
 
-    def evict(self, page_count: int, cause: str) -> int:
-        """Give up to `page_count` pages of each group back, by policy, from the leaves -> how many left the tree.
-        Those that a step in flight may read go through limbo. `cause` is kept for who asks why they are gone."""
-        evicted, given = 0, [FreedPages() for _ in self.pools]
-        while evicted < page_count:
-            node = self._queue.pop()
-            if node is None:
-                break
-            evicted += self._evict_tail(node, page_count - evicted, cause, given)
-        for pool, pages in zip(self.pools, given, strict=True):
-            pages.give_back(pool)
-        self.evicted_page_count += evicted
-        return evicted
-
-    def _evict_tail(self, node: Node, page_count: int, cause: str, given: list[FreedPages]) -> int:
-        """Take the last pages of a leaf, all of it if need be, out of the tree."""
+    def remove_tail(self, node: Node, page_count: int) -> None:
+        """Take the last pages of a leaf, all of it if need be, out of the tree. They are the caller's to give back."""
         self.version += 1
-        have = node.page_count
-        gone = min(have, page_count)
-        for pages, freed in zip(node.pages, given, strict=True):
-            freed.add(pages[have - gone :], owner.node(node.serial), node.fence)
-        self.history.evicted(node, gone, self.epochs.submitted, self._tick, cause)
-        self._count(node, -gone)
-        if gone < have:
-            node.shorten(have - gone, self.page_size)
-            self._queue.push(node)
-            return gone
+        self._count(node, -page_count)
+        if page_count < node.page_count:
+            node.shorten(node.page_count - page_count, self.page_size)
+            self.candidates.push(node)
+            return
         parent = node.parent
         assert parent is not None
         del parent.children[self._key(node)]
         node.parent = None
-        if parent.evictable:
-            self._queue.push(parent)
-        self._drop_root_if_empty(parent)
-        return gone
+        self._offer(parent)
+
+    def released(self, node: Node) -> None:
+        """Nothing holds the node any more."""
+        if node.namespace.weights != self.weights:
+            self.evictor.drop(node, "new weights")
+        self._offer(node)
+
+    def _offer(self, node: Node) -> None:
+        """If nobody needs the node now: it can be evicted, or it is the root of an empty namespace."""
+        if node.evictable:
+            self.candidates.push(node)
+        elif node.parent is None and not node.children and not node.holds and self._roots.get(node.namespace) is node:
+            del self._roots[node.namespace]
+            self.version += 1
 
     def flush(self) -> int:
         """Evict everything that is not held -> pages given back in each group."""
-        return self.evict(self.evictable_page_count, "a flush of the cache")
+        return self.evictor.evict(self.evictable_page_count, "a flush of the cache")
 
     def replace_weights(self) -> None:
         """What the weights so far have computed is never found again: it leaves the tree now, or when its last pin is
@@ -337,20 +247,10 @@ class PrefixTree:
         self.weights += 1
         self.flush()
 
-    def _drop_outdated(self, node: Node) -> None:
-        """Nobody can find this prefix: whatever of it nobody holds is given back."""
-        while node.evictable:
-            parent, given = node.parent, [FreedPages() for _ in self.pools]
-            self.evicted_page_count += self._evict_tail(node, node.page_count, "new weights", given)
-            for pool, pages in zip(self.pools, given, strict=True):
-                pages.give_back(pool)
-            assert parent is not None
-            node = parent
-
     def reconsider(self, node: Node) -> None:
         """The node's key for eviction has become smaller."""
         if node.queued or node.evictable:
-            self._queue.lower(node)
+            self.candidates.lower(node)
 
     # -- parts --------------------------------------------------------------------------------------
 
@@ -364,20 +264,14 @@ class PrefixTree:
         assert scope is not None
         self._serial += 1
         node = Node(self._serial, scope, parent, tokens, pages)
-        node.created = node.last_used = self._tick
+        node.created = node.last_used = self.tick
         node.used_at = self.epochs.submitted
         return node
 
-    def _root(self, namespace: Namespace) -> Node:
+    def root(self, namespace: Namespace) -> Node:
         root = self._roots.get(namespace)
         if root is None:
             empty = np.empty(0, np.int32)
             root = self._new_node(None, empty, [empty for _ in self.pools], namespace)
             self._roots[namespace] = root
         return root
-
-    def _drop_root_if_empty(self, node: Node) -> None:
-        if node.parent is None and not node.children and not node.holds:
-            if self._roots.get(node.namespace) is node:
-                del self._roots[node.namespace]
-                self.version += 1

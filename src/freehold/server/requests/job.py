@@ -82,24 +82,19 @@ class Generator:
         if job.turn is not None:
             job.turn.request_id = job.id
         stream = self._engine.stream(job.prompts, job.params, job.id, job.options, job.skip_special_tokens)
-        async with aclosing(stream):
-            async for delta in self._named(stream, job.prompt_field):
-                if job.turn is not None:
-                    job.turn.observe(delta.tokens, delta.text, delta.ended)
-                self._metrics.observe(delta, arrival, last)
-                failure = delta.ended.failure if delta.ended else None
-                if failure is not None and failure.kind != Aborted.__name__:
-                    raise failure.error()
-                yield delta
-
-    async def _named(self, stream: AsyncGenerator[Delta], prompt_field: str) -> AsyncGenerator[Delta]:
-        """The engine knows a prompt; the client's body may call it messages."""
         try:
-            async for delta in stream:
-                yield delta
+            async with aclosing(stream):
+                async for delta in stream:
+                    if job.turn is not None:
+                        job.turn.observe(delta.tokens, delta.text, delta.ended)
+                    self._metrics.observe(delta, arrival, last)
+                    failure = delta.ended.failure if delta.ended else None
+                    if failure is not None and failure.kind != Aborted.__name__:
+                        raise failure.error()
+                    yield delta
         except BadRequest as error:
             if error.field == "prompt":
-                error.field = prompt_field
+                error.field = job.prompt_field  # the engine knows a prompt; the client's body may call it messages
             raise
 
     async def gather(self, job: Job) -> list[Output]:

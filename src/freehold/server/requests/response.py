@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import orjson
 from fastapi import Request
 from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from freehold.errors import Aborted, FreeholdError
 from freehold.server.errors import anthropic_error, as_api_error, error_body
@@ -58,39 +59,37 @@ async def respond(
 ) -> Any:
     """The response to `request`. `turn`, if it is one of a session, is closed at the end of it, whatever the
     end. What goes wrong before the first event is an ordinary error."""
-    if not streams:
-        try:
-            return await _unless_disconnected(request, answer.whole())
-        finally:
-            if turn is not None:
-                turn.close()
-    chunks = _ending(turn, answer.stream())
-    first = await anext(chunks)
-
-    async def body() -> AsyncGenerator[bytes]:
-        async with aclosing(chunks) as rest:
-            yield events.encode(first)
-            try:
-                async for chunk in rest:
-                    yield events.encode(chunk)
-            except Exception as error:
-                yield events.encode(events.error(as_api_error(error)))
-            yield events.closing
-
-    return StreamingResponse(body(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
-
-
-async def _ending(
-    turn: Turn | BranchTurn | None, chunks: AsyncGenerator[dict[str, Any]]
-) -> AsyncGenerator[dict[str, Any]]:
-    """The same chunks; the turn is closed after them."""
-    try:
-        async with aclosing(chunks) as rest:
-            async for chunk in rest:
-                yield chunk
-    finally:
+    async with AsyncExitStack() as ending:
         if turn is not None:
-            turn.close()
+            ending.callback(turn.close)
+        if not streams:
+            return await _unless_disconnected(request, answer.whole())
+        chunks = answer.stream()
+        ending.push_async_callback(chunks.aclose)
+        first = await anext(chunks)
+        return _EventStream(_encoded(first, chunks, events), ending.pop_all())
+
+
+class _EventStream(StreamingResponse):
+    """Server-sent events. `ending` is carried out when they have been sent, or can't be."""
+
+    def __init__(self, body: AsyncGenerator[bytes], ending: AsyncExitStack):
+        super().__init__(body, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+        self._ending = ending
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._ending:
+            await super().__call__(scope, receive, send)
+
+
+async def _encoded(first: dict[str, Any], rest: Chunks, events: EventFormat) -> AsyncGenerator[bytes]:
+    yield events.encode(first)
+    try:
+        async for chunk in rest:
+            yield events.encode(chunk)
+    except Exception as error:
+        yield events.encode(events.error(as_api_error(error)))
+    yield events.closing
 
 
 async def _unless_disconnected(request: Request, work: Any) -> Any:

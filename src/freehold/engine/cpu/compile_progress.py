@@ -1,0 +1,41 @@
+"""Shows which kernels are compiled: after an installation that takes half a minute, later they come from a cache."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import Any
+
+from numba.core import event
+
+SHOWN_S = 0.5  # shorter compilations are not worth a line
+
+
+class CompileProgress(event.Listener):
+    """While entered: a line on stderr for each kernel that was compiled."""
+
+    def __init__(self) -> None:
+        self._started: list[float] = []  # of the compilations under way: one may need another
+        self._is_announced = False
+
+    def __enter__(self) -> CompileProgress:
+        event.register("numba:compile", self)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        event.unregister("numba:compile", self)
+
+    def on_start(self, event: Any) -> None:
+        self._started.append(time.monotonic())
+        if not self._is_announced:
+            self._is_announced = True
+            self._say("compiling kernels for this machine, once; it takes about half a minute")
+
+    def on_end(self, event: Any) -> None:
+        seconds = time.monotonic() - self._started.pop()
+        if not self._started and seconds >= SHOWN_S:
+            self._say(f"compiled {event.data['dispatcher'].py_func.__name__.lstrip('_')} in {seconds:.0f} s")
+
+    def _say(self, text: str) -> None:
+        print(f"freehold: {text}", file=sys.stderr, flush=True)

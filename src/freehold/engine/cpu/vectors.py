@@ -1,0 +1,83 @@
+"""Vectors in LLVM's own terms, for the intrinsics of this folder: functions that emit instructions.
+
+LLVM's auto-vectorisation decides by itself in which order a sum is reduced, and decides differently for different loop
+shapes. Freehold wants every logit to be the same bits whatever batch or chunk computed it, so kernels say explicitly
+what is a lane and what is a step.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba.extending import intrinsic as numba_intrinsic
+
+F16, F32 = ir.HalfType(), ir.FloatType()
+I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
+
+
+def intrinsic(emit: Callable[..., Any]) -> Any:
+    """Numba's decorator drops the typing context from the signature, which type checkers can't follow."""
+    return numba_intrinsic(emit)
+
+
+def pointer(context, builder, array_type, array, at, kind):
+    """Where element `at` of an array is, as a pointer to a `kind`."""
+    data = context.make_array(array_type)(context, builder, array).data
+    return builder.bitcast(builder.gep(data, [at]), kind.as_pointer())
+
+
+def constant(vector, value):
+    """One number in all lanes."""
+    return ir.Constant(vector, [value] * vector.count)
+
+
+def splat(builder, scalar, vector):
+    """One value in all lanes."""
+    first = builder.insert_element(ir.Constant(vector, ir.Undefined), scalar, ir.Constant(I32, 0))
+    return builder.shuffle_vector(
+        first, ir.Constant(vector, ir.Undefined), constant(ir.VectorType(I32, vector.count), 0)
+    )
+
+
+def call(builder, name, result, arguments):
+    """An intrinsic of LLVM, by its whole name."""
+    kind = ir.FunctionType(result, [argument.type for argument in arguments])
+    return builder.call(builder.module.declare_intrinsic(name, (), kind), arguments)
+
+
+def math(builder, name, arguments):
+    """An intrinsic of LLVM for vectors of floats, such as `fma` and `floor`."""
+    vector = arguments[0].type
+    return call(builder, f"llvm.{name}.v{vector.count}f32", vector, arguments)
+
+
+def pairwise(builder, value, combine):
+    """Combine neighbours: half as many lanes."""
+    half = value.type.count // 2
+    undefined, order = ir.Constant(value.type, ir.Undefined), ir.VectorType(I32, half)
+    even, odd = (
+        builder.shuffle_vector(value, undefined, ir.Constant(order, list(range(side, 2 * half, 2)))) for side in (0, 1)
+    )
+    return combine(even, odd)
+
+
+def halves(builder, value, combine):
+    """Fold the upper half onto the lower until one lane is left: a fixed order of reduction."""
+    width = value.type.count
+    while width > 1:
+        width //= 2
+        undefined, order = ir.Constant(value.type, ir.Undefined), ir.VectorType(I32, width)
+        low, high = (
+            builder.shuffle_vector(value, undefined, ir.Constant(order, list(range(first, first + width))))
+            for first in (0, width)
+        )
+        value = combine(low, high)
+    return builder.extract_element(value, ir.Constant(I32, 0))
+
+
+def widen_bf16(builder, values):
+    """Bits of bfloat16 values, a scalar or a vector -> floats."""
+    if isinstance(values.type, ir.VectorType):
+        wide, floats = (ir.VectorType(kind, values.type.count) for kind in (I32, F32))
+        return builder.bitcast(builder.shl(builder.zext(values, wide), constant(wide, 16)), floats)
+    return builder.bitcast(builder.shl(builder.zext(values, I32), ir.Constant(I32, 16)), F32)

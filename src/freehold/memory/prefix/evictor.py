@@ -1,0 +1,67 @@
+"""Takes pages out of the prefix tree, from the leaves, and gives them back to their pools."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from freehold.memory.ledger import owner
+from freehold.memory.ledger.epochs import Epochs
+from freehold.memory.ledger.pool import FreedPages, PagePool
+from freehold.memory.prefix.eviction import FairEviction
+from freehold.memory.prefix.history import PrefixHistory
+from freehold.memory.prefix.node import Node
+
+
+class Leaves(Protocol):
+    """What eviction needs of the prefix tree. `remove_tail` takes the last pages of a leaf, all of it if need be, out
+    of the tree."""
+
+    pools: list[PagePool]
+    epochs: Epochs
+    tick: int
+    history: PrefixHistory
+    candidates: FairEviction
+
+    def remove_tail(self, node: Node, page_count: int) -> None: ...
+
+
+class Evictor:
+    """`evicted_page_count` pages of each group have left the tree so far."""
+
+    def __init__(self, tree: Leaves):
+        self._tree = tree
+        self.evicted_page_count = 0
+
+    def evict(self, page_count: int, cause: str) -> int:
+        """Give up to `page_count` pages of each group back, by policy, from the leaves -> how many left the tree.
+        Those that a step in flight may read go through limbo. `cause` is kept for who asks why they are gone."""
+        evicted, given = 0, [FreedPages() for _ in self._tree.pools]
+        while evicted < page_count:
+            node = self._tree.candidates.pop()
+            if node is None:
+                break
+            evicted += self._take(node, page_count - evicted, cause, given)
+        self._give_back(evicted, given)
+        return evicted
+
+    def drop(self, node: Node, cause: str) -> None:
+        """Evict a leaf, and what of its path becomes a leaf that nobody holds."""
+        while node.evictable:
+            parent, given = node.parent, [FreedPages() for _ in self._tree.pools]
+            self._give_back(self._take(node, node.page_count, cause, given), given)
+            assert parent is not None
+            node = parent
+
+    def _take(self, node: Node, page_count: int, cause: str, given: list[FreedPages]) -> int:
+        have = node.page_count
+        gone = min(have, page_count)
+        for pages, freed in zip(node.pages, given, strict=True):
+            freed.add(pages[have - gone :], owner.node(node.serial), node.fence)
+        self._tree.history.evicted(node, gone, self._tree.epochs.submitted, self._tree.tick, cause)
+        self._tree.remove_tail(node, gone)
+        return gone
+
+    def _give_back(self, evicted: int, given: list[FreedPages]) -> None:
+        for pool, pages in zip(self._tree.pools, given, strict=True):
+            pages.give_back(pool)
+        self.evicted_page_count += evicted
