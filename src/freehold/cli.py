@@ -157,29 +157,27 @@ def inspect(
 class SimulateOptions:
     """What to simulate: one of matrix, exhaustive, cell, scenario and trace."""
 
-    matrix: bool = option(False, "Every cell of the matrix, with many seeds.", CORRECTNESS)
+    matrix: bool = option(False, "Check every cell of the matrix.", CORRECTNESS)
     seeds: int = option(3, "Seeds for each cell.", CORRECTNESS)
-    first_seed: int = option(0, "The first of them.", CORRECTNESS)
+    first_seed: int = option(0, "The first seed.", CORRECTNESS)
     jobs: int = option(2, "Processes.", CORRECTNESS)
-    minutes: float | None = option(
-        None, "Go on until the time is up: with fresh seeds, or deeper with --exhaustive.", CORRECTNESS
-    )
-    exhaustive: bool = option(False, "Every order of events in small worlds, for --minutes (10).", CORRECTNESS)
-    cell: str | None = option(None, "One cell, such as overlap:16:ngram:fcfs:tight, with --seed.", CORRECTNESS)
+    minutes: float | None = option(None, "Run for this long: with new seeds, or deeper with --exhaustive.", CORRECTNESS)
+    exhaustive: bool = option(False, "Check every order of events in small worlds, for --minutes (10).", CORRECTNESS)
+    cell: str | None = option(None, "Run one cell, such as overlap:16:ngram:fcfs:tight, with --seed.", CORRECTNESS)
     seed: int = option(0, "Seed of the cell.", CORRECTNESS)
-    scenario: Path | None = option(None, "A scenario saved after a violation.", CORRECTNESS)
+    scenario: Path | None = option(None, "Run a scenario that was saved after a violation.", CORRECTNESS)
     trace: Path | None = option(
         None, "A trace: Mooncake or agent sessions (JSON lines), Azure (CSV); .gz, .zst.", PLANNING
     )
     scale: int = option(32, "Divide the trace's lengths and blocks by this.", PLANNING)
-    limit: int | None = option(None, "Requests of the trace at most.", PLANNING)
-    page_size: int = option(16, "Tokens a page.", PLANNING)
-    num_pages: int = option(4096, "Pages of the simulated server.", PLANNING)
-    max_running_requests: int = option(64, "Requests in a batch at most.", PLANNING)
+    limit: int | None = option(None, "Maximum number of requests to replay.", PLANNING)
+    page_size: int = option(16, "Tokens in a page.", PLANNING)
+    num_pages: int = option(4096, "Pages of KV memory.", PLANNING)
+    max_running_requests: int = option(64, "Maximum number of running requests.", PLANNING)
     schedule_policy: str = option("fcfs", "fcfs, lpm or priority.", PLANNING)
     eviction_policy: str = option("reuse", "reuse, lru, lfu, fifo or priority.", PLANNING)
-    step_ms: float = option(10.0, "Milliseconds of a step, whatever it computes.", PLANNING)
-    token_us: float = option(50.0, "Microseconds for each token in it.", PLANNING)
+    step_ms: float = option(10.0, "Milliseconds that every step takes.", PLANNING)
+    token_us: float = option(50.0, "Microseconds that each token of a step adds.", PLANNING)
 
     @property
     def server(self) -> EngineConfig:
@@ -248,16 +246,16 @@ class LoadOptions:
     """The load to put on a server. Raises ValueError."""
 
     url: str | None = option(None, "A running OpenAI-compatible server. Default: start one.", LOAD)
-    concurrency: int = option(16, "Requests under way at once, without a rate.", LOAD, Limits(least=1))
+    concurrency: int = option(16, "Concurrent requests, without --request-rate.", LOAD, Limits(least=1))
     request_rate: float | None = option(None, "Requests a second, at random times (Poisson).", LOAD, Limits(above=0))
     trace: Path | None = option(None, "A trace to replay, with its own times and lengths.", LOAD)
-    scale: int = option(32, "Lengths of the trace are divided by this.", LOAD, Limits(least=1))
-    speed: float = option(1.0, "The trace is replayed so many times as fast.", LOAD, Limits(above=0))
+    scale: int = option(32, "Divide the trace's lengths by this.", LOAD, Limits(least=1))
+    speed: float = option(1.0, "Replay the trace this many times as fast.", LOAD, Limits(above=0))
     num_prompts: int = option(64, "Requests in all.", LOAD)
     input_len: int = option(256, "Prompt tokens.", LOAD)
     output_len: int = option(64, "Output tokens.", LOAD)
-    shared_prefix: float = option(0.5, "Share of the prompt common to all.", LOAD, Limits(least=0, most=1))
-    goodput: tuple[str, ...] = option((), "An objective, like ttft:500, tpot:50 or e2el:5000 (ms); repeat it.", LOAD)
+    shared_prefix: float = option(0.5, "Share of the prompt that all requests share.", LOAD, Limits(least=0, most=1))
+    goodput: tuple[str, ...] = option((), "A latency objective in milliseconds: ttft:500, tpot:50 or e2el:5000.", LOAD)
     output: Path | None = option(None, "Write the figures here as JSON.", LOAD)
     seed: int = option(0, "Seed of the random prompts and times.", LOAD)
 
@@ -268,7 +266,7 @@ class LoadOptions:
 @bench_app.command("serve")
 @takes(LoadOptions)
 def bench_serve(chosen: LoadOptions) -> None:
-    """Throughput, goodput, latencies and hit rate of a server: closed loop, at a rate, or replaying a trace."""
+    """Measure throughput, goodput, latencies and hit rate of a server: closed loop, at a rate, or replaying a trace."""
     from freehold.bench.load import Load
     from freehold.bench.serve import Objectives, bench_server
 
@@ -289,12 +287,12 @@ def bench_serve(chosen: LoadOptions) -> None:
 
 @bench_app.command("peers")
 def bench_peers(
-    peer: Annotated[list[str] | None, typer.Option(help="vllm, openvino or llama.cpp; repeat it.")] = None,
+    peer: Annotated[list[str] | None, typer.Option(help="vllm, openvino or llama.cpp. Repeat it for several.")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Measured rounds, after one to warm up.")] = 3,
-    workload: Annotated[list[str] | None, typer.Option(help="W1 to W5; repeat it. Default: all.")] = None,
+    workload: Annotated[list[str] | None, typer.Option(help="W1 to W5. Repeat it for several. Default: all.")] = None,
     output: Annotated[Path, typer.Option(help="Where to write .json, .md and .png.")] = Path("peers"),
 ) -> None:
-    """Five workloads beside other engines, installed and started here, in turns in one run."""
+    """Compare five workloads with other engines, which are installed and started here."""
     from freehold.bench.peers.compare import run_peers
 
     try:
@@ -306,7 +304,7 @@ def bench_peers(
 
 @bench_app.command("floor")
 def bench_floor() -> None:
-    """This machine's speed beside transformers', in one run."""
+    """Compare this machine's speed with transformers'."""
     from freehold.bench.floor import run_floor
 
     raise typer.Exit(run_floor())
@@ -314,7 +312,7 @@ def bench_floor() -> None:
 
 @bench_app.command("speculation")
 def bench_speculation() -> None:
-    """Prompt lookup against plain decoding, on repetitive and on ordinary prompts."""
+    """Compare prompt lookup with plain decoding, on repetitive and on ordinary prompts."""
     from freehold.bench.speculation import run_speculation
 
     raise typer.Exit(run_speculation())
@@ -322,7 +320,7 @@ def bench_speculation() -> None:
 
 @bench_app.command("accuracy")
 def bench_accuracy(model: Model = None) -> None:
-    """What faster ways to compute change in the output, against float32."""
+    """Show how rounding of KV and inputs changes the output, against float32."""
     from freehold.bench.accuracy import run_accuracy
 
     raise typer.Exit(run_accuracy(model))
@@ -330,7 +328,7 @@ def bench_accuracy(model: Model = None) -> None:
 
 @bench_app.command("sessions")
 def bench_sessions() -> None:
-    """What sessions cost and save."""
+    """Measure what sessions cost and save."""
     from freehold.bench.sessions import run_sessions
 
     raise typer.Exit(run_sessions())
@@ -338,7 +336,7 @@ def bench_sessions() -> None:
 
 @bench_app.command("ledger")
 def bench_ledger() -> None:
-    """What the always-on ledger of pages costs."""
+    """Measure what the ledger of pages costs."""
     from freehold.bench.ledger import run_ledger_cost
 
     raise typer.Exit(run_ledger_cost())
@@ -346,9 +344,9 @@ def bench_ledger() -> None:
 
 @bench_app.command("scheduler")
 def bench_scheduler(
-    peer: Annotated[str | None, typer.Option(help="vllm: its scheduler and KV manager beside ours.")] = None,
+    peer: Annotated[str | None, typer.Option(help="vllm: measure its scheduler and KV manager, too.")] = None,
 ) -> None:
-    """Microseconds that scheduler and memory spend on a decode step, without a model."""
+    """Measure scheduler and memory without a model: microseconds for a decode step."""
     from freehold.bench.scheduler import show_scheduler_cost
 
     try:

@@ -51,7 +51,7 @@ def read_defaults(context: typer.Context, path: Path | None) -> Path | None:
 ConfigFile = Annotated[
     Path | None,
     typer.Option(
-        "--config", help="TOML or YAML file with options by name. Flags and FREEHOLD_<FLAG> variables win over it.",
+        "--config", help="TOML or YAML file with options by name. Flags and FREEHOLD_<FLAG> variables take precedence.",
         is_eager=True, callback=read_defaults,
     ),
 ]  # fmt: skip
@@ -75,7 +75,7 @@ def takes(*records: type) -> Callable[[Callable[..., None]], Callable[..., None]
                 fail(error)
             command(*made, **given)
 
-        keyword = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in (*own, *flags)]
+        keyword = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in (*flags, *own)]
         run.__signature__ = inspect.Signature(keyword)  # pyright: ignore[reportAttributeAccessIssue]
         run.__annotations__ = {one.name: one.annotation for one in keyword}
         return run

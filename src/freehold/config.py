@@ -37,7 +37,7 @@ class EngineConfig:
         "int16", "What inputs of quantized weights are rounded to: int16, int8, or float32 (not at all).", MODEL,
         Limits(choices=LINEAR_COMPUTE),
     )  # fmt: skip
-    page_size: int = option(16, "Tokens a page.", MEMORY, flags=("--block-size",))
+    page_size: int = option(16, "Tokens in a page.", MEMORY, flags=("--block-size",))
     num_pages: int | None = option(
         None, "Pages of KV memory. Default: as many as --kv-cache-memory-bytes holds.", MEMORY, _POSITIVE
     )
@@ -52,12 +52,14 @@ class EngineConfig:
         0, "Recount all pages after every k-th step. 0: only when the engine is idle.", MEMORY, Limits(least=0)
     )
     max_running_requests: int = option(
-        64, "Requests in a batch at most.", SCHEDULING, _POSITIVE, flags=("--max-num-seqs",)
+        64, "Maximum number of running requests.", SCHEDULING, _POSITIVE, flags=("--max-num-seqs",)
     )
-    max_queued_requests: int = option(4096, "Waiting requests at most. More get HTTP 503.", SCHEDULING, _POSITIVE)
-    chunked_prefill_size: int = option(512, "Prompt tokens in a step at most.", SCHEDULING, _POSITIVE)
+    max_queued_requests: int = option(
+        4096, "Maximum number of waiting requests. More get HTTP 503.", SCHEDULING, _POSITIVE
+    )
+    chunked_prefill_size: int = option(512, "Maximum number of prompt tokens in a step.", SCHEDULING, _POSITIVE)
     target_itl_ms: float | None = option(
-        None, "Inter-token latency to aim at, in milliseconds: prompts are cut smaller to meet it.", SCHEDULING,
+        None, "Target inter-token latency in milliseconds. Prompt chunks are made smaller to meet it.", SCHEDULING,
         _SECONDS,
     )  # fmt: skip
     schedule_policy: str = option(
@@ -65,7 +67,7 @@ class EngineConfig:
         Limits(choices=SCHEDULE_POLICIES),
     )  # fmt: skip
     max_overtaken: int = option(
-        64, "Later requests that may be admitted before one that waits. Then that one goes first.", SCHEDULING,
+        64, "How many later requests may be admitted before one that waits.", SCHEDULING,
         _POSITIVE,
     )  # fmt: skip
     priority_scheduling_preemption_threshold: int | None = option(
@@ -101,7 +103,7 @@ class EngineConfig:
         Limits(choices=SPECULATIVE_ALGORITHMS),
     )  # fmt: skip
     speculative_num_draft_tokens: int = option(
-        8, "Draft tokens for each request in a step at most.", SPECULATION, Limits(least=1, most=64)
+        8, "Maximum number of draft tokens for a request in a step.", SPECULATION, Limits(least=1, most=64)
     )
     speculative_draft_model_path: str | None = option(None, "The draft model. Default: the model itself.", SPECULATION)
     speculative_draft_layers: int | None = option(

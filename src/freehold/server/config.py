@@ -19,10 +19,10 @@ class ServerConfig:
     served_model_name: str | None = option(None, "Name of the model in /v1/models. Default: the file's.", SERVER)
     session_store: str | None = option(None, "SQLite file in which sessions survive restarts.", SERVER)
     api_key: tuple[str, ...] = option(
-        (), "Key asked of every client. Several may be given, to tell clients apart.", ACCESS, is_secret=True
+        (), "Key that clients must send. Give several to tell clients apart.", ACCESS, is_secret=True
     )
     admin_api_key: str | None = option(
-        None, "Key asked for flushing, pins, pausing, new weights, debug routes and sessions of others.", ACCESS,
+        None, "Key for operators: flush, pins, pauses, weights, debug routes, sessions of other clients.", ACCESS,
         is_secret=True,
     )  # fmt: skip
     log_level: str = option("warning", "Log level of the HTTP server.", LOGS, Limits(choices=LOG_LEVELS))
