@@ -9,7 +9,10 @@ TYPES = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
+    408: "timeout_error",
     409: "conflict_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
     503: "overloaded_error",
 }
 
@@ -90,6 +93,22 @@ class SessionBusy(FreeholdError):
 
     default_status = 409
     default_field = "session_id"
+
+
+class BodyTooLarge(FreeholdError):
+    """The body has more bytes than this server takes."""
+
+    default_status = 413
+
+
+class TooManyRequests(FreeholdError):
+    """The key's quota is used up for `retry_after` seconds."""
+
+    default_status = 429
+
+    def __init__(self, message: str, retry_after: float):
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 class Unavailable(FreeholdError):

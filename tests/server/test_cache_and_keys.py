@@ -48,7 +48,7 @@ def guarded():
         ("/v1/models", "wrong", 401),
         ("/v1/models", "user", 200),
         ("/v1/models", "root", 200),
-        ("/debug/memory", None, 403),
+        ("/debug/memory", None, 401),
         ("/debug/memory", "user", 403),
         ("/debug/memory", "root", 200),
         ("/flush_cache", "user", 403),

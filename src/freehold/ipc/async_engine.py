@@ -32,6 +32,8 @@ from freehold.text.loading import load_tokenizer
 from freehold.text.tokenizer import Tokenizer
 
 STOP_TIMEOUT_S = 10.0
+LONG_TEXT = 20_000  # characters
+LONG_TEXTS = 2  # tokenized at a time: each takes 200 times its size in memory
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,7 @@ class AsyncEngine:
         self._call_number = 0
         self._tasks: list[asyncio.Task[None]] = []
         self._tokenizer: Tokenizer | None = None
+        self._long_texts = asyncio.Semaphore(LONG_TEXTS)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -87,6 +90,11 @@ class AsyncEngine:
         if self.ready is None:
             raise EngineUnavailable(self._why_not() or "the engine is loading the model")
         return self.ready
+
+    @property
+    def context_length(self) -> int:
+        """Tokens of prompt and output together, 0 while the model is loading."""
+        return 0 if self.ready is None else self.ready.max_model_len
 
     @property
     def is_healthy(self) -> bool:
@@ -129,6 +137,22 @@ class AsyncEngine:
 
     def _load_tokenizer(self) -> Tokenizer:
         return load_tokenizer(open_checkpoint(resolve_model(self.config.model)))
+
+    async def encode(self, text: str, add_special_tokens: bool, is_prompt: bool = True) -> Int32:
+        """The tokens int32 [n] of a text, made in a thread if it is long. A prompt that can't fit is refused unread:
+        raises InvalidParameter."""
+        tokenizer = self.tokenizer
+        least = len(text) // tokenizer.longest_piece
+        if is_prompt and least > self.context_length:
+            raise InvalidParameter(
+                "prompt",
+                f"the prompt has {len(text)} characters, which are more than {least} tokens; "
+                f"the maximum context length is {self.context_length} tokens",
+            )
+        if len(text) < LONG_TEXT:
+            return tokenizer.encode(text, add_special_tokens)
+        async with self._long_texts:
+            return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens)
 
     async def shutdown(self) -> None:
         """End the process, abandoning what runs. Idempotent."""

@@ -9,11 +9,13 @@ from collections.abc import AsyncIterator, Mapping
 from types import FrameType
 
 import uvicorn
-from fastapi import Depends, FastAPI
+from fastapi import FastAPI
 
 from freehold import __version__
 from freehold.errors import EngineUnavailable
 from freehold.ipc.async_engine import AsyncEngine
+from freehold.server.access.connections import Connections
+from freehold.server.access.gate import Gate
 from freehold.server.access.keys import Keys
 from freehold.server.anthropic.routes import anthropic_routes
 from freehold.server.config import ServerConfig
@@ -34,6 +36,8 @@ from freehold.server.sessions.store import SessionStore
 from freehold.server.sessions.table import SessionTable
 
 DRAIN_TIMEOUT_S = 30
+BODY_BYTES = 4 << 20
+BODY_BYTES_PER_TOKEN = 64  # of the context: as JSON, escapes and several prompts included
 
 
 def create_app(
@@ -42,6 +46,7 @@ def create_app(
     """The routes around an engine, which is started and ended with the app. It answers at once; until the
     model is loaded, with 503. `sources` says where options came from, for those who ask."""
     config = config or ServerConfig()
+    keys = Keys.of(config)
     store = SessionStore(config.session_store)
     sessions = SessionTable(engine, store)
 
@@ -55,17 +60,20 @@ def create_app(
         await engine.shutdown()
         store.close()
 
-    guard = Depends(Keys(config.api_key, config.admin_api_key).check)
-    app = FastAPI(title="Freehold", version=__version__, lifespan=lifespan, dependencies=[guard])
+    def body_limit() -> int:
+        return config.max_body_bytes or max(BODY_BYTES, BODY_BYTES_PER_TOKEN * engine.context_length)
+
+    app = FastAPI(title="Freehold", version=__version__, lifespan=lifespan)
+    app.add_middleware(Gate, keys=keys, body_limit=body_limit, body_timeout=config.body_timeout)
     metrics = Metrics(engine)
-    generator = Generator(engine, metrics)
+    generator = Generator(engine, metrics, config.max_outputs_per_request)
     app.include_router(completion_routes(engine, generator, sessions, model_name))
     app.include_router(chat_routes(engine, generator, sessions, model_name))
     app.include_router(session_routes(engine, sessions))
     app.include_router(cache_routes(engine))
     app.include_router(anthropic_routes(engine, generator, model_name))
     app.include_router(native_routes(engine, generator, sessions))
-    app.include_router(native_control_routes(engine, sessions))
+    app.include_router(native_control_routes(engine, generator, sessions))
     app.include_router(status_routes(engine, model_name, config, sources or {}))
     app.include_router(tokenizing_routes(engine))
     app.include_router(insight_routes(engine, metrics))
@@ -86,10 +94,13 @@ class Server(uvicorn.Server):
     """Uvicorn that tells the engine when it starts to drain: what runs is finished, what comes is refused.
     It ends by itself if the engine cannot start."""
 
-    def __init__(self, engine: AsyncEngine, app: FastAPI, host: str, port: int, log_level: str = "warning"):
+    def __init__(self, engine: AsyncEngine, app: FastAPI, http: ServerConfig):
+        limits = Connections(http.max_connections, http.max_connections_per_client, http.header_timeout)
         config = uvicorn.Config(
-            app, host=host, port=port, log_level=log_level, timeout_graceful_shutdown=DRAIN_TIMEOUT_S
-        )
+            app, host=http.host, port=http.port, log_level=http.log_level, timeout_graceful_shutdown=DRAIN_TIMEOUT_S,
+            http=limits.protocol,  # pyright: ignore[reportArgumentType]
+            ws="none",
+        )  # fmt: skip
         super().__init__(config)
         self._engine = engine
 

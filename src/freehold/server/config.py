@@ -18,6 +18,21 @@ class ServerConfig:
     port: int = option(8000, "Port to listen on.", SERVER, Limits(least=0, most=65535))
     served_model_name: str | None = option(None, "Name of the model in /v1/models. Default: the file's.", SERVER)
     session_store: str | None = option(None, "SQLite file in which sessions survive restarts.", SERVER)
+    max_body_bytes: int | None = option(
+        None,
+        "Maximum size of a request's body. Default: 4 MiB, more for contexts over 64k.",
+        SERVER,
+        Limits(least=1024),
+    )
+    body_timeout: float = option(60.0, "Seconds in which a request's body must arrive.", SERVER, Limits(above=0))
+    header_timeout: float = option(10.0, "Seconds in which a request's headers must arrive.", SERVER, Limits(above=0))
+    max_connections: int = option(4096, "Maximum number of open connections.", SERVER, Limits(least=1))
+    max_connections_per_client: int = option(
+        1024, "Maximum number of open connections from one address.", SERVER, Limits(least=1)
+    )
+    max_outputs_per_request: int = option(
+        256, "Maximum number of outputs of one request: prompts times n.", SERVER, Limits(least=1)
+    )
     api_key: tuple[str, ...] = option(
         (), "Key that clients must send. Give several to tell clients apart.", ACCESS, is_secret=True
     )
@@ -25,6 +40,11 @@ class ServerConfig:
         None, "Key for operators: flush, pins, pauses, weights, debug routes, sessions of other clients.", ACCESS,
         is_secret=True,
     )  # fmt: skip
+    api_key_file: str | None = option(
+        None, "TOML file with [[keys]]: key, name, admin, salt, requests_per_minute, tokens_per_minute, concurrency.",
+        ACCESS,
+    )  # fmt: skip
+    isolate_keys: bool = option(False, "Keep what each key caches apart from the others'.", ACCESS)
     log_level: str = option("warning", "Log level of the HTTP server.", LOGS, Limits(choices=LOG_LEVELS))
 
     def __post_init__(self) -> None:

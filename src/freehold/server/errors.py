@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import orjson
@@ -10,7 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
-from freehold.errors import BadRequest, FreeholdError, as_freehold_error
+from freehold.errors import BadRequest, FreeholdError, TooManyRequests, as_freehold_error
 
 EXPECTED_ERRORS = (FreeholdError, RequestValidationError, HTTPException, Exception)
 
@@ -48,7 +49,14 @@ def _validation_error(error: RequestValidationError) -> BadRequest:
 
 async def respond_with_error(request: Request, error: Exception) -> Response:
     """The handler for every exception."""
-    failure = as_api_error(error)
-    headers = {"Retry-After": "1"} if failure.status == 503 else None
-    shape = anthropic_error if request.url.path.startswith("/v1/messages") else error_body
-    return Response(orjson.dumps(shape(failure)), failure.status, headers, "application/json")
+    return error_response(as_api_error(error), request.url.path, dict(getattr(error, "headers", None) or {}))
+
+
+def error_response(error: FreeholdError, path: str, headers: dict[str, str]) -> Response:
+    """In the shape of the path's API, with `headers` and those that the status asks for."""
+    if isinstance(error, TooManyRequests):
+        headers["Retry-After"] = str(max(math.ceil(error.retry_after), 1))
+    elif error.status == 503:
+        headers["Retry-After"] = "1"
+    shape = anthropic_error if path.startswith("/v1/messages") else error_body
+    return Response(orjson.dumps(shape(error)), error.status, headers, "application/json")

@@ -33,7 +33,7 @@ def run_server(config: EngineConfig, http: ServerConfig, sources: Mapping[str, s
     served = http.served_model_name or served_name(path)
     print(f"Freehold serves {served} on http://{http.host}:{http.port} (loading ...)", file=sys.stderr, flush=True)
     app = create_app(engine, served, http, sources)
-    server = Server(engine, app, http.host, http.port, http.log_level)
+    server = Server(engine, app, http)
     server.run()
     return 1 if engine.failure else 0
 

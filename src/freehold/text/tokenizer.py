@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,10 +33,17 @@ class Tokenizer:
     defaults: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def encode(self, text: str, add_special_tokens: bool = True) -> Int32:
-        tokens = self.fast.encode(text, add_special_tokens=False).ids
+        # A batch of one: unlike `encode`, that lets other threads run meanwhile.
+        (encoding,) = self.fast.encode_batch_fast([text], add_special_tokens=False)
+        tokens = encoding.ids
         if add_special_tokens and self.adds_bos and self.bos_token is not None and tokens[:1] != [self.bos_token]:
             tokens = [self.bos_token, *tokens]
         return np.array(tokens, np.int32)
+
+    @functools.cached_property
+    def longest_piece(self) -> int:
+        """Bytes of the longest token: a text of n characters has at least n / longest_piece tokens."""
+        return max(max(map(len, self.pieces)), 1)
 
     def decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
         return b"".join(self.piece(token, skip_special_tokens) for token in tokens).decode(errors="replace")

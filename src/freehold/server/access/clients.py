@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fastapi import Request
+
+from freehold.server.access.usage import Usage
 
 
 @dataclass(frozen=True)
 class Client:
-    """Who asks: `name` is made of the key, and empty where none is asked for."""
+    """Who asks: `name` is the key's, and empty where no keys are asked for: then everybody is an administrator.
+    `salt` separates what the client caches from everybody else's."""
 
     name: str = ""
     is_admin: bool = False
+    salt: str = ""
+    usage: Usage | None = field(default=None, compare=False)  # of its quota, if it has one
 
     def may_use(self, owner: str) -> bool:
-        """Whether what `owner` opened is this client's to use. What nobody owns is everybody's."""
-        return self.is_admin or owner in ("", self.name)
+        """Whether what `owner` opened is this client's to use."""
+        return self.is_admin or owner == self.name
+
+    def namespace(self, cache_salt: str | None) -> str:
+        """Where KV of a request with this `cache_salt` is kept."""
+        return f"{self.salt}\0{cache_salt or ''}" if self.salt else cache_salt or ""
 
 
 def client_of(request: Request) -> Client:
-    """After `Keys.check`."""
+    """As the gate has found out."""
     return request.state.client

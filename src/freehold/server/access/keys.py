@@ -1,58 +1,119 @@
-"""API keys: one for everybody, one for operators."""
+"""API keys: whose they are, and what they open."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-from dataclasses import dataclass
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
-from fastapi import Request
+from starlette.datastructures import Headers
 
 from freehold.errors import Forbidden, Unauthorized
 from freehold.server.access.clients import Client
+from freehold.server.access.rights import Right
+from freehold.server.access.usage import Quota
+from freehold.server.config import ServerConfig
 
-OPEN_PATHS = ("/health", "/version")
-ADMIN_PATHS = (
-    "/flush_cache", "/debug/", "/pause_generation", "/continue_generation", "/update_weights_from_disk", "/v1/cache",
-)  # fmt: skip
-NOT_ADMIN_PATHS = ("/v1/cache/lookup",)
+FIELDS = {"name": str, "key": str, "admin": bool, "salt": str, "requests_per_minute": int, "tokens_per_minute": int,
+          "concurrency": int}  # fmt: skip
 
 
 @dataclass(frozen=True)
+class ApiKey:
+    """A key is kept as its digest: nothing that prints a configuration can show it."""
+
+    digest: bytes
+    client: Client
+    quota: Quota = field(default_factory=Quota)
+
+
+def digest_of(key: str) -> bytes:
+    return hashlib.sha256(key.encode(errors="surrogateescape")).digest()
+
+
 class Keys:
-    """Empty means that no key is asked for. The admin key opens everything; without one, the others do, but
-    for each other's sessions."""
+    """All keys of a server. Without any, whoever asks is an administrator: the server is its user's own."""
 
-    api_keys: tuple[str, ...] = ()
-    admin_api_key: str | None = None
+    def __init__(self, keys: Iterable[ApiKey] = ()):
+        self._keys = list(keys)
 
-    async def check(self, request: Request) -> None:
-        """A dependency of every route: notes who asks. Raises Unauthorized or Forbidden."""
-        path = request.url.path
-        request.state.client = Client()
-        if path in OPEN_PATHS:
-            return
-        given = _given(request)
-        if self.admin_api_key is not None and _equal(given, self.admin_api_key):
-            request.state.client = Client(_name(given), is_admin=True)
-            return
-        is_admin_path = path.startswith(ADMIN_PATHS) and not path.startswith(NOT_ADMIN_PATHS)
-        if self.admin_api_key is not None and is_admin_path:
-            raise Forbidden("this route needs the admin API key")
-        if self.api_keys and not any(_equal(given, key) for key in self.api_keys):
+    @classmethod
+    def of(cls, config: ServerConfig) -> Keys:
+        """From the command line, the environment and a file. Raises ValueError for a key or a file that can't be."""
+        plain = [(key, False) for key in config.api_key]
+        if config.admin_api_key is not None:
+            plain.append((config.admin_api_key, True))
+        entries = [{"key": key, "admin": is_admin} for key, is_admin in plain]
+        if config.api_key_file is not None:
+            entries += _read_file(Path(config.api_key_file))
+        keys = [_api_key(entry, config.isolate_keys) for entry in entries]
+        for what, count in (("key", len({key.digest for key in keys})), ("name", len({k.client.name for k in keys}))):
+            if count < len(keys):
+                raise ValueError(f"api_key: two keys have the same {what}")
+        return cls(keys)
+
+    def find(self, headers: Headers) -> ApiKey | None:
+        """The key that a request carries, None if it carries none that we know. Takes as long whichever it is."""
+        digest = digest_of(_given(headers))
+        found = None
+        for key in self._keys:
+            if hmac.compare_digest(key.digest, digest):
+                found = key
+        return found
+
+    def check(self, key: ApiKey | None, right: Right) -> Client:
+        """Who asks for something of this right. Raises Unauthorized or Forbidden."""
+        if not self._keys:
+            return Client(is_admin=True)
+        if key is None and right is not Right.OPEN:
             raise Unauthorized("wrong or missing API key: send it as 'Authorization: Bearer KEY'")
-        if self.api_keys:
-            request.state.client = Client(_name(given))
+        client = Client() if key is None else key.client
+        if right is Right.ADMIN and not client.is_admin:
+            raise Forbidden("this route needs an admin API key (--admin-api-key)")
+        return client
 
 
-def _name(key: str) -> str:
-    return hashlib.sha256(key.encode()).hexdigest()[:16]
+def _given(headers: Headers) -> str:
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
 
 
-def _given(request: Request) -> str:
-    scheme, _, key = request.headers.get("authorization", "").partition(" ")
-    return key.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
+def _api_key(entry: dict[str, Any], is_isolated: bool) -> ApiKey:
+    key = entry["key"]
+    if not key.strip():
+        raise ValueError("api_key: a key must not be empty")
+    digest = digest_of(key)
+    name = entry.get("name") or digest.hex()[:16]
+    salt = entry.get("salt", name if is_isolated else "")
+    quota = Quota(*(entry.get(limit) for limit in ("requests_per_minute", "tokens_per_minute", "concurrency")))
+    return ApiKey(digest, Client(name, entry.get("admin", False), salt), quota)
 
 
-def _equal(given: str, wanted: str) -> bool:
-    return hmac.compare_digest(given.encode(), wanted.encode())
+def _read_file(path: Path) -> list[dict[str, Any]]:
+    """`[[keys]]` tables with FIELDS. Raises ValueError."""
+    try:
+        content = tomllib.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ValueError(f"api_key_file: {path} can't be read: {error}") from None
+    entries: list[dict[str, Any]] = content.get("keys", [])
+    if not isinstance(entries, list) or not entries or set(content) != {"keys"}:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(f"api_key_file: {path} must have [[keys]] tables and nothing else")
+    for number, entry in enumerate(entries, start=1):
+        if "key" not in entry:
+            raise ValueError(f"api_key_file: table {number} of {path} has no key")
+        for name, value in entry.items():
+            if name not in FIELDS:
+                raise ValueError(
+                    f"api_key_file: table {number} of {path}: there is no field '{name}' ({', '.join(FIELDS)})"
+                )
+            if type(value) is not FIELDS[name] or (FIELDS[name] is int and value < 1):
+                raise ValueError(f"api_key_file: table {number} of {path}: {name} must be a {_kind(FIELDS[name])}")
+    return entries
+
+
+def _kind(kind: type) -> str:
+    return {str: "string", bool: "true or false", int: "number of at least 1"}[kind]

@@ -11,34 +11,38 @@ from fastapi import APIRouter, Request, Response
 
 from freehold.ipc.async_engine import AsyncEngine
 from freehold.ipc.protocol import Ended, Options
+from freehold.server.access.clients import client_of
 from freehold.server.anthropic.schema import CountBody, MessagesBody
 from freehold.server.requests.hints import tokens_before
 from freehold.server.requests.job import Generator, Job
 from freehold.server.requests.prompt import Rendering
 from freehold.server.requests.response import ANTHROPIC_EVENTS, respond
+from freehold.server.router import router
 
 
 def anthropic_routes(engine: AsyncEngine, generator: Generator, model_name: str) -> APIRouter:
-    router = APIRouter()
+    routes = router()
 
-    @router.post("/v1/messages", response_model=None)
+    @routes.post("/v1/messages", response_model=None)
     async def messages(body: MessagesBody, request: Request) -> Response | dict[str, Any]:
         tokenizer = engine.tokenizer
         params = body.sampling(tokenizer.defaults)
-        prompt = await Rendering().tokens(tokenizer, body.turns())
+        prompt = await Rendering().tokens(engine, body.turns())
         retention = None
         if (marked := body.up_to_breakpoint()) is not None:
             start, control = marked
-            retention = control.retention(tokens_before(tokenizer, prompt, start.turns()))
-        job = Job(f"msg_{uuid.uuid4().hex}", [prompt], params, Options(retention=retention), "messages")
+            retention = control.retention(await tokens_before(engine, prompt, start.turns()))
+        client = client_of(request)
+        options = Options(namespace=client.namespace(None), retention=retention)
+        job = Job(f"msg_{uuid.uuid4().hex}", [prompt], params, options, "messages", client)
         answer = _Answer(generator, job, body.model or model_name)
         return await respond(request, answer, body.stream, events=ANTHROPIC_EVENTS)
 
-    @router.post("/v1/messages/count_tokens")
+    @routes.post("/v1/messages/count_tokens")
     async def count_tokens(body: CountBody) -> dict[str, int]:
-        return {"input_tokens": len(await Rendering().tokens(engine.tokenizer, body.turns()))}
+        return {"input_tokens": len(await Rendering().tokens(engine, body.turns()))}
 
-    return router
+    return routes
 
 
 class _Answer:

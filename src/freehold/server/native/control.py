@@ -11,47 +11,56 @@ import numpy as np
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse
 
-from freehold.errors import BadRequest, NoSuchSession, SessionBusy
+from freehold.errors import BadRequest, Forbidden, NoSuchSession, SessionBusy
 from freehold.ipc.async_engine import AsyncEngine
 from freehold.sampling_params import SamplingParams
 from freehold.server.access.clients import client_of
 from freehold.server.native.schema import AbortBody, CloseSessionBody, OpenSessionBody
+from freehold.server.requests.job import Generator
+from freehold.server.router import router
 from freehold.server.sessions.table import SessionSettings, SessionTable
 
 FLUSH_POLL_S = 0.05
 
 
-def native_control_routes(engine: AsyncEngine, sessions: SessionTable) -> APIRouter:
-    router = APIRouter()
+def native_control_routes(engine: AsyncEngine, generator: Generator, sessions: SessionTable) -> APIRouter:
+    routes = router()
     flushing = asyncio.Lock()
 
-    @router.post("/open_session")
+    @routes.post("/open_session")
     async def open_session(request: Request, body: OpenSessionBody) -> str:
-        owner = client_of(request).name
-        settings = SessionSettings(body.timeout, branching=not body.streaming, owner=owner)
+        client = client_of(request)
+        settings = SessionSettings(
+            body.timeout, namespace=client.namespace(None), branching=not body.streaming, owner=client.name
+        )
         try:
             return sessions.open(body.session_id, settings).id
         except SessionBusy as error:
             raise BadRequest(str(error), "session_id") from error
 
-    @router.post("/close_session")
+    @routes.post("/close_session")
     async def close_session(request: Request, body: CloseSessionBody) -> Response:
         """At the end of the turn that runs. Unknown names are fine: they are closed."""
         with contextlib.suppress(NoSuchSession):
             sessions.close(sessions.get(body.session_id, client_of(request)))
         return Response(status_code=200)
 
-    @router.post("/abort_request")
-    async def abort_request(body: AbortBody) -> Response:
-        """All requests whose id begins with `rid`."""
-        if body.abort_all:
-            engine.abort_by_prefix("")
-        elif body.rid:
-            engine.abort_by_prefix(body.rid)
+    @routes.post("/abort_request")
+    async def abort_request(request: Request, body: AbortBody) -> Response:
+        """An administrator ends all requests, or those whose id begins with `rid`; other clients the request of their
+        own that has this id."""
+        client = client_of(request)
+        if body.abort_all and not client.is_admin:
+            raise Forbidden("abort_all needs an admin API key (--admin-api-key)")
+        rid = body.rid or ""
+        if client.is_admin and (body.abort_all or rid):
+            engine.abort_by_prefix("" if body.abort_all else rid)
+        else:
+            generator.abort(rid, client)
         return Response(status_code=200)
 
-    @router.get("/flush_cache", include_in_schema=False)
-    @router.post("/flush_cache")
+    @routes.get("/flush_cache", include_in_schema=False)
+    @routes.post("/flush_cache")
     async def flush_cache(timeout: float = 0.0) -> Response:
         """Empty the prefix cache and drop what sessions have parked, once nothing runs."""
         if flushing.locked():
@@ -65,7 +74,7 @@ def native_control_routes(engine: AsyncEngine, sessions: SessionTable) -> APIRou
             pages = await engine.call("flush")
         return PlainTextResponse(f"Cache flushed: {pages} pages given back.\n", headers={"X-Flushed-Pages": str(pages)})
 
-    @router.get("/health_generate")
+    @routes.get("/health_generate")
     async def health_generate() -> Response:
         """Generate one token; during a pause, health is enough."""
         if not engine.is_healthy:
@@ -76,4 +85,4 @@ def native_control_routes(engine: AsyncEngine, sessions: SessionTable) -> APIRou
                 pass
         return Response(status_code=200)
 
-    return router
+    return routes

@@ -21,8 +21,9 @@ from freehold.scheduler.request import check_token_ids
 from freehold.server.access.clients import Client, client_of
 from freehold.server.native.schema import GenerateBody, NativeSampling, Probe
 from freehold.server.native.sessions import NativeSessions, room
-from freehold.server.requests.job import Generator, Job, Output, encode
+from freehold.server.requests.job import Generator, Job, Output
 from freehold.server.requests.response import respond
+from freehold.server.router import router
 from freehold.server.sessions.branches import BranchTurn
 from freehold.server.sessions.table import Session, SessionTable, Turn
 from freehold.step import TokenLogprobs
@@ -30,17 +31,17 @@ from freehold.text.tokenizer import Tokenizer
 
 
 def native_routes(engine: AsyncEngine, generator: Generator, sessions: SessionTable) -> APIRouter:
-    router = APIRouter()
+    routes = router()
     natives = NativeSessions(engine, sessions)
 
-    @router.put("/generate", response_model=None, include_in_schema=False)
-    @router.post("/generate", response_model=None)
+    @routes.put("/generate", response_model=None, include_in_schema=False)
+    @routes.post("/generate", response_model=None)
     async def generate(body: GenerateBody, request: Request) -> Response | Any:
-        samples, is_list = await _samples(body, client_of(request), engine, natives)
+        samples, is_list = await _samples(body, client_of(request), engine, natives, generator)
         answer = _Answer(generator, engine.tokenizer, body, samples, is_list)
         return await respond(request, answer, body.stream, samples[0].job.turn)
 
-    return router
+    return routes
 
 
 @dataclass
@@ -56,7 +57,7 @@ class _Sample:
 
 
 async def _samples(
-    body: GenerateBody, client: Client, engine: AsyncEngine, natives: NativeSessions
+    body: GenerateBody, client: Client, engine: AsyncEngine, natives: NativeSessions, generator: Generator
 ) -> tuple[list[_Sample], bool]:
     """Everything is validated before anything changes -> outputs, prompt-major, and whether to answer with a
     list. Raises BadRequest and what sessions raise."""
@@ -64,6 +65,7 @@ async def _samples(
     count = len(prompts)
     samplings, probes = body.sampling(count), body.probes(count, engine.info.vocab_size)
     params = [sampling.params(probe) for sampling, probe in zip(samplings, probes, strict=True)]
+    generator.check_outputs(count, params[0].n, "text" if body.text is not None else "input_ids")
     rids = _rids(body, count, engine)
     session = natives.find(body, client, count * params[0].n)
     ids = [await _token_ids(prompt, engine) for prompt in prompts]
@@ -73,22 +75,22 @@ async def _samples(
     if session is not None and body.session_params is not None:
         turn = natives.begin(session, body.session_params, rids[0], ids[0])
         ids = [turn.tokens]
-    options = _options(body, session)
+    options = _options(body, session, client)
     samples: list[_Sample] = []
     for rid, tokens, sampling, one, probe in zip(rids, ids, samplings, params, probes, strict=True):
         fitted = sampling.fitted(one, room(len(tokens), engine))
         skip = sampling.skip_special_tokens is not False
-        job = Job(rid, [np.array(tokens, np.int32)], fitted, options, "input_ids", skip, turn)
+        job = Job(rid, [np.array(tokens, np.int32)], fitted, options, "input_ids", client, skip, turn)
         samples += [_Sample(job, sampling, probe) for _ in range(fitted.n)]
     return samples, is_list or len(samples) > 1
 
 
-def _options(body: GenerateBody, session: Session | None) -> Options:
+def _options(body: GenerateBody, session: Session | None, client: Client) -> Options:
     retention = None if body.retention is None else body.retention.retention()
-    salt, name = body.cache_salt or "", None
+    salt, name = client.namespace(body.cache_salt), None
     if session is not None:
         salt = session.settings.namespace
-        name = None if session.settings.branching else session.id
+        name = None if session.settings.branching else session.key
     return Options(body.priority or 0, salt, body.timeout, name, retention)
 
 
@@ -243,7 +245,7 @@ def _rids(body: GenerateBody, count: int, engine: AsyncEngine) -> list[str]:
 
 async def _token_ids(prompt: str | list[int], engine: AsyncEngine) -> list[int]:
     if isinstance(prompt, str):
-        return (await encode(engine.tokenizer, prompt, True)).tolist()
+        return (await engine.encode(prompt, True)).tolist()
     try:
         return check_token_ids(prompt, engine.info.vocab_size).tolist()
     except InvalidParameter as error:

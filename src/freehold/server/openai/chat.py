@@ -20,6 +20,7 @@ from freehold.server.requests.hints import tokens_before
 from freehold.server.requests.job import Generator, Job, session_field, usage
 from freehold.server.requests.prompt import Rendering
 from freehold.server.requests.response import respond
+from freehold.server.router import router
 from freehold.server.sessions.table import SessionTable
 from freehold.server.sessions.turns import begin_chat_turn, session_of
 from freehold.step import TokenLogprobs
@@ -27,9 +28,9 @@ from freehold.text.tokenizer import Tokenizer
 
 
 def chat_routes(engine: AsyncEngine, generator: Generator, sessions: SessionTable, model_name: str) -> APIRouter:
-    router = APIRouter()
+    routes = router()
 
-    @router.post("/v1/chat/completions", response_model=None)
+    @routes.post("/v1/chat/completions", response_model=None)
     async def chat(body: ChatBody, request: Request) -> Response | dict[str, Any]:
         if body.tools and body.tool_choice != "none":
             raise InvalidParameter("tools", "tool calls are not supported")
@@ -42,20 +43,22 @@ def chat_routes(engine: AsyncEngine, generator: Generator, sessions: SessionTabl
         rendering = Rendering(body.add_generation_prompt is not False, body.chat_template_kwargs or {})
         name = f"chatcmpl-{uuid.uuid4().hex}"
         skip = body.skip_special_tokens is not False
-        session = await session_of(sessions, client_of(request), body, params)
+        client = client_of(request)
+        session = await session_of(sessions, client, body, params)
         if session is not None:
-            options = body.options(body.retained(None), (session.id, session.settings.namespace))
-            turn = await begin_chat_turn(sessions, session, tokenizer, body.messages, rendering)
-            job = Job(name, [np.array(turn.tokens, np.int32)], params, options, "messages", skip, turn)
+            options = body.options(client, body.retained(None), (session.key, session.settings.namespace))
+            turn = await begin_chat_turn(sessions, session, engine, body.messages, rendering)
+            job = Job(name, [np.array(turn.tokens, np.int32)], params, options, "messages", client, skip, turn)
         else:
-            prompt = await rendering.tokens(tokenizer, [message.for_template() for message in body.messages])
+            prompt = await rendering.tokens(engine, [message.for_template() for message in body.messages])
             marked = up_to_breakpoint(body.messages)
-            end = None if marked is None else tokens_before(tokenizer, prompt, marked)
-            job = Job(name, [prompt], params, body.options(body.retained(len(prompt), end)), "messages", skip)
+            end = None if marked is None else await tokens_before(engine, prompt, marked)
+            options = body.options(client, body.retained(len(prompt), end))
+            job = Job(name, [prompt], params, options, "messages", client, skip)
         answer = _Answer(generator, job, body, tokenizer, model_name)
         return await respond(request, answer, body.stream, job.turn)
 
-    return router
+    return routes
 
 
 class _Answer:

@@ -20,8 +20,9 @@ from freehold.ipc.protocol import Ended
 from freehold.scheduler.request import check_token_ids
 from freehold.server.access.clients import client_of
 from freehold.server.openai.schema import CompletionBody
-from freehold.server.requests.job import Generator, Job, Output, encode, session_field, usage
+from freehold.server.requests.job import Generator, Job, Output, session_field, usage
 from freehold.server.requests.response import respond
+from freehold.server.router import router
 from freehold.server.sessions.table import SessionTable
 from freehold.server.sessions.turns import session_of
 from freehold.step import TokenLogprobs
@@ -29,41 +30,40 @@ from freehold.text.tokenizer import Tokenizer
 
 
 def completion_routes(engine: AsyncEngine, generator: Generator, sessions: SessionTable, model_name: str) -> APIRouter:
-    router = APIRouter()
+    routes = router()
 
-    @router.post("/v1/completions", response_model=None)
+    @routes.post("/v1/completions", response_model=None)
     async def completions(body: CompletionBody, request: Request) -> Response | dict[str, Any]:
         if body.suffix:
             raise InvalidParameter("suffix", "is not supported")
         echo = bool(body.echo) and body.session_id is None
         params = body.sampling(engine.tokenizer.defaults, body.max_tokens, body.logprobs, echo)
+        client = client_of(request)
+        generator.check_outputs(len(body.prompts), params.n, "prompt")
         prompts = await _prompts(body, engine)
         name, skip = f"cmpl-{uuid.uuid4().hex}", body.skip_special_tokens is not False
-        session = await session_of(sessions, client_of(request), body, params)
+        session = await session_of(sessions, client, body, params)
         if session is None:
             retention = body.retained(max(map(len, prompts)))
-            job = Job(name, prompts, params, body.options(retention), "prompt", skip)
+            job = Job(name, prompts, params, body.options(client, retention), "prompt", client, skip)
         elif len(prompts) != 1:
             raise InvalidParameter("prompt", "must be one prompt for a turn of a session")
         else:
-            options = body.options(body.retained(None), (session.id, session.settings.namespace))
+            options = body.options(client, body.retained(None), (session.key, session.settings.namespace))
             turn = sessions.begin(session, prompts[0].tolist())
-            job = Job(name, [np.array(turn.tokens, np.int32)], params, options, "prompt", skip, turn)
+            job = Job(name, [np.array(turn.tokens, np.int32)], params, options, "prompt", client, skip, turn)
         answer = _Answer(generator, job, body, engine.tokenizer, model_name)
         return await respond(request, answer, body.stream, job.turn)
 
-    return router
+    return routes
 
 
 async def _prompts(body: CompletionBody, engine: AsyncEngine) -> list[Int32]:
-    prompt = body.prompt
-    many = prompt if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else [prompt]
+    many = body.prompts
     if not many or many == [[]]:
         raise InvalidParameter("prompt", "must not be empty")
     prompts = [
-        await encode(engine.tokenizer, one, True)
-        if isinstance(one, str)
-        else check_token_ids(one, engine.info.vocab_size)  # pyright: ignore[reportArgumentType]
+        await engine.encode(one, True) if isinstance(one, str) else check_token_ids(one, engine.info.vocab_size)  # pyright: ignore[reportArgumentType]
         for one in many
     ]
     if any(len(one) == 0 for one in prompts) and body.session_id is None:

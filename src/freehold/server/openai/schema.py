@@ -10,6 +10,7 @@ from freehold.errors import InvalidParameter
 from freehold.ipc.protocol import Options
 from freehold.memory import Retention
 from freehold.sampling_params import LOGPROBS_MAX, SamplingParams
+from freehold.server.access.clients import Client
 from freehold.server.requests.hints import CacheHints
 
 TokenIds = list[Annotated[int, Field(ge=0, strict=True)]]
@@ -88,9 +89,9 @@ class SamplingBody(CacheHints):
             prompt_logprobs_start=0 if echo and logprobs is not None else None,
         )
 
-    def options(self, retention: Retention | None, session: tuple[str, str] | None = None) -> Options:
-        """`session` is (its id, its namespace) if this is a turn of one."""
-        name, namespace = session or (None, self.cache_salt or "")
+    def options(self, client: Client, retention: Retention | None, session: tuple[str, str] | None = None) -> Options:
+        """`session` is (its key, its namespace) if this is a turn of one."""
+        name, namespace = session or (None, client.namespace(self.cache_salt))
         return Options(self.priority or 0, namespace, self.timeout, name, retention)
 
     @property
@@ -112,6 +113,13 @@ class CompletionBody(SamplingBody):
     echo: bool | None = False
     suffix: str | None = None
     best_of: int | None = None
+
+    @property
+    def prompts(self) -> list[str] | list[TokenIds]:
+        """Each prompt by itself."""
+        many = self.prompt
+        is_list = isinstance(many, list) and len(many) > 0 and not isinstance(many[0], int)
+        return many if is_list else [many]  # pyright: ignore[reportReturnType]
 
 
 class ContentPart(BaseModel):

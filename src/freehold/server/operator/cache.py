@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 
 from freehold.arrays import Int32
 from freehold.errors import InvalidParameter, NotFound
@@ -13,30 +13,31 @@ from freehold.ipc.async_engine import AsyncEngine
 from freehold.ipc.protocol import Options
 from freehold.sampling_params import SamplingParams
 from freehold.scheduler.request import check_token_ids
+from freehold.server.access.clients import Client, client_of
 from freehold.server.openai.schema import LookupBody, PinBody
-from freehold.server.requests.job import encode
 from freehold.server.requests.prompt import Rendering
+from freehold.server.router import router
 
 
 def cache_routes(engine: AsyncEngine) -> APIRouter:
-    router = APIRouter()
+    routes = router()
 
-    @router.get("/v1/cache")
+    @routes.get("/v1/cache")
     async def cache() -> dict[str, Any]:
         """Pages by owner, the prefixes hit most, and how old pages are when hit and when evicted."""
         return await engine.call("cache")
 
-    @router.post("/v1/cache/lookup")
-    async def lookup(body: LookupBody) -> dict[str, Any]:
+    @routes.post("/v1/cache/lookup")
+    async def lookup(request: Request, body: LookupBody) -> dict[str, Any]:
         """How many tokens would hit now, and why the rest would not."""
-        found = await explain_miss(engine, body)
+        found = await explain_miss(engine, body, client_of(request))
         return {**found, "cached_tokens": {"device": found["cached_tokens"]}}
 
-    @router.get("/v1/cache/pins")
+    @routes.get("/v1/cache/pins")
     async def pins() -> dict[str, Any]:
         return await engine.call("pins")
 
-    @router.post("/v1/cache/pins")
+    @routes.post("/v1/cache/pins")
     async def pin(body: PinBody) -> dict[str, Any]:
         """Keep a prefix, computing it if need be; the answer says how much of it the budget allows."""
         tokens = await _tokens(engine, body)
@@ -48,19 +49,19 @@ def cache_routes(engine: AsyncEngine) -> APIRouter:
         wanted = {"id": name, "tokens": tokens.tolist(), "namespace": options.namespace, "ttl": body.ttl}
         return await engine.call("pin", wanted)
 
-    @router.delete("/v1/cache/pins/{name:path}")
+    @routes.delete("/v1/cache/pins/{name:path}")
     async def unpin(name: str) -> dict[str, Any]:
         if not await engine.call("unpin", name):
             raise NotFound(f"there is no pin '{name}'")
         return {"id": name, "object": "cache.pin.deleted", "deleted": True}
 
-    return router
+    return routes
 
 
-async def explain_miss(engine: AsyncEngine, body: LookupBody) -> dict[str, Any]:
+async def explain_miss(engine: AsyncEngine, body: LookupBody, client: Client) -> dict[str, Any]:
     """How much of a prompt is cached now, and why no more."""
     tokens = await _tokens(engine, body)
-    return await engine.call("miss", {"tokens": tokens.tolist(), "namespace": body.cache_salt or ""})
+    return await engine.call("miss", {"tokens": tokens.tolist(), "namespace": client.namespace(body.cache_salt)})
 
 
 async def _tokens(engine: AsyncEngine, body: LookupBody) -> Int32:
@@ -71,9 +72,9 @@ async def _tokens(engine: AsyncEngine, body: LookupBody) -> Int32:
     if ids is not None:
         tokens = check_token_ids(ids, engine.info.vocab_size)
     elif body.messages is not None:
-        tokens = await Rendering().tokens(engine.tokenizer, [message.for_template() for message in body.messages])
+        tokens = await Rendering().tokens(engine, [message.for_template() for message in body.messages])
     else:
-        tokens = await encode(engine.tokenizer, str(body.prompt), True)
+        tokens = await engine.encode(str(body.prompt), True)
     if len(tokens) == 0:
         raise InvalidParameter("prompt", "must not be empty")
     return tokens

@@ -8,27 +8,28 @@ from fastapi import APIRouter
 
 from freehold.ipc.async_engine import AsyncEngine
 from freehold.server.openai.schema import PauseBody, WeightsBody
+from freehold.server.router import router
 
 
 def control_routes(engine: AsyncEngine) -> APIRouter:
-    router = APIRouter()
+    routes = router()
 
-    @router.post("/pause_generation")
+    @routes.post("/pause_generation")
     async def pause(body: PauseBody | None = None) -> dict[str, Any]:
         """Finish the steps in flight and compute no more. New requests are accepted and wait."""
         await engine.call("pause", (body or PauseBody()).mode)
         return {"message": "Generation paused successfully.", "status": "ok"}
 
-    @router.post("/continue_generation")
+    @routes.post("/continue_generation")
     async def resume() -> dict[str, Any]:
         await engine.call("resume")
         return {"message": "Generation continued successfully.", "status": "ok"}
 
-    @router.post("/update_weights_from_disk")
+    @routes.post("/update_weights_from_disk")
     async def update_weights(body: WeightsBody) -> dict[str, Any]:
         """Compute with the weights of another model of the same shape. Nothing that the old ones computed is
         found in the cache again."""
         await engine.call("update_weights", body.model_path)
         return {"success": True, "message": "Weights updated."}
 
-    return router
+    return routes

@@ -4,36 +4,38 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 
 from freehold.ipc.async_engine import AsyncEngine
+from freehold.server.access.clients import client_of
 from freehold.server.openai.schema import LookupBody
 from freehold.server.operator.cache import explain_miss
 from freehold.server.operator.metrics import Metrics
+from freehold.server.router import router
 
 
 def insight_routes(engine: AsyncEngine, metrics: Metrics) -> APIRouter:
-    router = APIRouter()
+    routes = router()
 
-    @router.get("/metrics")
+    @routes.get("/metrics")
     async def prometheus() -> Response:
         return Response(metrics.render(), media_type="text/plain; version=0.0.4")
 
-    @router.get("/debug/memory")
+    @routes.get("/debug/memory")
     async def memory(page: int | None = None) -> dict[str, Any]:
         """Who holds what, recounted; one page explained."""
         if page is None:
             return await engine.call("memory")
         return {"page": page, "explanation": await engine.call("page", page)}
 
-    @router.get("/debug/requests/{name}")
+    @routes.get("/debug/requests/{name}")
     async def request(name: str) -> dict[str, Any]:
         """What a request went through: hits, misses and why, retractions, seconds in each state."""
         return await engine.call("request", name)
 
-    @router.post("/debug/miss")
-    async def miss(body: LookupBody) -> dict[str, Any]:
+    @routes.post("/debug/miss")
+    async def miss(request: Request, body: LookupBody) -> dict[str, Any]:
         """How much of a prompt is cached now, and why no more."""
-        return await explain_miss(engine, body)
+        return await explain_miss(engine, body, client_of(request))
 
-    return router
+    return routes

@@ -13,10 +13,11 @@ from freehold.errors import NotFound
 from freehold.ipc.async_engine import AsyncEngine
 from freehold.options import options_of
 from freehold.server.config import ServerConfig
+from freehold.server.router import router
 
 
 def status_routes(engine: AsyncEngine, model_name: str, server: ServerConfig, sources: Mapping[str, str]) -> APIRouter:
-    router = APIRouter()
+    routes = router()
     started = int(time.time())
 
     def card() -> dict[str, Any]:
@@ -30,27 +31,27 @@ def status_routes(engine: AsyncEngine, model_name: str, server: ServerConfig, so
             "max_model_len": engine.info.max_model_len,
         }
 
-    @router.get("/health")
+    @routes.get("/health")
     async def health() -> Response:
         """200 when the engine serves; 503 while it loads or drains, and after a failed audit."""
         return Response(status_code=200 if engine.is_healthy else 503)
 
-    @router.get("/version")
+    @routes.get("/version")
     async def version() -> dict[str, str]:
         return {"version": __version__}
 
-    @router.get("/v1/models")
+    @routes.get("/v1/models")
     async def models() -> dict[str, Any]:
         return {"object": "list", "data": [card()]}
 
-    @router.get("/v1/models/{name:path}")
+    @routes.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
         if name != model_name:
             raise NotFound(f"the model '{name}' does not exist; this server has '{model_name}'", "model")
         return card()
 
-    @router.get("/get_model_info")
-    @router.get("/model_info")
+    @routes.get("/get_model_info")
+    @routes.get("/model_info")
     async def model_info() -> dict[str, Any]:
         path = engine.info.model_path
         return {
@@ -63,13 +64,13 @@ def status_routes(engine: AsyncEngine, model_name: str, server: ServerConfig, so
             "architectures": [engine.info.architecture],
         }
 
-    @router.get("/get_server_info")
-    @router.get("/server_info")
+    @routes.get("/get_server_info")
+    @routes.get("/server_info")
     async def server_info() -> dict[str, Any]:
         options = {**_options(engine.config, sources), **_options(server, sources)}
         return {**_server_info(engine, model_name), "options": options}
 
-    return router
+    return routes
 
 
 def _server_info(engine: AsyncEngine, model_name: str) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from freehold.arrays import Int32
 from freehold.errors import ChatTemplateError, InvalidParameter
+from freehold.ipc.async_engine import AsyncEngine
 from freehold.memory import Retention
-from freehold.text.tokenizer import Tokenizer
 
 SECONDS_OF = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 RESUME_PRIORITY = 80
@@ -93,11 +93,12 @@ def seconds(duration: str, field: str) -> float:
     return float(value)
 
 
-def tokens_before(tokenizer: Tokenizer, prompt: Int32, messages: list[dict[str, Any]]) -> int:
+async def tokens_before(engine: AsyncEngine, prompt: Int32, messages: list[dict[str, Any]]) -> int:
     """How many tokens of `prompt` int32 [n], which is a chat, come before the end of its first `messages`."""
-    assert tokenizer.chat_template is not None
+    template = engine.tokenizer.chat_template
+    assert template is not None
     try:
-        start = tokenizer.encode(tokenizer.chat_template.render(messages, False), False)
+        start = await engine.encode(template.render(messages, False), False)
     except ChatTemplateError:
         return len(prompt)  # the template wants more than that: keep all
     count = min(len(start), len(prompt))

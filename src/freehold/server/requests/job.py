@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -10,17 +9,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from freehold.arrays import Int32
-from freehold.errors import Aborted, BadRequest
+from freehold.errors import Aborted, BadRequest, InvalidParameter
 from freehold.ipc.async_engine import AsyncEngine, Delta
 from freehold.ipc.protocol import Ended, Options
 from freehold.sampling_params import SamplingParams
+from freehold.server.access.clients import Client
 from freehold.server.operator.metrics import Metrics
 from freehold.server.sessions.branches import BranchTurn
 from freehold.server.sessions.table import Turn
 from freehold.step import TokenLogprobs
-from freehold.text.tokenizer import Tokenizer
-
-LONG_TEXT = 20_000  # characters; longer ones are tokenized off the event loop
 
 
 @dataclass
@@ -57,37 +54,38 @@ class Job:
     params: SamplingParams
     options: Options
     prompt_field: str  # what the body calls the prompt
+    client: Client
     skip_special_tokens: bool = True
     turn: Turn | BranchTurn | None = None  # of a session
 
 
-async def encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> Int32:
-    if len(text) < LONG_TEXT:
-        return tokenizer.encode(text, add_special_tokens)
-    return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens)
-
-
 class Generator:
-    """Runs jobs and keeps the latency metrics."""
+    """Runs jobs, of at most `output_limit` outputs each, and keeps the latency metrics."""
 
-    def __init__(self, engine: AsyncEngine, metrics: Metrics):
+    def __init__(self, engine: AsyncEngine, metrics: Metrics, output_limit: int):
         self._engine = engine
         self._metrics = metrics
+        self._output_limit = output_limit
+        self._owners: dict[str, str] = {}  # of jobs under way, by id
 
     async def deltas(self, job: Job) -> AsyncGenerator[Delta]:
         """The job's news. An output that failed raises its error, except beside others that did
         not."""
+        self.check_outputs(len(job.prompts), job.params.n, job.prompt_field)
         arrival = time.monotonic()
         last: dict[int, float] = {}
         if job.turn is not None:
             job.turn.request_id = job.id
         stream = self._engine.stream(job.prompts, job.params, job.id, job.options, job.skip_special_tokens)
+        self._owners[job.id] = job.client.name
         try:
             async with aclosing(stream):
                 async for delta in stream:
                     if job.turn is not None:
                         job.turn.observe(delta.tokens, delta.text, delta.ended)
                     self._metrics.observe(delta, arrival, last)
+                    if delta.ended is not None and job.client.usage is not None:
+                        job.client.usage.spend(delta.ended.prompt_tokens + delta.ended.output_tokens)
                     failure = delta.ended.failure if delta.ended else None
                     if failure is not None and failure.kind != Aborted.__name__:
                         raise failure.error()
@@ -96,6 +94,19 @@ class Generator:
             if error.field == "prompt":
                 error.field = job.prompt_field  # the engine knows a prompt; the client's body may call it messages
             raise
+        finally:
+            self._owners.pop(job.id, None)
+
+    def check_outputs(self, prompts: int, n: int, prompt_field: str) -> None:
+        """Raises InvalidParameter if that is too much for one request."""
+        if prompts * n > self._output_limit:
+            field = "n" if n > 1 else prompt_field
+            raise InvalidParameter(field, f"asks for {prompts * n} outputs, the limit is {self._output_limit}")
+
+    def abort(self, request_id: str, client: Client) -> None:
+        """End a client's own job. Does nothing if it has none of that id."""
+        if request_id in self._owners and client.may_use(self._owners[request_id]):
+            self._engine.abort(request_id)
 
     async def gather(self, job: Job) -> list[Output]:
         """All outputs, whole."""

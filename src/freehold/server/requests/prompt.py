@@ -7,7 +7,7 @@ from typing import Any
 
 from freehold.arrays import Int32
 from freehold.errors import InvalidParameter
-from freehold.server.requests.job import encode
+from freehold.ipc.async_engine import AsyncEngine
 from freehold.text.tokenizer import Tokenizer
 
 
@@ -24,6 +24,6 @@ class Rendering:
             raise InvalidParameter("messages", "the model has no chat template: use /v1/completions")
         return tokenizer.chat_template.render(messages, self.add_generation_prompt, **self.variables)
 
-    async def tokens(self, tokenizer: Tokenizer, messages: list[dict[str, Any]]) -> Int32:
-        """int32 [n]. Raises the same."""
-        return await encode(tokenizer, self.text(tokenizer, messages), add_special_tokens=False)
+    async def tokens(self, engine: AsyncEngine, messages: list[dict[str, Any]]) -> Int32:
+        """int32 [n]. Raises the same, and InvalidParameter for what can't fit."""
+        return await engine.encode(self.text(engine.tokenizer, messages), add_special_tokens=False)

@@ -9,51 +9,53 @@ from fastapi import APIRouter, Request
 from freehold.ipc.async_engine import AsyncEngine
 from freehold.server.access.clients import client_of
 from freehold.server.openai.schema import ForkBody, RewindBody, SessionBody
+from freehold.server.router import router
 from freehold.server.sessions.table import Session, SessionSettings, SessionTable
 
 
 def session_routes(engine: AsyncEngine, table: SessionTable) -> APIRouter:
-    router = APIRouter()
+    routes = router()
 
-    @router.post("/v1/sessions")
+    @routes.post("/v1/sessions")
     async def open_session(request: Request, body: SessionBody | None = None) -> dict[str, Any]:
         body = body or SessionBody()
-        owner = client_of(request).name
-        settings = SessionSettings(body.timeout, body.capacity, body.cache_salt or "", owner=owner)
+        client = client_of(request)
+        namespace = client.namespace(body.cache_salt)
+        settings = SessionSettings(body.timeout, body.capacity, namespace, owner=client.name)
         return _card(table.open(body.session_id, settings))
 
-    @router.get("/v1/sessions")
+    @routes.get("/v1/sessions")
     async def sessions(request: Request) -> dict[str, Any]:
         return {"object": "list", "data": [_card(session) for session in table.of(client_of(request))]}
 
-    @router.get("/v1/sessions/{name}")
+    @routes.get("/v1/sessions/{name}")
     async def session(request: Request, name: str, token_ids: bool = False) -> dict[str, Any]:
         """With what is cached of it: whole pages in the prefix tree, and the tail behind them; and with its
         tokens, if asked for."""
         found = table.get(name, client_of(request))
         tokens = [*found.conversation.tokens, 0]  # the last token of a prompt is always computed
-        argument = {"tokens": tokens, "namespace": found.settings.namespace, "session": name}
+        argument = {"tokens": tokens, "namespace": found.settings.namespace, "session": found.key}
         card = {**_card(found), "cached": await engine.call("lookup", argument)}
         return {**card, "token_ids": list(found.conversation.tokens)} if token_ids else card
 
-    @router.post("/v1/sessions/{name}/fork")
+    @routes.post("/v1/sessions/{name}/fork")
     async def fork(request: Request, name: str, body: ForkBody | None = None) -> dict[str, Any]:
         return _card(table.fork(table.get(name, client_of(request)), (body or ForkBody()).session_id))
 
-    @router.post("/v1/sessions/{name}/rewind")
+    @routes.post("/v1/sessions/{name}/rewind")
     async def rewind(request: Request, name: str, body: RewindBody) -> dict[str, Any]:
         found = table.get(name, client_of(request))
         table.rewind(found, body.to)
         return _card(found)
 
-    @router.delete("/v1/sessions/{name}")
+    @routes.delete("/v1/sessions/{name}")
     async def close(request: Request, name: str, abort: bool = False) -> dict[str, Any]:
         """At the end of the turn that runs, or with `abort` at once."""
         found = table.get(name, client_of(request))
         table.close(found, abort)
         return {"id": name, "object": "session.deleted", "deleted": found.turn is None}
 
-    return router
+    return routes
 
 
 def _card(session: Session) -> dict[str, Any]:

@@ -7,6 +7,7 @@ name's tail. So whatever happens to the engine's memory, a session can go on.
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from freehold.conversation import Conversation
-from freehold.errors import NoSuchSession, SessionBusy
+from freehold.errors import InvalidParameter, NoSuchSession, SessionBusy
 from freehold.ipc.async_engine import AsyncEngine
 from freehold.ipc.protocol import Ended
 from freehold.server.access.clients import Client
@@ -22,6 +23,7 @@ from freehold.server.sessions.branches import BranchTree
 from freehold.server.sessions.store import SessionStore, StoredSession
 
 EXPIRY_INTERVAL_S = 1.0
+SESSION_ID = r"[A-Za-z0-9_.:@-]{1,200}"
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,8 @@ class SessionSettings:
 
 @dataclass(eq=False)
 class Session:
+    """`id` is its owner's name for it."""
+
     id: str
     settings: SessionSettings
     conversation: Conversation
@@ -50,6 +54,11 @@ class Session:
 
     def __post_init__(self) -> None:
         self.idle.set()
+
+    @property
+    def key(self) -> str:
+        """Its name in the store and in the engine, where clients may have chosen the same id."""
+        return f"{self.settings.owner}/{self.id}" if self.settings.owner else self.id
 
 
 class Turn:
@@ -91,7 +100,7 @@ class Turn:
 
 
 class SessionTable:
-    """Used from one event loop. Names are unique; a closed session's name is free again."""
+    """Used from one event loop. A client's names are unique; a closed session's name is free again."""
 
     def __init__(self, engine: AsyncEngine, store: SessionStore):
         self._engine = engine
@@ -102,7 +111,9 @@ class SessionTable:
             if settings.branching:
                 continue  # its branches are not kept
             conversation = Conversation(stored.tokens, settings.capacity, stored.turns)
-            self._sessions[stored.id] = Session(stored.id, settings, conversation, stored.messages)
+            name = stored.id.removeprefix(f"{settings.owner}/")
+            session = Session(name, settings, conversation, stored.messages)
+            self._sessions[session.key] = session
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -111,19 +122,23 @@ class SessionTable:
         return iter(self._sessions.values())
 
     def open(self, name: str | None, settings: SessionSettings) -> Session:
-        """Raises SessionBusy if the name is in use."""
-        name = name or uuid.uuid4().hex
-        if name in self._sessions:
-            raise SessionBusy(f"session id {name} is already open")
+        """Raises SessionBusy if the owner uses the name already, InvalidParameter if it can't be one."""
+        name = uuid.uuid4().hex if name is None else name
+        if not re.fullmatch(SESSION_ID, name):
+            raise InvalidParameter("session_id", "must be 1 to 200 letters, digits, and any of . _ : @ -")
         session = Session(name, settings, Conversation(capacity=settings.capacity))
-        self._sessions[name] = session
+        if session.key in self._sessions:
+            raise SessionBusy(f"session id {name} is already open")
+        self._sessions[session.key] = session
         self.save(session)
         return session
 
     def get(self, name: str, client: Client) -> Session:
-        """Raises NoSuchSession, also for a session of somebody else."""
-        session = self._sessions.get(name)
-        if session is None or not client.may_use(session.settings.owner):
+        """A client's own session, or for administrators anybody's. Raises NoSuchSession."""
+        session = self._sessions.get(f"{client.name}/{name}" if client.name else name)
+        if session is None and client.is_admin:
+            session = next((one for one in self if one.id == name), None)
+        if session is None:
             raise NoSuchSession(f"session id {name} does not exist")
         return session
 
@@ -174,14 +189,14 @@ class SessionTable:
             self._engine.abort(session.turn.request_id)
 
     def drop(self, session: Session) -> None:
-        if self._sessions.pop(session.id, None) is not None:
-            self._store.delete(session.id)
-            self._engine.forget_session(session.id)
+        if self._sessions.pop(session.key, None) is not None:
+            self._store.delete(session.key)
+            self._engine.forget_session(session.key)
 
     def save(self, session: Session) -> None:
         settings = {name: getattr(session.settings, name) for name in SessionSettings.__dataclass_fields__}
-        conversation = session.conversation
-        self._store.save(StoredSession(session.id, conversation.tokens, conversation.turns, session.messages, settings))
+        tokens, turns = session.conversation.tokens, session.conversation.turns
+        self._store.save(StoredSession(session.key, tokens, turns, session.messages, settings))
 
     async def expire(self) -> None:
         """Forever: close what has been idle for too long."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from freehold.errors import InvalidParameter, SessionBusy
+from freehold.ipc.async_engine import AsyncEngine
 from freehold.sampling_params import SamplingParams
 from freehold.server.access.clients import Client
 from freehold.server.openai.schema import Message, SamplingBody
-from freehold.server.requests.job import encode
 from freehold.server.requests.prompt import Rendering
 from freehold.server.sessions.table import Session, SessionTable, Turn
 from freehold.text.tokenizer import Tokenizer
@@ -28,9 +28,10 @@ async def session_of(table: SessionTable, client: Client, body: SamplingBody, pa
 
 
 async def begin_chat_turn(
-    table: SessionTable, session: Session, tokenizer: Tokenizer, messages: list[Message], rendering: Rendering
+    table: SessionTable, session: Session, engine: AsyncEngine, messages: list[Message], rendering: Rendering
 ) -> Turn:
     """A turn of a chat: `messages` are only the new ones."""
+    tokenizer = engine.tokenizer
     new = [message.for_template() for message in messages]
     whole = rendering.text(tokenizer, [*session.messages, *new])
     keep, text = None, whole
@@ -38,7 +39,7 @@ async def begin_chat_turn(
         before = replace(rendering, add_generation_prompt=False).text(tokenizer, session.messages)
         keep, text = _continuation(session, tokenizer, before, whole)
     history = session.messages
-    tokens = await encode(tokenizer, text, False)
+    tokens = await engine.encode(text, False)
     if session.messages is not history:
         raise SessionBusy(f"session {session.id} has changed meanwhile")
     turn = table.begin(session, tokens.tolist(), keep)

@@ -1,0 +1,92 @@
+"""Connections, before there is a request on them: how many, and for how long."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+BUSY = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+
+
+class Connections:
+    """The open connections, at most `limit` in all and `client_limit` from one address. Headers of a request must be
+    complete `header_timeout` seconds after they began, or after the connection was made."""
+
+    def __init__(self, limit: int, client_limit: int, header_timeout: float):
+        self._limit = limit
+        self._client_limit = client_limit
+        self.header_timeout = header_timeout
+        self._open: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return self._open.total()
+
+    def add(self, address: str) -> bool:
+        """Whether there is room for one more."""
+        if len(self) >= self._limit or self._open[address] >= self._client_limit:
+            return False
+        self._open[address] += 1
+        return True
+
+    def remove(self, address: str) -> None:
+        self._open[address] -= 1
+        if not self._open[address]:
+            del self._open[address]
+
+    def protocol(self, **settings: Any) -> BoundedProtocol:
+        """For a new connection, as uvicorn asks for one."""
+        return BoundedProtocol(self, **settings)
+
+
+class BoundedProtocol(H11Protocol):
+    """Uvicorn's protocol for one connection of `Connections`."""
+
+    def __init__(self, all_connections: Connections, **settings: Any):
+        super().__init__(**settings)
+        self._all = all_connections
+        self._address = ""
+        self._is_counted = False
+        self._header_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        super().connection_made(transport)
+        self._address = self.client[0] if self.client else ""
+        self._is_counted = self._all.add(self._address)
+        if self._is_counted:
+            self._await_headers()
+        else:
+            transport.write(BUSY)
+            transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._stop_waiting()
+        if self._is_counted:
+            self._is_counted = False
+            self._all.remove(self._address)
+
+    def data_received(self, data: bytes) -> None:
+        if not self._is_counted:
+            return
+        super().data_received(data)
+        if self.cycle is None or self.cycle.response_complete:
+            self._await_headers()
+        else:
+            self._stop_waiting()
+
+    def _await_headers(self) -> None:
+        if self._header_timer is None:
+            self._header_timer = self.loop.call_later(self._all.header_timeout, self._give_up)
+
+    def _stop_waiting(self) -> None:
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
+
+    def _give_up(self) -> None:
+        self._header_timer = None
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.close()

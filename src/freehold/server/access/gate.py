@@ -1,0 +1,84 @@
+"""What happens before a request's body is read: who asks, whether they may, and how much they may send."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from freehold.errors import BodyTooLarge, FreeholdError
+from freehold.server.access.keys import Keys
+from freehold.server.access.rights import Right, right_of
+from freehold.server.access.usage import UsageTable
+from freehold.server.errors import error_response
+
+
+class Gate:
+    """ASGI middleware. `body_limit()` is in bytes; a body must be complete `body_timeout` seconds after its headers."""
+
+    def __init__(self, app: ASGIApp, keys: Keys, body_limit: Callable[[], int], body_timeout: float):
+        self._app = app
+        self._keys = keys
+        self._usage = UsageTable()
+        self._body_limit = body_limit
+        self._body_timeout = body_timeout
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        headers, right = Headers(scope=scope), right_of(scope["path"])
+        key = self._keys.find(headers)
+        usage = None if key is None or right is Right.OPEN else self._usage.of(key.client.name, key.quota)
+        try:
+            client = self._keys.check(key, right)
+            body = _Body(receive, self._body_limit(), self._body_timeout)
+            body.expect(headers.get("content-length"))
+            if usage is not None:
+                usage.begin()
+        except FreeholdError as error:
+            # The body is not read, so the connection can't be used again.
+            response = error_response(error, scope["path"], {"Connection": "close"})
+            return await response(scope, receive, send)
+        scope.setdefault("state", {})["client"] = replace(client, usage=usage)
+        try:
+            await self._app(scope, body.receive, send)
+        finally:
+            if usage is not None:
+                usage.end()
+
+
+class _Body:
+    """A request's body, as far as it may go. Raises HTTPException, for only that passes through the framework."""
+
+    def __init__(self, receive: Receive, limit: int, timeout: float):
+        self._receive = receive
+        self._limit = limit
+        self._end = time.monotonic() + timeout
+        self._received = 0
+        self._is_complete = False
+
+    def expect(self, length: str | None) -> None:
+        """Raises BodyTooLarge for a body that says itself that it is."""
+        if length is not None and length.isdecimal() and int(length) > self._limit:
+            raise BodyTooLarge(self._message())
+
+    async def receive(self) -> Message:
+        if self._is_complete:
+            return await self._receive()
+        try:
+            message = await asyncio.wait_for(self._receive(), max(self._end - time.monotonic(), 0.0))
+        except TimeoutError:
+            raise HTTPException(408, "the body did not arrive in time", {"Connection": "close"}) from None
+        self._received += len(message.get("body", b""))
+        if self._received > self._limit:
+            raise HTTPException(413, self._message(), {"Connection": "close"})
+        self._is_complete = message["type"] != "http.request" or not message.get("more_body", False)
+        return message
+
+    def _message(self) -> str:
+        return f"the body is larger than {self._limit} bytes (--max-body-bytes)"
