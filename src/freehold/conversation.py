@@ -12,13 +12,18 @@ from freehold.errors import TurnRefused
 class Conversation:
     """At most one turn at a time; one that is abandoned leaves no trace.
 
-    `capacity` is the most tokens that history and input may have together, None for no limit.
+    `capacity` is the most tokens that history, input and output may have together, None for no limit. `ends` are the
+    lengths of the history after each turn.
     """
 
     tokens: list[int] = field(default_factory=list[int])
     capacity: int | None = None
-    turns: int = 0
+    ends: list[int] = field(default_factory=list[int])
     in_turn: bool = False
+
+    @property
+    def turns(self) -> int:
+        return len(self.ends)
 
     def begin(self, new: Sequence[int], keep: int | None = None) -> list[int]:
         """Start a turn with new input after the history, or after its first `keep` tokens -> all tokens of
@@ -28,9 +33,10 @@ class Conversation:
         whole = [*self.tokens[:keep], *new]
         if not whole:
             raise TurnRefused("the turn has no tokens, and the session no history")
-        if self.capacity is not None and len(whole) > self.capacity:
+        if self.capacity is not None and len(whole) >= self.capacity:
             raise TurnRefused(
-                f"history and input have {len(whole)} tokens together, the session's capacity is {self.capacity}"
+                f"history and input have {len(whole)} tokens together, the session's capacity is {self.capacity}, "
+                "output included"
             )
         self.in_turn = True
         return whole
@@ -39,7 +45,7 @@ class Conversation:
         """The turn has finished: `whole`, as `begin` gave it, and its output are history now."""
         assert self.in_turn
         self.tokens = [*whole, *output]
-        self.turns += 1
+        self.ends = [*self.ends, len(self.tokens)]
         self.in_turn = False
 
     def abandon(self) -> None:
@@ -47,13 +53,14 @@ class Conversation:
         self.in_turn = False
 
     def rewind(self, to: int) -> None:
-        """Forget all but the first `to` tokens. Raises TurnRefused."""
+        """Forget all but the first `to` tokens, and the turns that end behind them. Raises TurnRefused."""
         if self.in_turn:
             raise TurnRefused("the session has an active request")
         if not 0 <= to <= len(self.tokens):
-            raise TurnRefused(f"to: must be between 0 and the session's {len(self.tokens)} tokens, got {to}")
-        del self.tokens[to:]
+            raise TurnRefused(f"to: must be between 0 and the session's {len(self.tokens)} tokens, got {to}", "to")
+        self.tokens = self.tokens[:to]
+        self.ends = [end for end in self.ends if end <= to]
 
     def fork(self) -> Conversation:
         """Another one with the same history. What is in a turn now is not part of it."""
-        return Conversation(list(self.tokens), self.capacity, self.turns)
+        return Conversation(list(self.tokens), self.capacity, list(self.ends))

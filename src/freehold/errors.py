@@ -117,6 +117,10 @@ class Unavailable(FreeholdError):
     default_status = 503
 
 
+class StoreFailed(Unavailable):
+    """The disk took nothing: what was to be stored has not happened."""
+
+
 class QueueFull(Unavailable):
     """Too many requests are waiting."""
 

@@ -168,8 +168,8 @@ MUTANTS = [
         "a fork shares its parent's history",
         "the server",
         "conversation.py",
-        "return Conversation(list(self.tokens), self.capacity, self.turns)",
-        "return Conversation(self.tokens, self.capacity, self.turns)",
+        "return Conversation(list(self.tokens), self.capacity, list(self.ends))",
+        "return Conversation(self.tokens, self.capacity, list(self.ends))",
     ),
     Mutant(
         "a rewind keeps one token too many",

@@ -117,12 +117,14 @@ class Procedures:
         }
 
     def _request(self, name: str) -> dict[str, Any]:
-        request = self._scheduler.requests.get(name)
-        if request is not None:
-            return _request_card(request)
-        if name not in self._ended:
-            raise NotFound(f"no request '{name}' among those that run and the last {REMEMBERED_REQUESTS} that ended")
-        return self._ended[name]
+        """`name` is a request's, or that of the answer whose first output it is."""
+        for one in (name, f"{name}-0", f"{name}-0-0"):
+            request = self._scheduler.requests.get(one)
+            if request is not None:
+                return _request_card(request)
+            if one in self._ended:
+                return self._ended[one]
+        raise NotFound(f"no request '{name}' among those that run and the last {REMEMBERED_REQUESTS} that ended")
 
     def _lookup(self, argument: dict[str, Any]) -> dict[str, Any]:
         """What of a sequence is cached now, were it the turn of a session or not."""

@@ -47,7 +47,7 @@ def create_app(
     model is loaded, with 503. `sources` says where options came from, for those who ask."""
     config = config or ServerConfig()
     keys = Keys.of(config)
-    store = SessionStore(config.session_store)
+    store = SessionStore(config.session_store, config.session_store_recover)
     sessions = SessionTable(engine, store)
 
     @contextlib.asynccontextmanager

@@ -18,6 +18,9 @@ class ServerConfig:
     port: int = option(8000, "Port to listen on.", SERVER, Limits(least=0, most=65535))
     served_model_name: str | None = option(None, "Name of the model in /v1/models. Default: the file's.", SERVER)
     session_store: str | None = option(None, "SQLite file in which sessions survive restarts.", SERVER)
+    session_store_recover: bool = option(
+        False, "Put a damaged session store aside, and keep what can be read of it.", SERVER
+    )
     max_body_bytes: int | None = option(
         None,
         "Maximum size of a request's body. Default: 4 MiB, more for contexts over 64k.",

@@ -27,7 +27,7 @@ def anthropic_routes(engine: AsyncEngine, generator: Generator, model_name: str)
     async def messages(body: MessagesBody, request: Request) -> Response | dict[str, Any]:
         tokenizer = engine.tokenizer
         params = body.sampling(tokenizer.defaults)
-        prompt = await Rendering().tokens(engine, body.turns())
+        prompt = await Rendering(continues_answer=True).tokens(engine, body.turns())
         retention = None
         if (marked := body.up_to_breakpoint()) is not None:
             start, control = marked
@@ -52,11 +52,15 @@ class _Answer:
         self._head = {"id": job.id, "type": "message", "role": "assistant", "model": model}
 
     def _usage(self, cached: int, output: int) -> dict[str, int]:
-        """At least one prompt token is always computed, so `input_tokens` is positive. Of them
-        `cache_creation_input_tokens` are kept because `cache_control` asked for it."""
+        """The prompt's tokens in three parts: read from the cache, kept in it because `cache_control` asked for that,
+        and the others."""
         prompt, retention = len(self._job.prompts[0]), self._job.options.retention
         created = 0 if retention is None else max((retention.end or 0) - cached, 0)
-        usage = {"input_tokens": prompt - cached, "output_tokens": output, "cache_creation_input_tokens": created}
+        usage = {
+            "input_tokens": prompt - cached - created,
+            "output_tokens": output,
+            "cache_creation_input_tokens": created,
+        }
         return {**usage, "cache_read_input_tokens": cached} if cached else usage
 
     async def whole(self) -> dict[str, Any]:
@@ -91,4 +95,5 @@ class _Answer:
 
 def _stop(ended: Ended) -> dict[str, Any]:
     sequence = ended.matched if isinstance(ended.matched, str) else None
-    return {"stop_reason": "max_tokens" if ended.kind == "length" else "end_turn", "stop_sequence": sequence}
+    reason = "max_tokens" if ended.kind == "length" else "end_turn" if sequence is None else "stop_sequence"
+    return {"stop_reason": reason, "stop_sequence": sequence}

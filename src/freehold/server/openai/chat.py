@@ -40,7 +40,7 @@ def chat_routes(engine: AsyncEngine, generator: Generator, sessions: SessionTabl
         limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         params = body.sampling(tokenizer.defaults, limit, logprobs)
-        rendering = Rendering(body.add_generation_prompt is not False, body.chat_template_kwargs or {})
+        rendering = Rendering(body.add_generation_prompt is not False, variables=body.chat_template_kwargs or {})
         name = f"chatcmpl-{uuid.uuid4().hex}"
         skip = body.skip_special_tokens is not False
         client = client_of(request)
@@ -48,7 +48,9 @@ def chat_routes(engine: AsyncEngine, generator: Generator, sessions: SessionTabl
         if session is not None:
             options = body.options(client, body.retained(None), (session.key, session.settings.namespace))
             turn = await begin_chat_turn(sessions, session, engine, body.messages, rendering)
-            job = Job(name, [np.array(turn.tokens, np.int32)], params, options, "messages", client, skip, turn)
+            job = Job(
+                name, [np.array(turn.tokens, np.int32)], turn.fitted(params), options, "messages", client, skip, turn
+            )
         else:
             prompt = await rendering.tokens(engine, [message.for_template() for message in body.messages])
             marked = up_to_breakpoint(body.messages)

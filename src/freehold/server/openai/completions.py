@@ -51,7 +51,9 @@ def completion_routes(engine: AsyncEngine, generator: Generator, sessions: Sessi
         else:
             options = body.options(client, body.retained(None), (session.key, session.settings.namespace))
             turn = sessions.begin(session, prompts[0].tolist())
-            job = Job(name, [np.array(turn.tokens, np.int32)], params, options, "prompt", client, skip, turn)
+            job = Job(
+                name, [np.array(turn.tokens, np.int32)], turn.fitted(params), options, "prompt", client, skip, turn
+            )
         answer = _Answer(generator, job, body, engine.tokenizer, model_name)
         return await respond(request, answer, body.stream, job.turn)
 

@@ -13,16 +13,21 @@ from freehold.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Rendering:
-    """How the model's chat template is applied; `variables` are passed to it."""
+    """How the model's chat template is applied; `variables` are passed to it. With `continues_answer` a last message
+    of the assistant is the beginning of its answer."""
 
     add_generation_prompt: bool = True
+    continues_answer: bool = False
     variables: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def text(self, tokenizer: Tokenizer, messages: list[dict[str, Any]]) -> str:
         """Raises InvalidParameter if the model has no template, or ChatTemplateError."""
         if tokenizer.chat_template is None:
             raise InvalidParameter("messages", "the model has no chat template: use /v1/completions")
-        return tokenizer.chat_template.render(messages, self.add_generation_prompt, **self.variables)
+        render = tokenizer.chat_template.render
+        if self.continues_answer and messages[-1]["role"] == "assistant":
+            return render(messages[:-1], True, **self.variables) + messages[-1]["content"]
+        return render(messages, self.add_generation_prompt, **self.variables)
 
     async def tokens(self, engine: AsyncEngine, messages: list[dict[str, Any]]) -> Int32:
         """int32 [n]. Raises the same, and InvalidParameter for what can't fit."""

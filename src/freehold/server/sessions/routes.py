@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -11,6 +13,8 @@ from freehold.server.access.clients import client_of
 from freehold.server.openai.schema import ForkBody, RewindBody, SessionBody
 from freehold.server.router import router
 from freehold.server.sessions.table import Session, SessionSettings, SessionTable
+
+ABORT_TIMEOUT_S = 10.0  # for the turn that runs to end
 
 
 def session_routes(engine: AsyncEngine, table: SessionTable) -> APIRouter:
@@ -53,6 +57,9 @@ def session_routes(engine: AsyncEngine, table: SessionTable) -> APIRouter:
         """At the end of the turn that runs, or with `abort` at once."""
         found = table.get(name, client_of(request))
         table.close(found, abort)
+        if abort:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(table.wait_until_idle(found), ABORT_TIMEOUT_S)
         return {"id": name, "object": "session.deleted", "deleted": found.turn is None}
 
     return routes

@@ -7,17 +7,19 @@ name's tail. So whatever happens to the engine's memory, a session can go on.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from freehold.conversation import Conversation
-from freehold.errors import InvalidParameter, NoSuchSession, SessionBusy
+from freehold.errors import InvalidParameter, NoSuchSession, SessionBusy, StoreFailed
 from freehold.ipc.async_engine import AsyncEngine
 from freehold.ipc.protocol import Ended
+from freehold.sampling_params import SamplingParams
 from freehold.server.access.clients import Client
 from freehold.server.sessions.branches import BranchTree
 from freehold.server.sessions.store import SessionStore, StoredSession
@@ -80,12 +82,28 @@ class Turn:
         self._text += text
         if ended is None:
             return
-        if ended.is_complete:
-            self.session.conversation.commit(self.tokens, self._output)
+        try:
+            if ended.is_complete:
+                self._commit()
+        finally:
+            self.close()
+
+    def _commit(self) -> None:
+        """The turn has happened if it is on disk. Raises StoreFailed; then it has not."""
+        session = self.session
+        with self._table.changing(session):
+            session.conversation.commit(self.tokens, self._output)
             if self.messages is not None:
-                self.session.messages = [*self.messages, {"role": "assistant", "content": self._text}]
-            self._table.save(self.session)
-        self.close()
+                session.messages = [*self.messages, {"role": "assistant", "content": self._text}]
+
+    def fitted(self, params: SamplingParams) -> SamplingParams:
+        """With what the session's capacity leaves for output."""
+        capacity = self.session.settings.capacity
+        if capacity is None:
+            return params
+        room = capacity - len(self.tokens)
+        most = room if params.max_tokens is None else min(params.max_tokens, room)
+        return replace(params, max_tokens=most, min_tokens=min(params.min_tokens, most))
 
     def close(self) -> None:
         """The turn is over, whatever came of it. Idempotent: the next one may have begun."""
@@ -110,7 +128,7 @@ class SessionTable:
             settings = SessionSettings(**stored.settings)
             if settings.branching:
                 continue  # its branches are not kept
-            conversation = Conversation(stored.tokens, settings.capacity, stored.turns)
+            conversation = Conversation(stored.tokens, settings.capacity, stored.ends)
             name = stored.id.removeprefix(f"{settings.owner}/")
             session = Session(name, settings, conversation, stored.messages)
             self._sessions[session.key] = session
@@ -129,8 +147,8 @@ class SessionTable:
         session = Session(name, settings, Conversation(capacity=settings.capacity))
         if session.key in self._sessions:
             raise SessionBusy(f"session id {name} is already open")
-        self._sessions[session.key] = session
         self.save(session)
+        self._sessions[session.key] = session
         return session
 
     def get(self, name: str, client: Client) -> Session:
@@ -167,18 +185,34 @@ class SessionTable:
         """A session with the history so far; pages are shared through the prefix tree, and what does not
         fill a page is computed again by whoever comes second."""
         child = self.open(name, session.settings)
-        child.conversation = session.conversation.fork()
-        child.messages = list(session.messages)
-        self.save(child)
+        try:
+            with self.changing(child):
+                child.conversation = session.conversation.fork()
+                child.messages = list(session.messages)
+        except StoreFailed:
+            self.drop(child)
+            raise
         return child
+
+    @contextlib.contextmanager
+    def changing(self, session: Session) -> Iterator[None]:
+        """What is changed inside is saved, or undone: raises StoreFailed."""
+        before = session.conversation, replace(session.conversation), session.messages
+        yield
+        try:
+            self.save(session)
+        except StoreFailed:
+            session.conversation, state, session.messages = before
+            vars(session.conversation).update(vars(state))
+            raise
 
     def rewind(self, session: Session, to: int) -> None:
         """Raises SessionBusy or TurnRefused."""
         if session.turn is not None:
             raise SessionBusy(f"session {session.id} has an active request")
-        session.conversation.rewind(to)
-        session.messages = []  # they can't be cut at a token
-        self.save(session)
+        with self.changing(session):
+            session.conversation.rewind(to)
+            session.messages = []  # they can't be cut at a token
 
     def close(self, session: Session, abort: bool = False) -> None:
         """Now, or at the end of the turn that runs; with `abort` that turn ends at once."""
@@ -195,8 +229,8 @@ class SessionTable:
 
     def save(self, session: Session) -> None:
         settings = {name: getattr(session.settings, name) for name in SessionSettings.__dataclass_fields__}
-        tokens, turns = session.conversation.tokens, session.conversation.turns
-        self._store.save(StoredSession(session.key, tokens, turns, session.messages, settings))
+        conversation = session.conversation
+        self._store.save(StoredSession(session.key, conversation.tokens, conversation.ends, session.messages, settings))
 
     async def expire(self) -> None:
         """Forever: close what has been idle for too long."""
