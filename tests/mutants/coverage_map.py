@@ -76,13 +76,15 @@ class CoverageMap:
         found |= importers
 
         def order(node: str) -> tuple[bool, float]:
-            return node.partition("::")[0] not in importers, self._seconds.get(node, 0.0)
+            return node not in importers, self._seconds.get(node, 0.0)
 
         return [*sorted(found - set(drivers), key=order), *drivers]
 
     def _importers(self, file: str) -> list[str]:
         module = "freehold." + file.removesuffix(".py").replace("/", ".")
-        return [path for path in self._files.values() if f"from {module} import" in (ROOT / path).read_text()]
+        paths = [path for path in self._files.values() if f"from {module} import" in (ROOT / path).read_text()]
+        measured = [node for node in self._seconds if node.partition("::")[0] in paths and "::" in node]
+        return measured + [path for path in paths if path not in self._seconds]
 
     def _node(self, context: str) -> str | None:
         """test_pool.test_x -> tests/memory/test_pool.py::test_x"""

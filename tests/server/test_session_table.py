@@ -1,11 +1,16 @@
 """Sessions without HTTP: turns, closing, the store."""
 
+import contextlib
+import shutil
+import sqlite3
+
 import pytest
 
 from freehold.conversation import Conversation
-from freehold.errors import NoSuchSession, SessionBusy, TurnRefused
+from freehold.errors import NoSuchSession, SessionBusy, StoreFailed, TurnRefused
 from freehold.ipc.async_engine import AsyncEngine
 from freehold.ipc.protocol import Ended
+from freehold.sampling_params import SamplingParams
 from freehold.server.access.clients import Client
 from freehold.server.sessions.store import SessionStore
 from freehold.server.sessions.table import SessionSettings, SessionTable
@@ -87,12 +92,108 @@ def test_what_is_committed_is_on_disk_and_what_is_not_is_not(tmp_path):
     sessions.begin(session, [4]).observe([5], "y", None)
     sessions.open("closed", SessionSettings())
     sessions.close(sessions.get("closed", Client()))
-    again, _ = table(path)
+    for file in tmp_path.glob("sessions.db*"):  # as a kill at this moment would leave it
+        shutil.copy(file, tmp_path / file.name.replace("sessions", "left"))
+    again, _ = table(str(tmp_path / "left.db"))
     assert [found.id for found in again] == ["s"]
     found = again.get("s", Client())
     assert found.conversation.tokens == [1, 2, 3]
     assert found.settings == SessionSettings(9.0, 100, "salt")
     assert again.begin(found, [4]).tokens == [1, 2, 3, 4]
+
+
+def full(sessions: SessionTable, is_full: bool = True) -> None:
+    """The disk has no room for a single page more, or has again."""
+    database = sessions._store._database
+    assert database is not None
+    database.execute(f"PRAGMA max_page_count={1 if is_full else 1 << 30}")
+
+
+def test_a_turn_that_is_not_on_disk_has_not_happened(tmp_path):
+    path = str(tmp_path / "sessions.db")
+    sessions, _ = table(path)
+    session = sessions.open("s", SessionSettings())
+    sessions.begin(session, [1, 2]).observe([3], "x", ended("stop"))
+    full(sessions)
+    large = list(range(100_000))
+    turn = sessions.begin(session, large)
+    with pytest.raises(StoreFailed, match="can't be written"):
+        turn.observe([5], "y", ended("stop"))
+    assert session.turn is None
+    assert (session.conversation.tokens, session.conversation.turns) == ([1, 2, 3], 1)
+    assert [one.id for one in sessions] == ["s"]
+    full(sessions, False)
+    sessions.begin(session, large).observe([5], "y", ended("stop"))
+    assert (len(session.conversation.tokens), session.conversation.turns) == (100_004, 2)
+
+
+def test_a_session_is_closed_whatever_the_disk_says(tmp_path, monkeypatch):
+    path = str(tmp_path / "sessions.db")
+    sessions, _ = table(path)
+    session = sessions.open("s", SessionSettings())
+    store = sessions._store
+    real, store._database = store._database, sqlite3.connect(":memory:")  # has no such table: every write fails
+    sessions.close(session)
+    assert len(sessions) == 0
+    store._database = real
+    sessions.open("t", SessionSettings())
+    store.close()
+    again, _ = table(path)
+    assert [found.id for found in again] == ["t"]
+
+
+def test_a_store_has_one_server(tmp_path):
+    path = str(tmp_path / "sessions.db")
+    first = SessionStore(path)
+    with pytest.raises(ValueError, match="in use by another server"):
+        SessionStore(path)
+    first.close()
+    SessionStore(path).close()
+
+
+def test_a_damaged_store_is_said_to_be_and_what_can_be_read_is_kept(tmp_path):
+    path = tmp_path / "sessions.db"
+    sessions, _ = table(str(path))
+    for name in ("a", "b", "c"):
+        session = sessions.open(name, SessionSettings())
+        sessions.begin(session, [1, 2]).observe([3], "x", ended("stop"))
+    sessions._store.close()
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
+        database.execute("UPDATE sessions SET settings = '{' WHERE id = 'b'")
+    with pytest.raises(ValueError, match=r"is damaged .* --session-store-recover"):
+        SessionStore(str(path))
+    store = SessionStore(str(path), recover=True)
+    assert sorted(one.id for one in store) == ["a", "c"]
+    store.close()
+    assert len(list(tmp_path.glob("*.damaged-*"))) >= 1
+    path.write_bytes(b"this is no database" * 100)
+    with pytest.raises(ValueError, match="is damaged"):
+        SessionStore(str(path))
+    store = SessionStore(str(path), recover=True)
+    assert list(store) == []
+    store.close()
+
+
+def test_capacity_counts_output():
+    sessions, _ = table()
+    session = sessions.open("s", SessionSettings(capacity=10))
+    turn = sessions.begin(session, [1] * 7)
+    assert turn.fitted(SamplingParams(max_tokens=50, min_tokens=20)).max_tokens == 3
+    turn.close()
+    with pytest.raises(TurnRefused, match="capacity is 10"):
+        sessions.begin(session, [1] * 10)
+
+
+def test_a_rewind_forgets_the_turns_behind_it():
+    sessions, _ = table()
+    session = sessions.open("s", SessionSettings())
+    for _ in range(3):
+        sessions.begin(session, [1, 2]).observe([3], "x", ended("stop"))
+    sessions.rewind(session, 7)
+    assert (len(session.conversation.tokens), session.conversation.turns) == (7, 2)
+    with pytest.raises(TurnRefused) as refused:
+        sessions.rewind(session, 8)
+    assert refused.value.field == "to"
 
 
 def test_a_conversation_takes_one_turn_at_a_time():
