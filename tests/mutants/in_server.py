@@ -140,8 +140,8 @@ MUTANTS = [
         "an aborted turn becomes history",
         "the server",
         "server/sessions/table.py",
-        "        if ended.is_complete:\n            self.session",
-        "        if True:\n            self.session",
+        "            if ended.is_complete:\n                self._commit()",
+        "            if True:\n                self._commit()",
     ),
     Mutant(
         "a turn that has ended can end the next",
@@ -161,8 +161,8 @@ MUTANTS = [
         "a turn is not saved before it is answered",
         "the server",
         "server/sessions/table.py",
-        "            self._table.save(self.session)\n",
-        "            pass\n",
+        "            self.save(session)\n        except",
+        "            pass\n        except",
     ),
     Mutant(
         "a fork shares its parent's history",
@@ -175,8 +175,8 @@ MUTANTS = [
         "a rewind keeps one token too many",
         "the server",
         "conversation.py",
-        "        del self.tokens[to:]",
-        "        del self.tokens[to + 1 :]",
+        "self.tokens = self.tokens[:to]\n",
+        "self.tokens = self.tokens[: to + 1]\n",
     ),
     Mutant(
         "two turns of a session at once",

@@ -131,7 +131,8 @@ def test_a_key_may_have_one_request_at_a_time(guarded):
     third = {"Authorization": "Bearer third"}
     body = {"prompt": "count", "max_tokens": 200, "ignore_eos": True, "stream": True}
     with httpx.stream("POST", f"{guarded}/v1/completions", json=body, headers=third, timeout=60) as running:
-        next(running.iter_lines())
+        lines = running.iter_lines()
+        next(lines)
         refused = httpx.post(f"{guarded}/v1/completions", json={"prompt": "a"}, headers=third, timeout=60)
         assert (refused.status_code, refused.json()["error"]["type"]) == (429, "rate_limit_error")
         assert int(refused.headers["retry-after"]) >= 1

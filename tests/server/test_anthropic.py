@@ -49,7 +49,7 @@ def test_blocks_system_turns_and_stop_sequences(client):
     cut = client.messages.create(model="m", max_tokens=30, extra_body=GREEDY, messages=blocks, stop_sequences=[stop])
     assert cut.content[0].text == whole[: whole.index(stop)]
     assert cut.stop_sequence == stop
-    assert cut.stop_reason == "end_turn"
+    assert cut.stop_reason == "stop_sequence"
 
 
 def test_counting_tokens(client):
@@ -77,3 +77,26 @@ def test_errors_have_anthropics_shape(url, change):
     assert answer.json()["type"] == "error"
     assert answer.json()["error"]["type"] == "invalid_request_error"
     assert answer.json()["error"]["message"]
+
+
+def test_an_assistant_message_at_the_end_is_the_beginning_of_the_answer(client):
+    whole = client.messages.create(model="m", max_tokens=24, extra_body=GREEDY, messages=QUESTION).content[0].text
+    begun = whole[: len(whole) // 2]
+    prefilled = [*QUESTION, {"role": "assistant", "content": begun}]
+    rest = client.messages.create(model="m", max_tokens=24, extra_body=GREEDY, messages=prefilled).content[0].text
+    counted = client.messages.count_tokens(model="m", messages=prefilled).input_tokens
+    assert counted > client.messages.count_tokens(model="m", messages=QUESTION).input_tokens
+    assert not rest.startswith(begun[:10])
+
+
+def test_usage_counts_each_token_of_the_prompt_once(client):
+    text = "Something long enough for some pages, which nobody has asked before, and that is worth keeping. " * 4
+    marked = {"type": "text", "text": text, "cache_control": {"type": "ephemeral"}}
+    messages = [{"role": "user", "content": [marked, {"type": "text", "text": "And now?"}]}]
+    count = client.messages.count_tokens(model="m", messages=messages).input_tokens
+    for is_first in (True, False):
+        usage = client.messages.create(model="m", max_tokens=2, extra_body=GREEDY, messages=messages).usage
+        parts = (usage.input_tokens, usage.cache_creation_input_tokens or 0, usage.cache_read_input_tokens or 0)
+        assert sum(parts) == count
+        assert (parts[2] == 0) == is_first
+        assert parts[1] > 0 or not is_first

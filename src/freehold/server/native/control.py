@@ -14,7 +14,7 @@ from fastapi.responses import PlainTextResponse
 from freehold.errors import BadRequest, Forbidden, NoSuchSession, SessionBusy
 from freehold.ipc.async_engine import AsyncEngine
 from freehold.sampling_params import SamplingParams
-from freehold.server.access.clients import client_of
+from freehold.server.access.clients import Client, client_of
 from freehold.server.native.schema import AbortBody, CloseSessionBody, OpenSessionBody
 from freehold.server.requests.job import Generator
 from freehold.server.router import router
@@ -47,16 +47,7 @@ def native_control_routes(engine: AsyncEngine, generator: Generator, sessions: S
 
     @routes.post("/abort_request")
     async def abort_request(request: Request, body: AbortBody) -> Response:
-        """An administrator ends all requests, or those whose id begins with `rid`; other clients the request of their
-        own that has this id."""
-        client = client_of(request)
-        if body.abort_all and not client.is_admin:
-            raise Forbidden("abort_all needs an admin API key (--admin-api-key)")
-        rid = body.rid or ""
-        if client.is_admin and (body.abort_all or rid):
-            engine.abort_by_prefix("" if body.abort_all else rid)
-        else:
-            generator.abort(rid, client)
+        _abort(body, client_of(request), engine, generator)
         return Response(status_code=200)
 
     @routes.get("/flush_cache", include_in_schema=False)
@@ -86,3 +77,15 @@ def native_control_routes(engine: AsyncEngine, generator: Generator, sessions: S
         return Response(status_code=200)
 
     return routes
+
+
+def _abort(body: AbortBody, client: Client, engine: AsyncEngine, generator: Generator) -> None:
+    """An administrator ends all requests, or those whose id begins with `rid`; other clients the request of their own
+    that has this id. Raises Forbidden."""
+    if body.abort_all and not client.is_admin:
+        raise Forbidden("abort_all needs an admin API key (--admin-api-key)")
+    rid = body.rid or ""
+    if client.is_admin and (body.abort_all or rid):
+        engine.abort_by_prefix("" if body.abort_all else rid)
+    else:
+        generator.abort(rid, client)
