@@ -98,5 +98,5 @@ def test_usage_counts_each_token_of_the_prompt_once(client):
         usage = client.messages.create(model="m", max_tokens=2, extra_body=GREEDY, messages=messages).usage
         parts = (usage.input_tokens, usage.cache_creation_input_tokens or 0, usage.cache_read_input_tokens or 0)
         assert sum(parts) == count
-        assert (parts[2] == 0) == is_first
+        assert (parts[2] < 50) == is_first, "but for the first page, which every chat has"
         assert parts[1] > 0 or not is_first

@@ -22,7 +22,7 @@ def chat(client, messages, **options):
 
 
 def story(url, answer) -> dict:
-    return httpx.get(f"{url}/debug/requests/{answer.id}-0").json()
+    return httpx.get(f"{url}/debug/requests/{answer.id}").json()
 
 
 def user(text: str) -> list[dict]:
