@@ -153,16 +153,6 @@ def _health(port: int) -> int:
         return 0
 
 
-def test_an_engine_that_dies_is_noticed():
-    with running_server("--num-pages", "50") as url:
-        server = next(p for p in psutil.Process().children() if url.rsplit(":", 1)[1] in p.cmdline())
-        server.children()[0].kill()
-        wait_until(lambda: httpx.get(f"{url}/health").status_code == 503)
-        answer = httpx.post(f"{url}/v1/completions", json={"prompt": "a"})
-        assert answer.status_code == 503
-        assert "its process ended" in answer.json()["error"]["message"]
-
-
 @pytest.mark.parametrize(
     ("flags", "words"),
     [

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
-import json
-import os
-import signal
 import sys
 import tempfile
 import uuid
@@ -21,8 +17,9 @@ import zmq.asyncio
 from freehold.arrays import Int32
 from freehold.config import EngineConfig
 from freehold.engine_options import EngineOptions
-from freehold.errors import EngineUnavailable, InvalidParameter
+from freehold.errors import EngineUnavailable, InvalidParameter, TimedOut
 from freehold.ipc import protocol as msg
+from freehold.ipc.child import EngineChild
 from freehold.models.loading.resolve import open_checkpoint, resolve_model
 from freehold.sampling_params import SamplingParams
 from freehold.scheduler.request import make_requests
@@ -31,7 +28,9 @@ from freehold.text.detokenizer import Detokenizer
 from freehold.text.loading import load_tokenizer
 from freehold.text.tokenizer import Tokenizer
 
-STOP_TIMEOUT_S = 10.0
+SILENCE_MAX_S = 5.0  # without a sign of life the engine counts as not answering
+DEADLINE_GRACE_S = 1.0  # for the engine to say itself that a request's time is up
+RESTART_DELAY_S, RESTART_DELAY_MAX_S = 0.5, 30.0
 LONG_TEXT = 20_000  # characters
 LONG_TEXTS = 2  # tokenized at a time: each takes 200 times its size in memory
 
@@ -62,11 +61,14 @@ class _Stream:
 
 class AsyncEngine:
     """`AsyncEngine(model=None, **options)`; `await start()`, then `async for delta in stream(...)`;
-    `await shutdown()` ends the process. Options are those of `EngineConfig`. Use from one event loop.
+    `await shutdown()` ends the process. Options are those of `EngineConfig`. Use from one event loop. A process that
+    ends by itself is started again up to `max_restarts` times; what it was at ends with EngineUnavailable.
     """
 
-    def __init__(self, model: str | None = None, **options: Unpack[EngineOptions]) -> None:
+    def __init__(self, model: str | None = None, *, max_restarts: int = 0, **options: Unpack[EngineOptions]) -> None:
         self.config = EngineConfig(model=model, **options)
+        self.restarts = 0
+        self._max_restarts = max_restarts
         self.ready: msg.Ready | None = None
         self.stats = msg.Stats()
         self.failure: str | None = None
@@ -99,7 +101,7 @@ class AsyncEngine:
     @property
     def is_healthy(self) -> bool:
         is_loaded = self.ready is not None and self._tokenizer is not None
-        return is_loaded and self._why_not() is None and self.stats.unwell is None
+        return is_loaded and self._why_not() is None and self.is_responsive and self.stats.unwell is None
 
     def _why_not(self) -> str | None:
         if self.failure:
@@ -111,29 +113,20 @@ class AsyncEngine:
     async def start(self) -> None:
         """Start the process and wait until it serves. Raises EngineUnavailable if it can't."""
         self._folder = tempfile.TemporaryDirectory(prefix="freehold-")
-        address = f"ipc://{self._folder.name}/engine"
         self._context = zmq.asyncio.Context()
-        self._socket = self._context.socket(zmq.PAIR)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.SNDHWM, 0)
-        self._socket.bind(address)
-        options = json.dumps(dataclasses.asdict(self.config))
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "freehold.ipc.engine_process",
-            address,
-            options,
-            str(os.getpid()),
-            start_new_session=True,
-        )
-        self._tasks = [asyncio.create_task(self._watch()), asyncio.create_task(self._listen())]
+        await self._spawn()
+        self._tasks = [asyncio.create_task(self._watch()), asyncio.create_task(self._guard())]
         tokenizer = asyncio.create_task(asyncio.to_thread(self._load_tokenizer))
         while self.ready is None and self.failure is None:
             await asyncio.sleep(0.02)
         if self.ready is None:
             raise EngineUnavailable(self._why_not() or "the engine did not start")
         self._tokenizer = await tokenizer
+
+    async def _spawn(self) -> None:
+        address = f"ipc://{self._folder.name}/engine-{self.restarts}"
+        self._child = await EngineChild.spawn(self._context, address, self.config)
+        self._listening = asyncio.create_task(self._listen(self._child))
 
     def _load_tokenizer(self) -> Tokenizer:
         return load_tokenizer(open_checkpoint(resolve_model(self.config.model)))
@@ -159,35 +152,58 @@ class AsyncEngine:
         if not self._tasks:
             return
         self.draining = True
-        if self._process.returncode is None:
-            self._send_soon(msg.Stop())
-        try:
-            await asyncio.wait_for(self._process.wait(), STOP_TIMEOUT_S)
-        except TimeoutError:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            await self._process.wait()
-        for task in self._tasks:
+        await self._child.stop()
+        tasks = [*self._tasks, self._listening]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         self._tasks = []
-        self._socket.close()
+        self._child.close()
         self._context.destroy(linger=0)
         self._folder.cleanup()
 
     async def _watch(self) -> None:
-        """Tell everybody when the process ends."""
-        code = await self._process.wait()
-        await asyncio.sleep(0.1)  # its last words may still be on their way
-        if not self.draining or self._streams:
-            self.failure = self.failure or f"its process ended with code {code}"
-            error = EngineUnavailable(self._why_not() or "the engine has ended")
-            for stream in list(self._streams.values()):
-                self._fail(stream, error)
-            for future in self._calls.values():
+        """When the process ends, tell everybody who waits for it; start another one, if it may be."""
+        while True:
+            code = await self._child.wait()
+            await asyncio.sleep(0.1)  # its last words may still be on their way
+            was_serving = self.ready is not None
+            self.ready = None
+            self._listening.cancel()
+            if self.draining or not was_serving or self.restarts >= self._max_restarts:
+                if not self.draining or self._streams:
+                    self.failure = self.failure or f"its process ended with code {code}"
+                self._end_all(EngineUnavailable(self._why_not() or "the engine has ended"))
+                return
+            self.restarts += 1
+            self._end_all(EngineUnavailable(f"the engine's process ended with code {code}; it is started again"))
+            print(f"freehold: the engine's process ended with code {code}: starting it again "
+                  f"({self.restarts} of {self._max_restarts})", file=sys.stderr, flush=True)  # fmt: skip
+            self._child.close()
+            await asyncio.sleep(min(RESTART_DELAY_S * 2 ** (self.restarts - 1), RESTART_DELAY_MAX_S))
+            await self._spawn()
+
+    async def _guard(self) -> None:
+        """End a process that gives no sign of life for the time that a step may take."""
+        while True:
+            await asyncio.sleep(1.0)
+            if self.ready is not None and self._child.silence > self.config.watchdog_timeout:
+                print("freehold: the engine's process does not answer: ending it", file=sys.stderr, flush=True)
+                self._child.kill()
+
+    @property
+    def is_responsive(self) -> bool:
+        """Whether the process has given a sign of life lately."""
+        return self._child.silence < SILENCE_MAX_S
+
+    def _end_all(self, error: EngineUnavailable) -> None:
+        for stream in list(self._streams.values()):
+            self._fail(stream, error)
+        for future in self._calls.values():
+            if not future.done():
                 future.set_exception(error)
-            self._streams.clear()
-            self._calls.clear()
+        self._streams.clear()
+        self._calls.clear()
 
     def _fail(self, stream: _Stream, error: Exception) -> None:
         if not stream.accepted.done():
@@ -210,13 +226,14 @@ class AsyncEngine:
         Raises InvalidParameter, QueueFull or EngineUnavailable. Closing the iterator aborts what has not
         ended; the engine takes notice before its next step.
         """
-        if reason := self._why_not():
-            raise EngineUnavailable(reason)
+        if self.ready is None or self._why_not():
+            raise EngineUnavailable(self._why_not() or "the engine is loading the model")
         base = request_id or uuid.uuid4().hex
         if self.is_running(base):
             raise InvalidParameter("rid", f"request id {base} is already in flight")
         deltas: asyncio.Queue[Delta | Exception] = asyncio.Queue()
         streams = self._jobs[base] = {}
+        deadline = self._set_deadline(streams, options.timeout)
         try:
             for number, prompt in enumerate(prompts):
                 for request in make_requests(f"{base}-{number}", prompt, params):
@@ -226,7 +243,7 @@ class AsyncEngine:
                     accepted = asyncio.get_running_loop().create_future()
                     stream = _Stream(len(streams), detokenizer, deltas, accepted)
                     streams[request.id] = self._streams[request.id] = stream
-                    await self._send(
+                    await self._child.send(
                         msg.Submit(request.id, request.prompt.tobytes(), request.params, request.seed, options)
                     )
             for stream in streams.values():
@@ -239,11 +256,36 @@ class AsyncEngine:
                 left -= delta.ended is not None
                 yield delta
         finally:
+            if deadline is not None:
+                deadline.cancel()
             del self._jobs[base]
             for name, stream in streams.items():
                 stream.accepted.cancel()
                 if self._streams.pop(name, None) is not None:
-                    self._send_soon(msg.Abort(name))
+                    self._child.send_soon(msg.Abort(name))
+
+    def _set_deadline(self, streams: dict[str, _Stream], timeout: float | None) -> asyncio.TimerHandle | None:
+        """The engine ends requests whose time is up. This is for an engine that has stopped."""
+        limits = [limit for limit in (timeout, self.config.request_timeout) if limit is not None]
+        if not limits:
+            return None
+        seconds = min(limits)
+
+        def fail() -> None:
+            for name, stream in streams.items():
+                if self._streams.pop(name, None) is not None:
+                    self._fail(stream, TimedOut(f"timed out after {seconds:g} s"))
+
+        return asyncio.get_running_loop().call_later(seconds + DEADLINE_GRACE_S, fail)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether any request is on its way."""
+        return bool(self._jobs)
+
+    def abandon(self, reason: str) -> None:
+        """End all requests that are on their way with EngineUnavailable."""
+        self._end_all(EngineUnavailable(reason))
 
     def is_running(self, request_id: str) -> bool:
         """Whether an output of that request is on its way."""
@@ -253,7 +295,7 @@ class AsyncEngine:
         """End a request as if it had been finished: whoever waits for it gets what there is. Does nothing if there is
         no such request."""
         for name in self._jobs.get(request_id, ()):
-            self._send_soon(msg.Abort(name))
+            self._child.send_soon(msg.Abort(name))
 
     def abort_by_prefix(self, prefix: str) -> None:
         """The same for all requests whose id begins like that."""
@@ -264,7 +306,7 @@ class AsyncEngine:
     def forget_session(self, name: str) -> None:
         """The engine need not keep anything for a session any more."""
         if self.ready is not None and self._why_not() is None:
-            self._send_soon(msg.Forget(name))
+            self._child.send_soon(msg.Forget(name))
 
     async def call(self, procedure: str, argument: Any = None) -> Any:
         """Call a procedure of the engine process (`procedures.py`) -> its result. Raises what it raises."""
@@ -272,29 +314,20 @@ class AsyncEngine:
             raise EngineUnavailable(self._why_not() or "the engine is loading the model")
         self._call_number += 1
         future = self._calls[self._call_number] = asyncio.get_running_loop().create_future()
-        await self._send(msg.Call(self._call_number, procedure, argument))
+        await self._child.send(msg.Call(self._call_number, procedure, argument))
+        while not (await asyncio.wait({future}, timeout=1.0))[0]:
+            if not self.is_responsive:
+                raise EngineUnavailable("the engine does not answer")
         reply: msg.Reply = await future
         if reply.failure is not None:
             raise reply.failure.error()
         return reply.value
 
-    async def _send(self, command: msg.Command) -> None:
-        try:
-            message = msg.encode(command)
-        except OverflowError:
-            raise InvalidParameter("body", "has an integer that does not fit into 64 bits") from None
-        await self._socket.send(message)
-
-    def _send_soon(self, command: msg.Command) -> None:
-        """From a place that must not wait; the socket is never full."""
-        with contextlib.suppress(zmq.ZMQError):
-            self._socket.send(msg.encode(command), zmq.NOBLOCK)
-
     # -- reports ----------------------------------------------------------------------------------------
 
-    async def _listen(self) -> None:
+    async def _listen(self, child: EngineChild) -> None:
         while True:
-            report = msg.decode_report(await self._socket.recv())
+            report = await child.receive()
             if isinstance(report, msg.Progress):
                 self._take_progress(report)
             elif isinstance(report, msg.Accepted):

@@ -29,6 +29,7 @@ from freehold.scheduler.scheduler import Scheduler
 STATS_INTERVAL_S = 0.25
 RETRY_MS = 200  # between looks at an engine that is stuck
 IDLE_POLL_MS = 500
+HEARTBEAT_S = 1.0
 COMMANDS_MAX = 256  # taken between two iterations
 ORDERS = {"pause", "resume", "update_weights", "flush"}  # they wait for the steps in flight
 
@@ -48,6 +49,7 @@ class EngineLoop:
         self._orders: deque[msg.Call] = deque()
         self._stopping = False
         self._stats_due = 0.0
+        self._heartbeat_due = 0.0
         self._audit: Iterator[None] | None = None  # what is left of the audit that began when the engine came to rest
         self._stuck: str | None = None
 
@@ -58,12 +60,20 @@ class EngineLoop:
 
     def turn(self) -> None:
         """Commands, then one iteration of the scheduler if there is work."""
+        self._beat()
         self._take_commands()
         self._scheduler.draining = bool(self._orders)
         # Requests that wait behind a pause can still time out.
         if self._scheduler.has_work or self._scheduler.requests:
             self._step()
         self._carry_out_orders()
+
+    def _beat(self) -> None:
+        """A sign of life, for those who would wait for one that has stopped."""
+        now = time.monotonic()
+        if now >= self._heartbeat_due:
+            self._heartbeat_due = now + HEARTBEAT_S
+            self._send(msg.Progress([], [], {}, [], stats=self._stats()))
 
     def _step(self) -> None:
         if self._scheduler.has_work:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
+import time
 from collections.abc import AsyncIterator, Mapping
 from types import FrameType
 
@@ -35,7 +36,7 @@ from freehold.server.sessions.routes import session_routes
 from freehold.server.sessions.store import SessionStore
 from freehold.server.sessions.table import SessionTable
 
-DRAIN_TIMEOUT_S = 30
+CLOSING_TIMEOUT_S = 3  # for answers that are under way when the requests have ended
 BODY_BYTES = 4 << 20
 BODY_BYTES_PER_TOKEN = 64  # of the context: as JSON, escapes and several prompts included
 
@@ -91,23 +92,35 @@ async def _start(engine: AsyncEngine) -> None:
 
 
 class Server(uvicorn.Server):
-    """Uvicorn that tells the engine when it starts to drain: what runs is finished, what comes is refused.
-    It ends by itself if the engine cannot start."""
+    """Uvicorn that drains: what runs is finished in time, what comes is refused. It ends by itself if the engine cannot
+    start, or not again."""
 
     def __init__(self, engine: AsyncEngine, app: FastAPI, http: ServerConfig):
         limits = Connections(http.max_connections, http.max_connections_per_client, http.header_timeout)
         config = uvicorn.Config(
-            app, host=http.host, port=http.port, log_level=http.log_level, timeout_graceful_shutdown=DRAIN_TIMEOUT_S,
+            app, host=http.host, port=http.port, log_level=http.log_level, timeout_graceful_shutdown=CLOSING_TIMEOUT_S,
             http=limits.protocol,  # pyright: ignore[reportArgumentType]
             ws="none",
         )  # fmt: skip
         super().__init__(config)
         self._engine = engine
+        self._drain_timeout = http.drain_timeout
+        self._drain_end: float | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The first signal drains: requests that come meanwhile are refused with 503. The second one ends it now."""
         self._engine.draining = True
-        super().handle_exit(sig, frame)
+        if self._drain_end is None and self._engine.is_busy:
+            self._drain_end = time.monotonic() + self._drain_timeout
+        else:
+            self.force_exit = self.should_exit
+            self.should_exit = True
 
     async def on_tick(self, counter: int) -> bool:
-        failed_to_start = self._engine.failure is not None and self._engine.ready is None
-        return failed_to_start or await super().on_tick(counter)
+        is_lost = self._engine.failure is not None
+        is_drained = self._drain_end is not None and (
+            not self._engine.is_busy or time.monotonic() >= self._drain_end or not self._engine.is_responsive
+        )
+        if is_drained:
+            self._engine.abandon("the server is shutting down")
+        return is_lost or is_drained or await super().on_tick(counter)

@@ -21,6 +21,12 @@ class ServerConfig:
     session_store_recover: bool = option(
         False, "Put a damaged session store aside, and keep what can be read of it.", SERVER
     )
+    max_restarts: int = option(
+        3, "How often an engine process that has ended is started again.", SERVER, Limits(least=0)
+    )
+    drain_timeout: float = option(
+        30.0, "Seconds that running requests have to end after SIGTERM.", SERVER, Limits(least=0)
+    )
     max_body_bytes: int | None = option(
         None,
         "Maximum size of a request's body. Default: 4 MiB, more for contexts over 64k.",

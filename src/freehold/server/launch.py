@@ -27,7 +27,7 @@ STOP_TIMEOUT_S = 40
 def run_server(config: EngineConfig, http: ServerConfig, sources: Mapping[str, str]) -> int:
     """Serve until told to stop -> the exit code. `sources` says where options came from. Raises ValueError for options
     that can't be."""
-    engine = AsyncEngine(**vars(config))
+    engine = AsyncEngine(max_restarts=http.max_restarts, **vars(config))
     # Fetched here, where the progress bar can be seen, and before anything listens.
     path = resolve_model(config.model)
     served = http.served_model_name or served_name(path)

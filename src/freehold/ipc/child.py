@@ -1,0 +1,86 @@
+"""The engine's process, and the socket to it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import sys
+import time
+
+import zmq
+import zmq.asyncio
+
+from freehold.config import EngineConfig
+from freehold.errors import InvalidParameter
+from freehold.ipc import protocol as msg
+
+STOP_TIMEOUT_S = 10.0
+
+
+class EngineChild:
+    """One process, with a socket of its own: what is on its way to one is lost with it."""
+
+    def __init__(self, socket: zmq.asyncio.Socket, process: asyncio.subprocess.Process):
+        self._socket = socket
+        self._process = process
+        self.heard = time.monotonic()  # when it last gave a sign of life
+
+    @classmethod
+    async def spawn(cls, context: zmq.asyncio.Context, address: str, config: EngineConfig) -> EngineChild:
+        socket = context.socket(zmq.PAIR)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.SNDHWM, 0)
+        socket.bind(address)
+        options = json.dumps(dataclasses.asdict(config))
+        command = [sys.executable, "-m", "freehold.ipc.engine_process", address, options, str(os.getpid())]
+        process = await asyncio.create_subprocess_exec(*command, start_new_session=True)
+        return cls(socket, process)
+
+    @property
+    def silence(self) -> float:
+        """Seconds since the last sign of life."""
+        return time.monotonic() - self.heard
+
+    async def wait(self) -> int:
+        """Until the process has ended -> its code."""
+        return await self._process.wait()
+
+    async def receive(self) -> msg.Report:
+        report = msg.decode_report(await self._socket.recv())
+        self.heard = time.monotonic()
+        return report
+
+    async def send(self, command: msg.Command) -> None:
+        """Raises InvalidParameter for a number that the protocol can't hold."""
+        try:
+            message = msg.encode(command)
+        except OverflowError:
+            raise InvalidParameter("body", "has an integer that does not fit into 64 bits") from None
+        await self._socket.send(message)
+
+    def send_soon(self, command: msg.Command) -> None:
+        """From a place that must not wait; the socket is never full."""
+        with contextlib.suppress(zmq.ZMQError):
+            self._socket.send(msg.encode(command), zmq.NOBLOCK)
+
+    def kill(self) -> None:
+        """Also a process that has been stopped."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    async def stop(self) -> None:
+        """Ask it to end, and see to it."""
+        if self._process.returncode is None:
+            self.send_soon(msg.Stop())
+        try:
+            await asyncio.wait_for(self._process.wait(), STOP_TIMEOUT_S)
+        except TimeoutError:
+            self.kill()
+            await self._process.wait()
+
+    def close(self) -> None:
+        self._socket.close()
