@@ -292,3 +292,32 @@ def test_nesting_without_end_is_refused(guarded):
     answer = httpx.post(f"{guarded}/v1/completions", content=b"[" * 100_000, timeout=30, headers={
         **headers("client"), "Content-Type": "application/json"})  # fmt: skip
     assert answer.status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "field"),
+    [
+        ("/v1/completions", {"guided_json": {"type": "object"}}, "guided_json"),
+        ("/v1/completions", {"lora_path": "a"}, "lora_path"),
+        ("/v1/completions", {"logit_bias": {"99999999": 1}}, "logit_bias"),
+        ("/v1/chat/completions", {"functions": [{"name": "f"}]}, "functions"),
+        ("/v1/chat/completions", {"structured_outputs": {"json": {}}}, "structured_outputs"),
+        ("/v1/chat/completions", {"continue_final_message": True}, "continue_final_message"),
+        ("/v1/chat/completions", {"messages": [{"role": "nobody", "content": "a"}]}, "messages"),
+        ("/generate", {"sampling_params": {"logit_bias": {"99999999": 1}}}, "logit_bias"),
+    ],
+)
+def test_what_would_change_the_answer_is_refused_not_ignored(guarded, path, fields, field):
+    bodies = {
+        "/v1/completions": {"prompt": "a"},
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}]},
+        "/generate": {"text": "a"},
+    }
+    answer = httpx.post(guarded + path, json={"max_tokens": 1, **bodies[path], **fields}, headers=headers("client"))
+    assert answer.status_code == 400, answer.text
+    assert field in answer.json()["error"]["message"]
+    empty = {name: type(value)() for name, value in fields.items() if name not in ("messages", "sampling_params")}
+    answer = httpx.post(
+        guarded + path, json={"max_tokens": 1, **bodies[path], **empty}, headers=headers("client"), timeout=60
+    )
+    assert answer.status_code == 200, answer.text

@@ -38,6 +38,9 @@ def as_api_error(error: Exception) -> FreeholdError:
 
 def _validation_error(error: RequestValidationError) -> BadRequest:
     first = error.errors()[0]
+    cause = first.get("ctx", {}).get("error")
+    if isinstance(cause, BadRequest):
+        return cause
     where = [str(part) for part in first["loc"] if part not in ("body", "query", "path")]
     # pydantic names the branches of a union in the location; the field is the first part.
     field = where[0] if where else None

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from freehold.errors import InvalidParameter
 from freehold.sampling_params import SamplingParams
 from freehold.server.requests.hints import CacheControl
+from freehold.server.requests.unsupported import StrictBody
 
 
 class TextBlock(BaseModel):
@@ -24,7 +25,7 @@ class AnthropicMessage(BaseModel):
     content: str | list[TextBlock]
 
 
-class CountBody(BaseModel):
+class CountBody(StrictBody):
     model_config = ConfigDict(extra="ignore")
 
     model: str

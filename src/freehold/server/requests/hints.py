@@ -12,6 +12,7 @@ from freehold.arrays import Int32
 from freehold.errors import ChatTemplateError, InvalidParameter
 from freehold.ipc.async_engine import AsyncEngine
 from freehold.memory import Retention
+from freehold.server.requests.unsupported import StrictBody
 
 SECONDS_OF = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 RESUME_PRIORITY = 80
@@ -55,7 +56,7 @@ class CacheControl(BaseModel):
         return Retention(BREAKPOINT_PRIORITY, seconds(self.ttl or DEFAULT_TTL, "cache_control.ttl"), end)
 
 
-class CacheHints(BaseModel):
+class CacheHints(StrictBody):
     """What OpenAI's routes take. A key groups requests, it does not separate them: that is `cache_salt`."""
 
     retention: RetentionBody | None = None

@@ -72,6 +72,7 @@ class Generator:
         """The job's news. An output that failed raises its error, except beside others that did
         not."""
         self.check_outputs(len(job.prompts), job.params.n, job.prompt_field)
+        self._check_biases(job)
         arrival = time.monotonic()
         last: dict[int, float] = {}
         if job.turn is not None:
@@ -102,6 +103,12 @@ class Generator:
         if prompts * n > self._output_limit:
             field = "n" if n > 1 else prompt_field
             raise InvalidParameter(field, f"asks for {prompts * n} outputs, the limit is {self._output_limit}")
+
+    def _check_biases(self, job: Job) -> None:
+        size = self._engine.info.vocab_size
+        unknown = next((token for token in job.params.logit_bias if not 0 <= token < size), None)
+        if unknown is not None:
+            raise InvalidParameter("logit_bias", f"token id {unknown} is outside the vocabulary of {size}")
 
     def abort(self, request_id: str, client: Client) -> None:
         """End a client's own job. Does nothing if it has none of that id."""

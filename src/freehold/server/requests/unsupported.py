@@ -1,0 +1,44 @@
+"""Fields of other engines that would change the answer: refused, for an answer that ignored them would be wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, model_validator
+
+from freehold.errors import InvalidParameter
+
+UNSUPPORTED = {
+    "functions": "function calls are not supported",
+    "function_call": "function calls are not supported",
+    "structured_outputs": "constrained output is not supported yet",
+    "guided_json": "constrained output is not supported yet",
+    "guided_regex": "constrained output is not supported yet",
+    "guided_choice": "constrained output is not supported yet",
+    "guided_grammar": "constrained output is not supported yet",
+    "guided_whitespace_pattern": "constrained output is not supported yet",
+    "lora_path": "adapters are not supported",
+    "lora_request": "adapters are not supported",
+    "continue_final_message": "is not supported; in /v1/messages a last message of the assistant is continued",
+    "audio": "only text is supported",
+    "modalities": "only text is supported",
+    "prompt_embeds": "only text and token ids are supported",
+    "use_beam_search": "is not supported",
+    "truncate_prompt_tokens": "is not supported",
+    "bad_words": "is not supported",
+    "allowed_token_ids": "is not supported",
+}
+TEXT_ALONE = {"modalities": ["text"]}
+
+
+class StrictBody(BaseModel):
+    """A body that refuses what it can't do. Empty values ask for nothing."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def refuse_unsupported(cls, body: Any) -> Any:
+        for name, why in UNSUPPORTED.items() if isinstance(body, dict) else ():
+            value: Any = body.get(name)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+            if value and value != TEXT_ALONE.get(name):
+                raise InvalidParameter(name, why)
+        return body  # pyright: ignore[reportUnknownVariableType]
