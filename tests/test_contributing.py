@@ -27,7 +27,7 @@ def scratch(tmp_path_factory) -> Path:
     app = folder / "src/freehold/server/app.py"
     routes = "    app.include_router(dummy_routes(engine))\n    for kind in EXPECTED_ERRORS:"
     text = app.read_text().replace("    for kind in EXPECTED_ERRORS:", routes)
-    app.write_text(text.replace("DRAIN_", "from freehold.server.operator.dummy import dummy_routes\n\nDRAIN_", 1))
+    app.write_text(text.replace("CLOSING_", "from freehold.server.operator.dummy import dummy_routes\n\nCLOSING_", 1))
     config = folder / "src/freehold/config.py"
     config.write_text(config.read_text().replace('"fifo", "priority")', '"fifo", "priority", "shortest")'))
     return folder
