@@ -1,5 +1,6 @@
 """The engine's process dies, or stops without dying; the server is told to end while it works."""
 
+import json
 import os
 import signal
 import subprocess
@@ -144,3 +145,23 @@ def test_draining_has_an_end(server):
     assert time.monotonic() - before < 12
     thread.join(5)
     assert found[0].status_code == 503
+
+
+@pytest.mark.parametrize("server", [("--log-requests", "--api-key", "secret")], indirect=True)
+def test_a_request_leaves_a_line_without_content(server):
+    given = {"Authorization": "Bearer secret", "x-request-id": "abc-1"}
+    body = {"prompt": "Nobody may read this", "max_tokens": 3, "ignore_eos": True}
+    answer = httpx.post(f"{server.url}/v1/completions", json=body, headers=given, timeout=60)
+    assert answer.headers["x-request-id"] == "abc-1"
+    refused = httpx.post(f"{server.url}/v1/completions", json=body, headers={"x-request-id": "x" * 200})
+    assert (refused.status_code, len(refused.headers["x-request-id"])) == (401, 32)
+    server.end()
+    written = server.process.stderr.read()
+    lines = [json.loads(line) for line in written.splitlines() if line.startswith("{")]
+    (line,) = [line for line in lines if line["request_id"] == "abc-1"]
+    assert (line["status"], line["output_tokens"], line["end"], line["route"]) == (200, 3, "length", "/v1/completions")
+    assert line["prompt_tokens"] == answer.json()["usage"]["prompt_tokens"]
+    assert 0 < line["first_token_s"] <= line["total_s"]
+    assert any(line["status"] == 401 and line["client"] == "" for line in lines)
+    assert "Nobody" not in written
+    assert "secret" not in written

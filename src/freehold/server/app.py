@@ -16,7 +16,7 @@ from freehold import __version__
 from freehold.errors import EngineUnavailable
 from freehold.ipc.async_engine import AsyncEngine
 from freehold.server.access.connections import Connections
-from freehold.server.access.gate import Gate
+from freehold.server.access.gate import Gate, GateLimits
 from freehold.server.access.keys import Keys
 from freehold.server.anthropic.routes import anthropic_routes
 from freehold.server.config import ServerConfig
@@ -65,7 +65,8 @@ def create_app(
         return config.max_body_bytes or max(BODY_BYTES, BODY_BYTES_PER_TOKEN * engine.context_length)
 
     app = FastAPI(title="Freehold", version=__version__, lifespan=lifespan)
-    app.add_middleware(Gate, keys=keys, body_limit=body_limit, body_timeout=config.body_timeout)
+    limits = GateLimits(body_limit, config.body_timeout)
+    app.add_middleware(Gate, keys=keys, limits=limits, logs=config.log_requests)
     metrics = Metrics(engine)
     generator = Generator(engine, metrics, config.max_outputs_per_request)
     app.include_router(completion_routes(engine, generator, sessions, model_name))
@@ -85,8 +86,10 @@ def create_app(
 
 
 async def _start(engine: AsyncEngine) -> None:
+    before = time.monotonic()
     try:
         await engine.start()
+        print(f"freehold: ready after {time.monotonic() - before:.1f} s", file=sys.stderr, flush=True)
     except EngineUnavailable as error:
         print(f"freehold: {error}", file=sys.stderr, flush=True)
 

@@ -54,6 +54,9 @@ class ServerConfig:
         ACCESS,
     )  # fmt: skip
     isolate_keys: bool = option(False, "Keep what each key caches apart from the others'.", ACCESS)
+    log_requests: bool = option(
+        False, "Write a line of JSON for each request: client, tokens, times and end, never content.", LOGS
+    )
     log_level: str = option("warning", "Log level of the HTTP server.", LOGS, Limits(choices=LOG_LEVELS))
 
     def __post_init__(self) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from fastapi import Request
 
+from freehold.server.access.log import Record
 from freehold.server.access.usage import Usage
 
 
@@ -18,6 +19,7 @@ class Client:
     is_admin: bool = False
     salt: str = ""
     usage: Usage | None = field(default=None, compare=False)  # of its quota, if it has one
+    record: Record | None = field(default=None, compare=False)  # of the request that it makes
 
     def may_use(self, owner: str) -> bool:
         """Whether what `owner` opened is this client's to use."""

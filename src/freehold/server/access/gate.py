@@ -5,38 +5,58 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from freehold.errors import BodyTooLarge, FreeholdError
-from freehold.server.access.keys import Keys
+from freehold.server.access.keys import ApiKey, Keys
+from freehold.server.access.log import Record, request_id
 from freehold.server.access.rights import Right, right_of
 from freehold.server.access.usage import UsageTable
 from freehold.server.errors import error_response
 
 
-class Gate:
-    """ASGI middleware. `body_limit()` is in bytes; a body must be complete `body_timeout` seconds after its headers."""
+@dataclass(frozen=True)
+class GateLimits:
+    """`body()` is in bytes; a body must be complete `body_timeout` seconds after its headers."""
 
-    def __init__(self, app: ASGIApp, keys: Keys, body_limit: Callable[[], int], body_timeout: float):
+    body: Callable[[], int]
+    body_timeout: float
+
+
+class Gate:
+    """ASGI middleware. With `logs` each request leaves a line."""
+
+    def __init__(self, app: ASGIApp, keys: Keys, limits: GateLimits, logs: bool = False):
         self._app = app
         self._keys = keys
+        self._limits = limits
+        self._logs = logs
         self._usage = UsageTable()
-        self._body_limit = body_limit
-        self._body_timeout = body_timeout
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        headers, right = Headers(scope=scope), right_of(scope["path"])
+        headers = Headers(scope=scope)
         key = self._keys.find(headers)
+        record = Record(request_id(headers.get("x-request-id")), key.client.name if key else "", scope["path"])
+        try:
+            await self._pass(scope, receive, _noting(record, send), headers, key, record)
+        finally:
+            if self._logs:
+                record.write()
+
+    async def _pass(
+        self, scope: Scope, receive: Receive, send: Send, headers: Headers, key: ApiKey | None, record: Record
+    ) -> None:
+        right = right_of(scope["path"])
         usage = None if key is None or right is Right.OPEN else self._usage.of(key.client.name, key.quota)
         try:
             client = self._keys.check(key, right)
-            body = _Body(receive, self._body_limit(), self._body_timeout)
+            body = _Body(receive, self._limits.body(), self._limits.body_timeout)
             body.expect(headers.get("content-length"))
             if usage is not None:
                 usage.begin()
@@ -44,12 +64,24 @@ class Gate:
             # The body is not read, so the connection can't be used again.
             response = error_response(error, scope["path"], {"Connection": "close"})
             return await response(scope, receive, send)
-        scope.setdefault("state", {})["client"] = replace(client, usage=usage)
+        scope.setdefault("state", {})["client"] = replace(client, usage=usage, record=record)
         try:
             await self._app(scope, body.receive, send)
         finally:
             if usage is not None:
                 usage.end()
+
+
+def _noting(record: Record, send: Send) -> Send:
+    """Tells the client its request's name, and the record the status."""
+
+    async def noting(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            record.status = message["status"]
+            message["headers"] = [*message.get("headers", ()), (b"x-request-id", record.id.encode())]
+        await send(message)
+
+    return noting
 
 
 class _Body:

@@ -85,8 +85,7 @@ class Generator:
                     if job.turn is not None:
                         job.turn.observe(delta.tokens, delta.text, delta.ended)
                     self._metrics.observe(delta, arrival, last)
-                    if delta.ended is not None and job.client.usage is not None:
-                        job.client.usage.spend(delta.ended.prompt_tokens + delta.ended.output_tokens)
+                    _account(job.client, delta)
                     failure = delta.ended.failure if delta.ended else None
                     if failure is not None and failure.kind != Aborted.__name__:
                         raise failure.error()
@@ -122,6 +121,18 @@ class Generator:
             async for delta in stream:
                 outputs[delta.index].add(delta)
         return outputs
+
+
+def _account(client: Client, delta: Delta) -> None:
+    """Note in the client's quota and in the request's record what the delta brought."""
+    if client.record is not None and delta.tokens:
+        client.record.sampled()
+    if delta.ended is None:
+        return
+    if client.record is not None:
+        client.record.ended(delta.ended)
+    if client.usage is not None:
+        client.usage.spend(delta.ended.prompt_tokens + delta.ended.output_tokens)
 
 
 def session_field(job: Job) -> dict[str, str]:
