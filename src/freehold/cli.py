@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from freehold import __version__
-from freehold.command_line import ConfigFile, fail, sources, takes
+from freehold.command_line import Commands, ConfigFile, address, fail, sources, takes
 from freehold.config import MEMORY, EngineConfig
 from freehold.options import Limits, check_limits, option
 from freehold.server.config import ServerConfig
@@ -19,6 +19,7 @@ app = typer.Typer(
     help="Freehold serves large language models from KV memory in which every page has one owner.",
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,
+    cls=Commands,
 )
 
 
@@ -142,6 +143,7 @@ def _engine(model: str | None) -> Any:
 
 @app.command()
 def inspect(
+    server: Annotated[str | None, typer.Argument(metavar="[URL]", help="The same as --url.")] = None,
     url: Url = "http://127.0.0.1:8000",
     page: Annotated[int | None, typer.Option(help="Explain one page.")] = None,
     request: Annotated[str | None, typer.Option(help="What a request, running or ended, went through.")] = None,
@@ -155,7 +157,7 @@ def inspect(
 
     headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
     try:
-        with httpx.Client(base_url=url, headers=headers, timeout=30) as client:
+        with httpx.Client(base_url=address(server or url), headers=headers, timeout=30) as client:
             if request is not None:
                 answer = client.get(f"/debug/requests/{request}")
             elif prompt is not None:
@@ -297,7 +299,12 @@ def bench_serve(chosen: LoadOptions) -> None:
             )
         if chosen.trace is None and chosen.request_rate is not None:
             load = load.at_rate(chosen.request_rate, chosen.seed)
-        bench_server(chosen.url, load, Objectives.parse(list(chosen.goodput)), chosen.output)
+        bench_server(
+            None if chosen.url is None else address(chosen.url),
+            load,
+            Objectives.parse(list(chosen.goodput)),
+            chosen.output,
+        )
     except (ValueError, OSError) as error:
         fail(error)
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import re
+import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -13,10 +15,55 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 import yaml
+from typer.core import TyperGroup
 
+from freehold.errors import FreeholdError
+from freehold.foreign_flags import HINTS
 from freehold.options import Option, options_of
 
 SOURCES = {"COMMANDLINE": "flag", "ENVIRONMENT": "environment", "DEFAULT_MAP": "file"}
+
+
+class _ForeignFlag(Exception):
+    """A flag of another engine."""
+
+
+class Commands(TyperGroup):
+    """Commands that end with a line that says what is wrong, not with a traceback, whatever a user can get wrong."""
+
+    def main(self, *args: Any, **given: Any) -> Any:
+        try:
+            return super().main(*args, **given)
+        except (FreeholdError, OSError, _ForeignFlag) as error:
+            typer.secho(f"freehold: {error}", fg="red", err=True)
+            sys.exit(1)
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            # Typer brings a copy of click, whose classes are not click's.
+            hint = HINTS.get(getattr(error, "option_name", ""))
+            if hint is not None:
+                raise _ForeignFlag(f"there is no {getattr(error, 'option_name', '')} here: {hint}") from error
+            if type(error).__module__.partition(".")[0] != "httpx":
+                raise
+            asked = getattr(error, "request", None)
+            raise OSError(f"{'the server' if asked is None else asked.url.host} does not answer: {error}") from error
+
+
+def size(given: str | int) -> int:
+    """Bytes: a number, or one with a unit: 8GB, 512MiB, 4k. Raises typer.BadParameter."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", str(given).strip(), re.IGNORECASE)
+    if found is None:
+        raise typer.BadParameter(f"'{given}' is no size: use bytes, or a unit as in 8GB or 512MiB")
+    base = 1024 if found[3] else 1000
+    return int(float(found[1]) * base ** " kmgt".index(found[2].lower() or " "))
+
+
+def address(url: str) -> str:
+    """localhost:8000 -> http://localhost:8000"""
+    return url if "://" in url else f"http://{url}"
 
 
 def sources(context: typer.Context) -> dict[str, str]:
@@ -92,10 +139,16 @@ def fail(error: Exception) -> NoReturn:
 def _parameter(one: Option) -> inspect.Parameter:
     flag = f"--{one.name.replace('_', '-')}"
     flags = (flag, *one.flags) if one.type is bool or one.flags else ()
-    declared = typer.Option(*flags, help=one.help, rich_help_panel=one.group, envvar=one.variable, show_envvar=False)
+    parser = size if one.is_size else None
+    declared = typer.Option(
+        *flags, help=one.help, rich_help_panel=one.group, envvar=one.variable, show_envvar=False, parser=parser,
+        metavar="SIZE" if one.is_size else None,
+    )  # fmt: skip
     repeated = one.type == tuple[str, ...]
     kind = list[str] if repeated else one.type
     default = list(one.default) if repeated else one.default
+    if one.is_size and default is not None:
+        default = str(default)  # it is parsed as if it had been given
     return inspect.Parameter(
         one.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, declared]
     )

@@ -37,12 +37,15 @@ class EngineConfig:
         "int16", "What inputs of quantized weights are rounded to: int16, int8, or float32 (not at all).", MODEL,
         Limits(choices=LINEAR_COMPUTE),
     )  # fmt: skip
-    page_size: int = option(16, "Tokens in a page.", MEMORY, flags=("--block-size",))
+    page_size: int = option(16, "Tokens in a page.", MEMORY, _POSITIVE, flags=("--block-size",))
     num_pages: int | None = option(
         None, "Pages of KV memory. Default: as many as --kv-cache-memory-bytes holds.", MEMORY, _POSITIVE
     )
     kv_cache_memory_bytes: int = option(
-        KV_BYTES_DEFAULT, "Bytes of KV memory. Without effect if --num-pages is given.", MEMORY
+        KV_BYTES_DEFAULT,
+        "Bytes of KV memory, such as 8GB. Without effect if --num-pages is given.",
+        MEMORY,
+        is_size=True,
     )
     kv_cache_dtype: str = option(
         "bfloat16", "What keys and values are stored as: float32, bfloat16, or int8 (with scales).", MEMORY,

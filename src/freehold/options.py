@@ -48,6 +48,7 @@ class Option:
     limits: Limits
     flags: tuple[str, ...] = ()
     is_secret: bool = False
+    is_size: bool = False  # in bytes; the command line takes units
 
     @property
     def variable(self) -> str:
@@ -62,9 +63,12 @@ def option(
     limits: Limits = Limits(),
     flags: tuple[str, ...] = (),
     is_secret: bool = False,
+    is_size: bool = False,
 ) -> Any:
     """The field of a dataclass, with what the command line and the documentation say of it."""
-    declared = {"help": help, "group": group, "limits": limits, "flags": flags, "is_secret": is_secret}
+    declared = {
+        "help": help, "group": group, "limits": limits, "flags": flags, "is_secret": is_secret, "is_size": is_size,
+    }  # fmt: skip
     return field(default=default, metadata={"option": declared})
 
 

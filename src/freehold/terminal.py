@@ -57,7 +57,7 @@ def _answer(llm: LLM, prompt: list[int], params: SamplingParams) -> Completion:
 
 
 def generate_all(llm: LLM, prompts: list[str], max_tokens: int, temperature: float) -> None:
-    texts = [line.rstrip("\n") for line in sys.stdin] if prompts == ["-"] else prompts
+    texts = [line for text in sys.stdin if (line := text.rstrip("\n"))] if prompts == ["-"] else prompts
     columns = (TextColumn("Generating"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task("", total=len(texts))

@@ -65,7 +65,8 @@ class EngineChild:
     def send_soon(self, command: msg.Command) -> None:
         """From a place that must not wait; the socket is never full."""
         with contextlib.suppress(zmq.ZMQError):
-            self._socket.send(msg.encode(command), zmq.NOBLOCK)
+            sent = asyncio.ensure_future(self._socket.send(msg.encode(command), zmq.NOBLOCK))
+            sent.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody is there to be told
 
     def kill(self) -> None:
         """Also a process that has been stopped."""

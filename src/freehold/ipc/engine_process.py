@@ -227,8 +227,11 @@ def main(address: str, options: str, parent: int) -> None:
         try:
             assembly = assemble(EngineConfig(**json.loads(options)))
         except Exception as error:
-            traceback.print_exc()
-            socket.send(msg.encode(msg.Failed(f"{type(error).__name__}: {error}")))
+            is_expected = isinstance(error, (FreeholdError, ValueError, OSError))
+            if not is_expected:
+                traceback.print_exc()
+            words = str(error) if is_expected else f"{type(error).__name__}: {error}"
+            socket.send(msg.encode(msg.Failed(words)))
             return
         shape = assembly.scheduler.memory.shape
         socket.send(

@@ -36,6 +36,7 @@ from freehold.server.sessions.routes import session_routes
 from freehold.server.sessions.store import SessionStore
 from freehold.server.sessions.table import SessionTable
 
+KEEP_ALIVE_S = 75  # longer than clients keep theirs: who closes last cuts off no request
 CLOSING_TIMEOUT_S = 3  # for answers that are under way when the requests have ended
 BODY_BYTES = 4 << 20
 BODY_BYTES_PER_TOKEN = 64  # of the context: as JSON, escapes and several prompts included
@@ -104,6 +105,7 @@ class Server(uvicorn.Server):
             app, host=http.host, port=http.port, log_level=http.log_level, timeout_graceful_shutdown=CLOSING_TIMEOUT_S,
             http=limits.protocol,  # pyright: ignore[reportArgumentType]
             ws="none",
+            timeout_keep_alive=KEEP_ALIVE_S,
         )  # fmt: skip
         super().__init__(config)
         self._engine = engine

@@ -32,6 +32,7 @@ class ServerConfig:
         "Maximum size of a request's body. Default: 4 MiB, more for contexts over 64k.",
         SERVER,
         Limits(least=1024),
+        is_size=True,
     )
     body_timeout: float = option(60.0, "Seconds in which a request's body must arrive.", SERVER, Limits(above=0))
     header_timeout: float = option(10.0, "Seconds in which a request's headers must arrive.", SERVER, Limits(above=0))

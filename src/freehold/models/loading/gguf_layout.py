@@ -59,6 +59,8 @@ class _Cursor:
 
 def read_layout(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """-> metadata by name, tensors by name. Raises ValueError for a file that is not GGUF, or cut short."""
+    if path.stat().st_size == 0:
+        raise ValueError(f"{path.name} is empty")
     data = np.memmap(path, np.uint8, mode="r")
     if bytes(data[: len(MAGIC)]) != MAGIC:
         raise ValueError(f"{path.name} is not a GGUF file")
@@ -70,7 +72,9 @@ def read_layout(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             raise ValueError(f"version {version} is not supported ({VERSIONS} are)")
         fields = {cursor.string(): cursor.value(cursor.scalar("I")) for _ in range(field_count)}
         described = [_describe(cursor) for _ in range(tensor_count)]
-    except (struct.error, KeyError, ValueError) as error:
+    except struct.error:
+        raise ValueError(f"{path.name} is damaged: it ends before its description does") from None
+    except (KeyError, ValueError) as error:
         raise ValueError(f"{path.name} can't be read as GGUF: {error}") from None
     alignment = fields.get("general.alignment", ALIGNMENT)
     start = -(-cursor.at // alignment) * alignment

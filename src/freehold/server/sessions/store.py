@@ -49,6 +49,9 @@ class SessionStore:
         self._lock = _lock(Path(path))
         try:
             self._database = _opened(Path(path))
+        except sqlite3.OperationalError as error:
+            self.close()
+            raise ValueError(f"session_store: {path} can't be opened: {error}") from None
         except sqlite3.DatabaseError as error:
             if not recover:
                 self.close()
@@ -57,9 +60,6 @@ class SessionStore:
                     "be read"
                 ) from None
             self._database = _recovered(Path(path))
-        except OSError as error:
-            self.close()
-            raise ValueError(f"session_store: {path} can't be opened: {error}") from None
 
     def __iter__(self) -> Iterator[StoredSession]:
         for row in [] if self._database is None else self._database.execute("SELECT * FROM sessions"):
