@@ -119,9 +119,12 @@ class AsyncEngine:
         tokenizer = asyncio.create_task(asyncio.to_thread(self._load_tokenizer))
         while self.ready is None and self.failure is None:
             await asyncio.sleep(0.02)
-        if self.ready is None:
+        (found,) = await asyncio.gather(tokenizer, return_exceptions=True)
+        if isinstance(found, BaseException):
+            self.failure = self.failure or f"its tokenizer can't be loaded: {found}"
+        if self.ready is None or isinstance(found, BaseException):
             raise EngineUnavailable(self._why_not() or "the engine did not start")
-        self._tokenizer = await tokenizer
+        self._tokenizer = found
 
     async def _spawn(self) -> None:
         address = f"ipc://{self._folder.name}/engine-{self.restarts}"

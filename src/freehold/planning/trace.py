@@ -48,7 +48,10 @@ def read_trace(path: Path, scale: int) -> list[Arrival]:
         if ".csv" in path.suffixes:
             arrivals = list(_azure(file, scale))
         else:
-            rows = [json.loads(line) for line in file if line.strip()]
+            try:
+                rows = [json.loads(line) for line in file if line.strip()]
+            except ValueError as error:
+                raise ValueError(f"trace: {path.name} has a line that is no JSON: {error}") from None
             if rows and "hash_ids" in rows[0]:
                 arrivals = [_mooncake(row, scale) for row in rows]
             elif rows and "requests" in rows[0]:

@@ -27,6 +27,7 @@ STOP_TIMEOUT_S = 40
 def run_server(config: EngineConfig, http: ServerConfig, sources: Mapping[str, str]) -> int:
     """Serve until told to stop -> the exit code. `sources` says where options came from. Raises ValueError for options
     that can't be."""
+    _check_address(http.host, http.port)
     engine = AsyncEngine(max_restarts=http.max_restarts, **vars(config))
     # Fetched here, where the progress bar can be seen, and before anything listens.
     path = resolve_model(config.model)
@@ -36,6 +37,19 @@ def run_server(config: EngineConfig, http: ServerConfig, sources: Mapping[str, s
     server = Server(engine, app, http)
     server.run()
     return 1 if engine.failure else 0
+
+
+def _check_address(host: str, port: int) -> None:
+    """Raises ValueError if nobody can listen there."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        raise ValueError(
+            f"can't listen on {host}:{port}: {error.strerror}. Choose others with --host and --port"
+        ) from None
 
 
 def served_name(path: Path) -> str:

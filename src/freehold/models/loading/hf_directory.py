@@ -18,6 +18,8 @@ class HfCheckpoint:
 
     def __init__(self, path: Path):
         self.path = path
+        if not (path / "config.json").exists():
+            raise ValueError(f"{path} has no config.json: it is no model's directory")
         self.config: dict[str, Any] = json.loads((path / "config.json").read_text())
         self.architecture = str(self.config.get("model_type"))
         check_architecture(self.architecture, path)
