@@ -189,14 +189,14 @@ MUTANTS = [
         "closing a session ends whoever has a similar id",
         "the server",
         "ipc/async_engine.py",
-        "        for name in self._jobs.get(request_id, ()):\n            self._send_soon(msg.Abort(name))",
-        "        for name in self._streams:\n            if name.startswith(request_id):\n                self._send_soon(msg.Abort(name))",
+        "        for name in self._jobs.get(request_id, ()):\n            self._child.send_soon(msg.Abort(name))",
+        "        for name in self._streams:\n            if name.startswith(request_id):\n                self._child.send_soon(msg.Abort(name))",
     ),
     Mutant(
         "a client that leaves is not aborted",
         "the server",
         "ipc/async_engine.py",
-        "                if self._streams.pop(name, None) is not None:\n                    self._send_soon(msg.Abort(name))",
+        "                if self._streams.pop(name, None) is not None:\n                    self._child.send_soon(msg.Abort(name))",
         "                self._streams.pop(name, None)",
     ),
     Mutant(
