@@ -103,6 +103,11 @@ class AsyncEngine:
         is_loaded = self.ready is not None and self._tokenizer is not None
         return is_loaded and self._why_not() is None and self.is_responsive and self.stats.unwell is None
 
+    def _check_serving(self) -> None:
+        """Raises EngineUnavailable while no request can be taken."""
+        if self.ready is None or self._why_not():
+            raise EngineUnavailable(self._why_not() or "the engine is loading the model")
+
     def _why_not(self) -> str | None:
         if self.failure:
             return f"the engine has failed: {self.failure}"
@@ -229,8 +234,7 @@ class AsyncEngine:
         Raises InvalidParameter, QueueFull or EngineUnavailable. Closing the iterator aborts what has not
         ended; the engine takes notice before its next step.
         """
-        if self.ready is None or self._why_not():
-            raise EngineUnavailable(self._why_not() or "the engine is loading the model")
+        self._check_serving()
         base = request_id or uuid.uuid4().hex
         if self.is_running(base):
             raise InvalidParameter("rid", f"request id {base} is already in flight")
@@ -313,8 +317,7 @@ class AsyncEngine:
 
     async def call(self, procedure: str, argument: Any = None) -> Any:
         """Call a procedure of the engine process (`procedures.py`) -> its result. Raises what it raises."""
-        if self.ready is None or self._why_not():
-            raise EngineUnavailable(self._why_not() or "the engine is loading the model")
+        self._check_serving()
         self._call_number += 1
         future = self._calls[self._call_number] = asyncio.get_running_loop().create_future()
         await self._child.send(msg.Call(self._call_number, procedure, argument))

@@ -33,7 +33,6 @@ class RunningTable:
         self.scheduled = column()
         self.most = column()  # tokens known when the steps in flight are done, at most
         self.unsure = column()  # those of them that are drafts
-        self.prompt_length = column()
         self.prefill_end = column()  # tokens known when the row was taken: later ones are on the device
         self.min_length = column()  # no stop before this many tokens
         self.max_length = column()  # the request is finished at this many tokens
@@ -52,13 +51,11 @@ class RunningTable:
         """Put a request, of whose tokens the first `computed` have KV, into a row."""
         tokens = request.tokens
         params = request.params
-        prompt_length = len(request.prompt)
         self.tokens[row, : len(tokens)] = tokens
         self.length[row] = self.most[row] = self.prefill_end[row] = len(tokens)
         self.scheduled[row] = computed
         self.unsure[row] = 0
-        self.prompt_length[row] = prompt_length
-        self.min_length[row] = prompt_length + params.min_tokens
+        self.min_length[row] = len(request.prompt) + params.min_tokens
         self.max_length[row] = max_length
         self.ignore_eos[row] = params.ignore_eos
         self.trusted[row] = request.is_trusted

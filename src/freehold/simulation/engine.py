@@ -261,7 +261,7 @@ class InstantEngine:
         return _Answered(StepResult(tokens, step.samples.astype(np.int64), step.starts + step.counts, proposed))
 
     def load_weights(self, source: str) -> Future[None]:
-        raise NotImplementedError("there are none")
+        raise NotImplementedError("the instant engine has no weights")
 
     def shutdown(self) -> None:
         """Nothing to end."""
