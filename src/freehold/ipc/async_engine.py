@@ -62,7 +62,7 @@ class _Stream:
 class AsyncEngine:
     """`AsyncEngine(model=None, **options)`; `await start()`, then `async for delta in stream(...)`;
     `await shutdown()` ends the process. Options are those of `EngineConfig`. Use from one event loop. A process that
-    ends by itself is started again up to `max_restarts` times; what it was at ends with EngineUnavailable.
+    ends by itself is started again up to `max_restarts` times; its requests end with EngineUnavailable.
     """
 
     def __init__(self, model: str | None = None, *, max_restarts: int = 0, **options: Unpack[EngineOptions]) -> None:
@@ -147,7 +147,7 @@ class AsyncEngine:
         if is_prompt and least > self.context_length:
             raise InvalidParameter(
                 "prompt",
-                f"the prompt has {len(text)} characters, which are more than {least} tokens; "
+                f"the prompt has {len(text)} characters, at least {least} tokens; "
                 f"the maximum context length is {self.context_length} tokens",
             )
         if len(text) < LONG_TEXT:
@@ -272,7 +272,7 @@ class AsyncEngine:
                     self._child.send_soon(msg.Abort(name))
 
     def _set_deadline(self, streams: dict[str, _Stream], timeout: float | None) -> asyncio.TimerHandle | None:
-        """The engine ends requests whose time is up. This is for an engine that has stopped."""
+        """End the streams after `timeout`, if an engine that has stopped does not."""
         limits = [limit for limit in (timeout, self.config.request_timeout) if limit is not None]
         if not limits:
             return None

@@ -36,7 +36,7 @@ from freehold.server.sessions.routes import session_routes
 from freehold.server.sessions.store import SessionStore
 from freehold.server.sessions.table import SessionTable
 
-KEEP_ALIVE_S = 75  # longer than clients keep theirs: who closes last cuts off no request
+KEEP_ALIVE_S = 75  # longer than clients do, so that no request meets a connection being closed
 CLOSING_TIMEOUT_S = 3  # for answers that are under way when the requests have ended
 BODY_BYTES = 4 << 20
 BODY_BYTES_PER_TOKEN = 64  # of the context: as JSON, escapes and several prompts included

@@ -54,7 +54,7 @@ class ServerConfig:
         None, "TOML file with [[keys]]: key, name, admin, salt, requests_per_minute, tokens_per_minute, concurrency.",
         ACCESS,
     )  # fmt: skip
-    isolate_keys: bool = option(False, "Keep what each key caches apart from the others'.", ACCESS)
+    isolate_keys: bool = option(False, "Give each key a prefix cache of its own.", ACCESS)
     log_requests: bool = option(
         False, "Write a line of JSON for each request: client, tokens, times and end, never content.", LOGS
     )
