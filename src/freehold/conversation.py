@@ -13,7 +13,7 @@ class Conversation:
     """At most one turn at a time; one that is abandoned leaves no trace.
 
     `capacity` is the most tokens that history, input and output may have together, None for no limit. `ends` are the
-    lengths of the history after each turn.
+    lengths of the history after each turn. Both lists are replaced, never changed: forks share them.
     """
 
     tokens: list[int] = field(default_factory=list[int])
@@ -63,4 +63,4 @@ class Conversation:
 
     def fork(self) -> Conversation:
         """Another one with the same history. What is in a turn now is not part of it."""
-        return Conversation(list(self.tokens), self.capacity, list(self.ends))
+        return Conversation(self.tokens, self.capacity, self.ends)

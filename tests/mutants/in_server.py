@@ -165,11 +165,11 @@ MUTANTS = [
         "            pass\n        except",
     ),
     Mutant(
-        "a fork shares its parent's history",
+        "a rewind reaches into the session's forks",
         "the server",
         "conversation.py",
-        "return Conversation(list(self.tokens), self.capacity, list(self.ends))",
-        "return Conversation(self.tokens, self.capacity, list(self.ends))",
+        "self.tokens = self.tokens[:to]\n",
+        "del self.tokens[to:]\n",
     ),
     Mutant(
         "a rewind keeps one token too many",
