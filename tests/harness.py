@@ -30,7 +30,13 @@ class Harness:
         self._count = 0
 
     def submit(
-        self, prompt: list[int], params: SamplingParams, name: str = "", namespace: str = "", priority: int = 0
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        name: str = "",
+        namespace: str = "",
+        priority: int = 0,
+        client: str = "",
     ) -> Request:
         self._count += 1
         request = Request(
@@ -39,6 +45,7 @@ class Harness:
             params=params,
             namespace=namespace,
             priority=priority,
+            client=client,
         )
         self.scheduler.add(request)
         return request

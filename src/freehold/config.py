@@ -73,6 +73,10 @@ class EngineConfig:
         64, "How many later requests may be admitted before one that waits.", SCHEDULING,
         _POSITIVE,
     )  # fmt: skip
+    fair_decode_rows: int = option(
+        8, "Rows that one client may decode in a step while others do, if that is more than theirs together.",
+        SCHEDULING, _POSITIVE,
+    )  # fmt: skip
     priority_scheduling_preemption_threshold: int | None = option(
         None, "With --schedule-policy priority: preempt requests whose priority is lower by at least this.",
         SCHEDULING, _POSITIVE,

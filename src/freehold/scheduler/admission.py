@@ -12,6 +12,7 @@ from freehold.memory.lease import pages_to_cover
 from freehold.memory.prefix.node import PageKey, page_key
 from freehold.memory.tails import Tail
 from freehold.scheduler.batch import Batch
+from freehold.scheduler.chunk_budget import PromptBudget
 from freehold.scheduler.lifecycle import Lifecycle
 from freehold.scheduler.queue import WaitingQueue
 from freehold.scheduler.request import Request
@@ -24,7 +25,7 @@ LOOKED_AT_MAX = 64  # waiting requests looked at and left waiting in one pass
 
 class _Verdict(Enum):
     ADMITTED = auto()
-    WAITS = auto()  # a step in flight, or the next ones, will bring what it can share
+    WAITS = auto()  # a step in flight, or the next ones, will bring what it can share; or its client has had its share
     NO_ROOM = auto()
 
 
@@ -64,31 +65,30 @@ class Admission:
         self._drafts = drafts
         self.growth = GrowthEstimate()
 
-    def admit(self, batch: Batch, chunk: int) -> list[Batch]:
-        """Give what is left of `chunk` prompt tokens to waiting requests -> the rows they got."""
+    def admit(self, budget: PromptBudget) -> list[Batch]:
+        """Give what is left of the budget to waiting requests -> the rows they got."""
         admitted: list[Batch] = []
-        budget = chunk - int(batch.counts[batch.counts > 1].sum())
-        if budget <= 0:
-            return admitted
         queue, leases = self._queue, self._memory.leases
-        if leases.free_row_count == 0:
+        if budget.left <= 0 or leases.free_row_count == 0:
             return admitted
         queue.rank(self._memory.tree.version, lambda request: self.match(request).length)
         sharing = self.pages_being_computed()
         reserved = self.reserved_page_count()
-        position = 0  # in the queue; those before it wait for a prefix
-        while budget > 0 and leases.free_row_count and position < min(len(queue), LOOKED_AT_MAX):
-            request = queue[position]
-            verdict, count = self._try_admit(request, budget, reserved, sharing)
+        left_waiting = 0
+        for request in queue.in_turn():
+            if budget.left <= 0 or leases.free_row_count == 0 or left_waiting == LOOKED_AT_MAX:
+                break
+            offer = budget.offer(request.client_number)
+            verdict, count = self._try_admit(request, offer, reserved, sharing) if offer else (_Verdict.WAITS, 0)
             if verdict is _Verdict.NO_ROOM:
                 break
             if verdict is _Verdict.WAITS:
-                position += 1
+                left_waiting += 1
                 continue
             assert request.lease is not None
             rows = np.array([request.lease.row])
             admitted.append(self._running.batch(rows, np.array([count]), np.zeros(1, np.int64)))
-            budget -= count
+            budget.spend(request.client_number, count)
             reserved += self.growth_page_count(rows)
         return admitted
 

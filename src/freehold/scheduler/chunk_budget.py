@@ -38,5 +38,22 @@ class ChunkBudget:
             self._token = _average(self._token, max(rest, 0.0) / prompt_tokens)
 
 
+class PromptBudget:
+    """`left` prompt tokens for one step, of which each of `clients` that have prompts may use an equal share."""
+
+    def __init__(self, tokens: int, clients: int):
+        self.left = tokens
+        self._share = max(-(-tokens // max(clients, 1)), CHUNK_MIN)
+        self._used: dict[int, int] = {}
+
+    def offer(self, client: int) -> int:
+        """How many tokens a client may still have."""
+        return min(self.left, self._share - self._used.get(client, 0))
+
+    def spend(self, client: int, tokens: int) -> None:
+        self.left -= tokens
+        self._used[client] = self._used.get(client, 0) + tokens
+
+
 def _average(old: float, new: float) -> float:
     return new if old == 0.0 else (1 - NEWEST) * old + NEWEST * new

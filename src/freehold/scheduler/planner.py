@@ -6,17 +6,19 @@ from enum import Enum, auto
 
 import numpy as np
 
+from freehold.arrays import Int64
 from freehold.config import EngineConfig
 from freehold.errors import KVMemoryExhausted
 from freehold.memory import Memory
 from freehold.scheduler.admission import Admission
 from freehold.scheduler.batch import Batch
-from freehold.scheduler.chunk_budget import ChunkBudget
+from freehold.scheduler.chunk_budget import ChunkBudget, PromptBudget
 from freehold.scheduler.lifecycle import Lifecycle
 from freehold.scheduler.preemption import Preemption
 from freehold.scheduler.queue import WaitingQueue
 from freehold.scheduler.request import Finish, FinishKind, Request
 from freehold.scheduler.running import RunningTable
+from freehold.scheduler.shares import OUTPUT_COST, PROMPT_COST
 from freehold.scheduler.speculation import DraftBudget
 from freehold.scheduler.states import Event
 from freehold.step import Step
@@ -31,7 +33,8 @@ class NoStep(Enum):
 
 class Planner:
     """Plans one step at a time under a budget: one token for each decoding row, and as many
-    tokens of prompts as `ChunkBudget` allows, of as many requests as they come from."""
+    tokens of prompts as `ChunkBudget` allows, of as many requests as they come from. Clients that compete share both:
+    prompt tokens evenly, and of decoding rows one may have as many as the others together."""
 
     def __init__(
         self,
@@ -51,8 +54,12 @@ class Planner:
         self._chunks = chunks
         self.admission = Admission(memory, queue, running, lifecycle, drafts)
         threshold = config.priority_scheduling_preemption_threshold
-        self._preemption = None if threshold is None else Preemption(memory, queue, running, self.admission, threshold)
+        self._preemption = Preemption(memory, queue, running, lifecycle.shares, self.admission, threshold)
         self._retract_interval = config.forward_retract_interval
+        self._fair_decode_rows = config.fair_decode_rows
+        self._last_turn = -1  # the last row that decoded while others of its client had to wait
+        self._next_last_turn = -1  # if the step that is planned is submitted
+        self._shares = lifecycle.shares
         self._steps_since_retraction = 0
 
     def plan(self, in_flight: int) -> Step | NoStep:
@@ -61,7 +68,7 @@ class Planner:
         Requests are retracted only while nothing is in flight: a step's result is never thrown away.
         """
         is_due = self._is_retraction_due()
-        victim = None if self._preemption is None else self._preemption.victim()
+        victim = self._preemption.victim()
         if is_due or victim is not None:
             if in_flight:
                 return NoStep.BLOCKED
@@ -69,10 +76,10 @@ class Planner:
                 self._retract_for_test()
             elif victim is not None:
                 self._lifecycle.retract(victim, Event.PREEMPTED)
-        batch = self._continue()
+        batch, budget = self._continue()
         fits = self._make_room(batch)
         if not fits and np.count_nonzero(batch.drafts):
-            batch = self._continue(may_draft=False)
+            batch, budget = self._continue(may_draft=False)
             fits = self._make_room(batch)
         if not fits and in_flight:
             return NoStep.BLOCKED
@@ -80,8 +87,7 @@ class Planner:
             batch = self._retract_until_it_fits()
         self._memory.leases.extend(batch.rows, batch.targets)
         if fits and len(self._queue):
-            chunk = self._chunks.tokens(int(np.count_nonzero(batch.decodes)))
-            for admitted in self.admission.admit(batch, chunk):
+            for admitted in self.admission.admit(budget):
                 batch = batch + admitted
         if len(batch.rows) == 0:
             return NoStep.BLOCKED if in_flight else NoStep.IDLE
@@ -89,22 +95,56 @@ class Planner:
 
     # -- requests that have a row ---------------------------------------------------------------------
 
-    def _continue(self, may_draft: bool = True) -> Batch:
-        """Rows that go on, decoding ones first."""
+    def _continue(self, may_draft: bool = True) -> tuple[Batch, PromptBudget]:
+        """Rows that go on, decoding ones first; and what they leave for other prompts."""
         running = self._running
         rows = running.active()
         todo = running.todo(rows)
-        decoder_count = len(rows) - int(np.count_nonzero(todo > 0))
-        counts = np.ones(len(rows), np.int64)
-        if decoder_count < len(rows):
-            chunks, sizes = rows[todo > 0], todo[todo > 0]
-            sizes = np.clip(self._chunks.tokens(decoder_count) - (sizes.cumsum() - sizes), 0, sizes)
-            rows = np.concatenate([rows[todo <= 0], chunks[sizes > 0]])
-            counts = np.concatenate([counts[:decoder_count], sizes[sizes > 0]])
+        is_prompt = todo > 0
+        prompts, todo = rows[is_prompt], todo[is_prompt]
+        if len(prompts):
+            rows = rows[~is_prompt]
+        if len(self._shares) > 1:
+            rows = self._in_fair_number(rows)
+        decoder_count = len(rows)
+        counts = np.ones(decoder_count, np.int64)
+        budget = PromptBudget(self._chunks.tokens(decoder_count), self._prompting_client_count(prompts))
+        if len(prompts):
+            sizes = self._chunk_sizes(prompts, todo, budget)
+            rows = np.concatenate([rows, prompts[sizes > 0]])
+            counts = np.concatenate([counts, sizes[sizes > 0]])
         drafts = np.zeros(len(rows), np.int64)
         if may_draft and self._drafts is not None and decoder_count:
             drafts[:decoder_count] = self._drafts.choose(rows[:decoder_count], int(counts.sum()))
-        return running.batch(rows, counts, drafts)
+        return running.batch(rows, counts, drafts), budget
+
+    def _chunk_sizes(self, rows: Int64, todo: Int64, budget: PromptBudget) -> Int64:
+        """How many of `todo` [n] prompt tokens of `rows` [n] the next step computes."""
+        sizes = np.zeros(len(rows), np.int64)
+        for i, (client, rest) in enumerate(zip(self._running.client[rows].tolist(), todo.tolist(), strict=True)):
+            sizes[i] = min(rest, budget.offer(client))
+            budget.spend(client, int(sizes[i]))
+        return sizes
+
+    def _prompting_client_count(self, rows: Int64) -> int:
+        """Clients whose prompts are computed, in `rows` [n], or wait."""
+        if len(self._shares) <= 1:
+            return 1
+        return len(self._queue.clients() | set(self._running.client[rows].tolist()))
+
+    def _in_fair_number(self, rows: Int64) -> Int64:
+        """`rows` [n] that decode, without those that are too many of one client. Its rows take turns, in the order of
+        their numbers."""
+        clients = self._running.client[rows]
+        counts = np.bincount(clients, minlength=1)
+        largest = int(counts.argmax())
+        limit = max(self._fair_decode_rows, len(rows) - int(counts[largest]))
+        if counts[largest] <= limit or counts[largest] == len(rows):
+            return rows
+        theirs = np.sort(rows[clients == largest])
+        theirs = np.roll(theirs, -int(np.searchsorted(theirs, self._last_turn, "right")))
+        self._next_last_turn = int(theirs[limit - 1])
+        return rows[~np.isin(rows, theirs[limit:])]
 
     def _make_room(self, batch: Batch, may_unpin: bool = False) -> bool:
         return self._memory.make_room(batch.rows, batch.targets, may_unpin)
@@ -113,7 +153,7 @@ class Planner:
         """Free memory by sending the least important requests back to the queue. The most important one
         stays, so there is always progress; if it cannot go on even alone, it is ended."""
         while True:
-            batch = self._continue(may_draft=False)
+            batch, _ = self._continue(may_draft=False)
             if self._make_room(batch, may_unpin=len(self._running) == 1):
                 return batch
             victim = self._victim()
@@ -165,6 +205,10 @@ class Planner:
             page_updates=memory.leases.take_updates(),
         )
         self._lifecycle.row_starts = []
+        if len(self._shares) > 1:
+            cost = np.where(batch.decodes, OUTPUT_COST, PROMPT_COST * batch.counts)
+            self._shares.charge(running.client[rows], cost)
+        self._last_turn = self._next_last_turn
         running.submit(batch, samples)
         memory.leases.submit(rows, number)
         self.admission.growth.went_well()

@@ -1,6 +1,8 @@
-"""Which running request gives way to a more important one that waits."""
+"""Which running request gives way to one that waits: to a more important one, or to one of a client that holds less."""
 
 from __future__ import annotations
+
+from itertools import islice
 
 import numpy as np
 
@@ -10,40 +12,54 @@ from freehold.scheduler.admission import LOOKED_AT_MAX, Admission
 from freehold.scheduler.queue import WaitingQueue
 from freehold.scheduler.request import Request
 from freehold.scheduler.running import RunningTable
+from freehold.scheduler.shares import Shares
 
 
 class Preemption:
-    """Rows may be taken from requests whose priority is lower by at least `threshold`."""
+    """Rows may be taken from requests whose priority is lower by at least `threshold`, if there is one; and from
+    clients that have been served more than the one that gets them, and without them still hold as much. So whoever
+    gives way is not next in line, and the same two never swap twice."""
 
     def __init__(
-        self, memory: Memory, queue: WaitingQueue, running: RunningTable, admission: Admission, threshold: int
+        self,
+        memory: Memory,
+        queue: WaitingQueue,
+        running: RunningTable,
+        shares: Shares,
+        admission: Admission,
+        threshold: int | None,
     ):
         self._memory = memory
         self._queue = queue
         self._running = running
         self._admission = admission
+        self._shares = shares
         self._threshold = threshold
 
     def victim(self) -> int | None:
-        """The row to retract, if the most important request that waits for a place would have one if less
-        important ones went. One at a time: the next plan looks again."""
+        """The row to retract, if the request that is next in line waits for a place and would have one if others
+        went. One at a time: the next plan looks again."""
         head = self._queue.peek()
-        if head is None or len(self._inferior(head)) == 0:
+        if head is None or not self._may_gain(head):
             return None
         found = self._next_in_line()
-        if found is None:
+        if found is None or self._has_place(*found):
             return None
         request, match = found
-        rows = self._inferior(request)
-        if len(rows) == 0 or self._has_place(request, match) or not self._would_fit(request, match, rows):
-            return None
-        return int(rows[0])
+        for rows in (self._inferior(request), self._ahead(request, match)):
+            if len(rows) and self._would_fit(request, match, rows):
+                return int(rows[0])
+        return None
+
+    def _may_gain(self, request: Request) -> bool:
+        """A quick look at whether anybody might give way."""
+        others = int(np.count_nonzero(self._running.client[self._running.order] != request.client_number))
+        return others > 1 or len(self._inferior(request)) > 0
 
     def _next_in_line(self) -> tuple[Request, Match] | None:
         """The first that does not wait for a prefix: that it would have soon, whoever runs."""
         sharing = self._admission.pages_being_computed()
-        for position in range(min(len(self._queue), LOOKED_AT_MAX)):
-            request = self._queue[position]
+        for request in islice(self._queue.in_turn(), LOOKED_AT_MAX):
             match = self._admission.match(request)
             if not self._admission.waits(request, match, sharing):
                 return request, match
@@ -70,6 +86,31 @@ class Preemption:
         return len(others) == 0 or needed + admission.growth_page_count(others) <= room
 
     def _inferior(self, request: Request) -> Int64:
-        """Rows that may be preempted for `request`, least important first."""
+        """Rows of requests that are less important than `request`, the least important first."""
         rows = self._running.least_important_first()
+        if self._threshold is None:
+            return rows[:0]
         return rows[self._running.priority[rows] <= request.priority - self._threshold]
+
+    def _ahead(self, request: Request, match: Match) -> Int64:
+        """Rows of clients that have been served more than the client of `request`, and hold as much as that will with
+        it even when these rows are gone: first those of the client that holds most, and of its rows the least
+        important. Counted are rows if there is none left, or else pages."""
+        running, leases = self._running, self._memory.leases
+        rows = running.least_important_first()
+        mine, clients = request.client_number, running.client[rows]
+        if leases.free_row_count == 0:
+            sizes, needed = np.ones(len(rows), np.int64), 1
+        else:
+            sizes = leases.allocated[rows] // self._memory.page_size
+            needed = self._admission.page_count_of(request, match) + match.length // self._memory.page_size
+        holds = np.bincount(clients, weights=sizes, minlength=mine + 1)
+        by_client = np.lexsort((clients, -holds[clients]))
+        rows, sizes, clients = rows[by_client], sizes[by_client], clients[by_client]
+        gone = sizes.cumsum()
+        begins = np.diff(clients, prepend=-1) != 0
+        gone -= np.maximum.accumulate(np.where(begins, gone - sizes, 0))
+        gives = self._shares.ahead_of(mine, clients) & (holds[clients] - gone >= holds[mine] + needed)
+        if self._queue.policy == "priority":
+            gives &= running.priority[rows] <= request.priority
+        return rows[gives]

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import groupby, islice
 
 from freehold.scheduler.request import Request
+from freehold.scheduler.shares import Shares
 
 Key = tuple[int, int]
+LineKey = tuple[int, int]  # class of importance, lowest first; number of the client
 
 RANKED_MAX = 16  # requests whose match is looked up in one pass
 _BEFORE_ALL = -(1 << 60)
@@ -19,93 +21,176 @@ _BEFORE_ALL = -(1 << 60)
 @dataclass
 class _Entry:
     key: Key
-    number: int  # of entries to the queue, this one included
+    number: int  # of entries to the line, this one included
     version: int = -1  # of the prefix tree, when the match was looked up
 
 
-class WaitingQueue:
-    """The waiting requests in order: `fcfs` by arrival, `priority` by priority then arrival, `lpm` by the
-    longest cached prefix. A retracted request keeps its arrival, so it comes back near the front.
+class Line:
+    """Waiting requests in the order of their keys.
 
     Entries are numbered. The request with entry number e is *due* once e + overtaken_max requests have left the
-    queue, for then at least overtaken_max of them came later. Under `lpm` whoever is due goes first, in order of
-    entry; under every policy it no longer waits for a prefix that somebody else computes. So nobody is overtaken
-    for ever, and being looked at costs nobody its turn: a request leaves the queue only when it is admitted or
-    ends. Every operation is O(log n) comparisons, and an ended request leaves nothing behind.
+    line, for then at least overtaken_max of them came later.
     """
 
-    def __init__(self, policy: str = "fcfs", overtaken_max: int = 64):
-        self.policy = policy
+    def __init__(self, overtaken_max: int):
         self._overtaken_max = overtaken_max
-        self._line: list[tuple[Key, Request]] = []
+        self._sorted: list[tuple[Key, Request]] = []
         self._entries: dict[Request, _Entry] = {}
         self._by_number: dict[int, Request] = {}
         self._entered = 0
         self._left = 0
-        self._unranked: OrderedDict[Request, None] = OrderedDict()  # least recently looked up first
 
     def __len__(self) -> int:
-        return len(self._line)
-
-    def __contains__(self, request: Request) -> bool:
-        return request in self._entries
+        return len(self._sorted)
 
     def __getitem__(self, position: int) -> Request:
-        """Position 0 is next in line."""
-        return self._line[position][1]
+        return self._sorted[position][1]
 
     def push(self, request: Request) -> None:
         self._entered += 1
-        entry = self._entries[request] = _Entry(self._key(request), self._entered)
+        entry = self._entries[request] = _Entry((0, request.order), self._entered)
         self._by_number[entry.number] = request
-        insort(self._line, (entry.key, request))
+        insort(self._sorted, (entry.key, request))
+
+    def remove(self, request: Request) -> Request | None:
+        """-> who is due from now on."""
+        entry = self._entries.pop(request)
+        del self._sorted[self._position(entry.key)]
+        del self._by_number[entry.number]
+        self._left += 1
+        return self._by_number.get(self._left - self._overtaken_max)
+
+    def is_due(self, request: Request) -> bool:
+        return self._left - self._entries[request].number >= self._overtaken_max
+
+    def put_first(self, request: Request) -> None:
+        """Behind those put first that entered before it."""
+        self.move(request, (_BEFORE_ALL, self._entries[request].number))
+
+    def move(self, request: Request, key: Key) -> None:
+        """`key` is nobody else's."""
+        entry = self._entries[request]
+        if key != entry.key:
+            del self._sorted[self._position(entry.key)]
+            entry.key = key
+            insort(self._sorted, (key, request))
+
+    def is_ranked(self, request: Request, version: int) -> bool:
+        """Whether its match was looked up in this version of the tree."""
+        return self._entries[request].version == version
+
+    def rank(self, request: Request, version: int, match_length: int) -> None:
+        self._entries[request].version = version
+        self.move(request, (-match_length, request.order))
+
+    def _position(self, key: Key) -> int:
+        # A key alone sorts before the pair that begins with it, and keys are unique.
+        return bisect_left(self._sorted, (key,))  # pyright: ignore[reportArgumentType]
+
+
+@dataclass
+class _Cursor:
+    """How far a line has been looked at. What was looked at and has left it since does not count."""
+
+    line: Line
+    passed: int = 0
+
+    @property
+    def has_more(self) -> bool:
+        return self.passed < len(self.line)
+
+    def advance(self) -> Iterator[Request]:
+        request = self.line[self.passed]
+        yield request
+        self.passed += self.has_more and self.line[self.passed] is request
+
+
+class WaitingQueue:
+    """The waiting requests. Each client has a line: `fcfs` by arrival, `lpm` by the longest cached prefix. The first of
+    each line come in turn, then the second, beginning with the client that has been served least (`Shares`). Under
+    `priority` all that are more important come before. A retracted request keeps its arrival, so it comes back near
+    the front of its line.
+
+    Under `lpm` whoever is due goes first in its line; under every policy it no longer waits for a prefix that
+    somebody else computes. So nobody is overtaken for ever, and being looked at costs nobody its turn: a request
+    leaves the queue only when it is admitted or ends. Every operation is O(log n) comparisons, and an ended request
+    leaves nothing behind.
+    """
+
+    def __init__(self, policy: str = "fcfs", overtaken_max: int = 64, shares: Shares | None = None):
+        self.policy = policy
+        self._shares = Shares() if shares is None else shares
+        self._overtaken_max = overtaken_max
+        self._lines: dict[LineKey, Line] = {}
+        self._sorted: list[LineKey] = []
+        self._sorted_at = -1  # after how many charges; -1 if lines have come or gone since
+        self._count = 0
+        self._unranked: OrderedDict[Request, None] = OrderedDict()  # least recently looked up first
+
+    def __len__(self) -> int:
+        return self._count
+
+    def in_turn(self) -> Iterator[Request]:
+        """Everybody, next first. Whoever is yielded may be removed before the next is asked for."""
+        for _, keys in groupby(self._lines_in_turn(), key=lambda key: key[0]):
+            going = [_Cursor(self._lines[key]) for key in keys]
+            while going:
+                for cursor in going:
+                    yield from cursor.advance()
+                going = [cursor for cursor in going if cursor.has_more]
+
+    def peek(self) -> Request | None:
+        """The next; None when nobody waits."""
+        return next(self.in_turn(), None) if self._count else None
+
+    def clients(self) -> set[int]:
+        """Numbers of those whose requests wait."""
+        return {client for _, client in self._lines}
+
+    def push(self, request: Request) -> None:
+        key = self._line_of(request)
+        if key not in self._lines:
+            self._lines[key] = Line(self._overtaken_max)
+            self._sorted_at = -1
+        self._lines[key].push(request)
+        self._count += 1
         if self.policy == "lpm":
             self._unranked[request] = None
             self._unranked.move_to_end(request, last=False)
 
     def remove(self, request: Request) -> None:
         """The request is admitted, or it has ended."""
-        entry = self._entries.pop(request)
-        del self._line[self._position(entry.key)]
-        del self._by_number[entry.number]
+        key = self._line_of(request)
+        line = self._lines[key]
+        due = line.remove(request)
+        self._count -= 1
         self._unranked.pop(request, None)
-        self._left += 1
-        # With each departure one entry number becomes due.
-        due = self._by_number.get(self._left - self._overtaken_max)
+        if len(line) == 0:
+            del self._lines[key]
+            self._sorted_at = -1
         if due is not None and self.policy == "lpm":
             self._unranked.pop(due)
-            self._move(due, (_BEFORE_ALL, self._entries[due].number))
-
-    def peek(self) -> Request | None:
-        """The next in line; None when nobody waits."""
-        return self._line[0][1] if self._line else None
+            line.put_first(due)
 
     def is_due(self, request: Request) -> bool:
-        """Whether so many others left the queue before it that it must not wait for any of them."""
-        return self._left - self._entries[request].number >= self._overtaken_max
+        """Whether so many others of its line left before it that it must not wait for any of them."""
+        return self._lines[self._line_of(request)].is_due(request)
 
     def rank(self, version: int, match_length: Callable[[Request], int]) -> None:
         """For policy `lpm`: bring the order up to date with what is cached. Looks up those whose match was looked
         up longest ago, RANKED_MAX at most, and nobody twice for the same `version` of the prefix tree."""
         for request in list(islice(self._unranked, RANKED_MAX)):
-            entry = self._entries[request]
-            if entry.version == version:
+            line = self._lines[self._line_of(request)]
+            if line.is_ranked(request, version):
                 return
-            entry.version = version
             self._unranked.move_to_end(request)
-            key = -match_length(request), request.order
-            if key != entry.key:
-                self._move(request, key)
+            line.rank(request, version, match_length(request))
 
-    def _move(self, request: Request, key: Key) -> None:
-        entry = self._entries[request]
-        del self._line[self._position(entry.key)]
-        entry.key = key
-        insort(self._line, (key, request))
+    def _lines_in_turn(self) -> list[LineKey]:
+        if self._sorted_at != self._shares.charges:
+            self._sorted = sorted(self._lines, key=lambda key: (key[0], self._shares.served(key[1]), key[1]))
+            self._sorted_at = self._shares.charges
+        return self._sorted
 
-    def _position(self, key: Key) -> int:
-        # A key alone sorts before the pair that begins with it, and keys are unique.
-        return bisect_left(self._line, (key,))  # pyright: ignore[reportArgumentType]
-
-    def _key(self, request: Request) -> Key:
-        return (-request.priority if self.policy == "priority" else 0), request.order
+    def _line_of(self, request: Request) -> LineKey:
+        return (-request.priority if self.policy == "priority" else 0), request.client_number

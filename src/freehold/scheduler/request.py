@@ -73,12 +73,14 @@ class Request:
     seed: int = 0
     priority: int = 0
     namespace: str = ""
+    client: str = ""  # who shares the engine fairly with others
     timeout: float | None = None
     session: str | None = None  # whose turn it is: it goes on from what the session parked, and parks in turn
     retention: Retention | None = None
     arrival: float = 0.0
 
     order: int = 0  # of arrival; decides among equals
+    client_number: int = 0  # its account in `Shares`
     state: RequestState = RequestState.WAITING
     state_since: float = 0.0
     transitions: Counter[tuple[RequestState, Event]] = field(default_factory=Counter[tuple[RequestState, Event]])

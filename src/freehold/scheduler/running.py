@@ -41,6 +41,7 @@ class RunningTable:
         self.trusted: Bool = np.zeros(row_count, np.bool_)  # to stop before max_length
         self.priority = column()
         self.arrival = column()  # its place in the order of arrivals
+        self.client = column()  # number of its client
         self.requests: np.ndarray[Any, Any] = np.full(row_count, None, object)  # of Request or None
         self.order: Int64 = np.empty(0, np.int64)  # rows in use, in order of admission
 
@@ -61,6 +62,7 @@ class RunningTable:
         self.trusted[row] = request.is_trusted
         self.priority[row] = request.priority
         self.arrival[row] = request.order
+        self.client[row] = request.client_number
         has_own_stops = params.stop or params.stop_regex or params.stop_token_ids
         self.watch_from[row] = 0 if has_own_stops or params.logprobs is not None else max_length
         self.requests[row] = request

@@ -22,6 +22,7 @@ from freehold.scheduler.queue import WaitingQueue
 from freehold.scheduler.request import Finish, FinishKind, Request
 from freehold.scheduler.results import Results, StepOutput
 from freehold.scheduler.running import RunningTable
+from freehold.scheduler.shares import Shares
 from freehold.scheduler.speculation import DraftBudget
 from freehold.scheduler.states import Event, RequestState
 from freehold.step import DraftCost, Engine, Step, StepResult
@@ -65,11 +66,19 @@ class Scheduler:
         self.config = config
         self.memory = memory
         self.vocabulary = vocabulary
-        self.queue = WaitingQueue(config.schedule_policy, config.max_overtaken)
+        self.shares = Shares()
+        self.queue = WaitingQueue(config.schedule_policy, config.max_overtaken, self.shares)
         self.running = RunningTable(memory.shape.row_count, memory.shape.token_limit)
         timeouts = Timeouts(config.waiting_timeout, config.running_timeout)
         self.lifecycle = Lifecycle(
-            memory, self.queue, self.running, vocabulary.eos_tokens, config.max_queued_requests, clock, timeouts
+            memory,
+            self.queue,
+            self.running,
+            self.shares,
+            vocabulary.eos_tokens,
+            config.max_queued_requests,
+            clock,
+            timeouts,
         )
         self.requests: dict[str, Request] = {}
         self.audit_error: AuditError | None = None

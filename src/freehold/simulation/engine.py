@@ -82,6 +82,7 @@ class SimulatedEngine:
     def __init__(self, shape: EngineShape):
         self.shape = shape
         self.hold = False
+        self.observe: Callable[[Step], None] = lambda step: None  # sees each step before it runs
         self.fail_next: Exception | None = None
         self.steps_run = 0
         self.weights = 0
@@ -117,6 +118,7 @@ class SimulatedEngine:
         if page:
             raise WrongKV(f"step {step.number} writes page {page} (group {group}), which step {other} still uses", page)
         future = StepFuture(self._asked)
+        self.observe(step)
         self._queue.append(_Queued(step, future, self.fail_next))
         self.fail_next = None
         return future

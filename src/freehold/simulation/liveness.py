@@ -31,7 +31,7 @@ class _Wait:
     entered: int  # in which iteration
     overtaken: int = 0
     overdue: int = 0  # iterations in which somebody was admitted although this one was due
-    behind_lower: int = 0  # iterations in which less important requests ran in its place
+    behind: int = 0  # iterations in which those who must give way ran in its place
     allowed: int = 0  # of those
 
 
@@ -55,7 +55,7 @@ class Liveness:
             self._admissions[request.id] = _admissions(request)
             self._check_trust(request)
         if not is_held:
-            self._wait_behind_lower()
+            self._check_those_who_give_way()
 
     def after(self, held: int, ended: list[Request]) -> None:
         """Raises Unfair or Late. `held` pages are nobody's who could give them back."""
@@ -81,7 +81,7 @@ class Liveness:
     def _overtakes(self, other: Request, request: Request, wait: _Wait) -> bool:
         """Whether the admission of `other` passed over `request`, which came earlier."""
         entered = self._waits[other.id].entered if other.id in self._waits else self._entered + 1
-        is_later = entered > wait.entered and other.order > request.order
+        is_later = entered > wait.entered and other.order > request.order and other.client == request.client
         return is_later and not (self._config.schedule_policy == "priority" and other.priority > request.priority)
 
     def _count(self, request: Request, wait: _Wait, passed: int) -> None:
@@ -100,31 +100,62 @@ class Liveness:
         if request.setbacks > squeezed:
             raise Unfair(f"{request.id} is distrusted {request.setbacks} times, memory ran out {squeezed} times")
 
-    # -- priorities -----------------------------------------------------------------------------------------
+    # -- whoever must give way ------------------------------------------------------------------------------
 
-    def _wait_behind_lower(self) -> None:
-        """The most important request that waits must get the place of less important ones within 2 iterations for
-        each row, and as many as prompts that are being computed need."""
-        scheduler, threshold = self._scheduler, self._config.priority_scheduling_preemption_threshold
+    def _check_those_who_give_way(self) -> None:
+        """The request that is next in line must get the place of less important ones, and of clients that hold more
+        than its own would, within 2 iterations for each row, and as many as prompts that are being computed need."""
+        scheduler = self._scheduler
         head = scheduler.queue.peek()
-        if threshold is None or head is None or scheduler.paused is not None or head.id not in self._waits:
+        if head is None or scheduler.paused is not None or head.id not in self._waits:
             return
-        wait, running = self._waits[head.id], scheduler.running
+        running = scheduler.running
         rows: list[int] = running.order.tolist()
-        lower = [row for row in rows if running.request(row).priority <= head.priority - threshold]
-        if not lower or not self._fits_without(head, set(lower)) or self._shares_a_prompt(head, rows):
+        going = self._less_important(head, rows) or self._too_much(head, rows)
+        if not going or not self._fits_without(head, going) or self._shares_a_prompt(head, rows):
             return
-        if any(running.request(row).state is RequestState.PREFILLING for row in set(rows) - set(lower)):
-            return  # its equals have the budget of prompts
-        if wait.behind_lower == 0:
+        if any(running.request(row).state is RequestState.PREFILLING for row in set(rows) - going):
+            return  # those who stay have the budget of prompts
+        wait = self._waits[head.id]
+        if wait.behind == 0:
             todo = int(running.todo(running.order).clip(0).sum())
             # A retraction at every step makes each wait until those in flight are done.
             iterations = 2 if self._config.forward_retract_interval else 1
             steps = -(-todo // self._config.chunked_prefill_size)
             wait.allowed = 2 * len(running.requests) + 8 + iterations * steps
-        wait.behind_lower += 1
-        if wait.behind_lower > wait.allowed:
-            raise Unfair(f"{head.id} has waited for {len(lower)} less important requests in {wait.allowed} iterations")
+        wait.behind += 1
+        if wait.behind > wait.allowed:
+            raise Unfair(f"{head.id} has waited for {len(going)} that must give way in {wait.allowed} iterations")
+
+    def _less_important(self, head: Request, rows: list[int]) -> set[int]:
+        threshold, running = self._config.priority_scheduling_preemption_threshold, self._scheduler.running
+        if threshold is None:
+            return set()
+        return {row for row in rows if running.request(row).priority <= head.priority - threshold}
+
+    def _too_much(self, head: Request, rows: list[int]) -> set[int]:
+        """What other clients hold beyond what `head`, whose client holds nothing, asks for: rows if there is none, or
+        else pages."""
+        scheduler, running, leases = self._scheduler, self._scheduler.running, self._scheduler.memory.leases
+        size, shares = scheduler.memory.page_size, scheduler.shares
+        mine = shares.served(head.client_number)
+        if any(running.request(row).client == head.client for row in rows):
+            return set()
+        if self._config.schedule_policy == "priority":
+            rows = [row for row in rows if running.request(row).priority <= head.priority]
+        needed = 1 if leases.free_row_count == 0 else -(-scheduler.lifecycle.max_length(head) // size) + 1
+        going: set[int] = set()
+        for client in {running.request(row).client_number for row in rows}:
+            if shares.served(client) <= mine:
+                continue
+            theirs = [row for row in rows if running.request(row).client_number == client]
+            weights = {row: 1 if leases.free_row_count == 0 else int(leases.allocated[row]) // size for row in theirs}
+            left = sum(weights.values())
+            for row in sorted(theirs, key=lambda row: (running.request(row).priority, -running.request(row).order)):
+                left -= weights[row]
+                if left >= needed:
+                    going.add(row)
+        return going
 
     def _fits_without(self, head: Request, gone: set[int]) -> bool:
         """Whether it would fit in the worst case: all who stay use all their output, and nothing is shared."""

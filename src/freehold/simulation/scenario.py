@@ -22,6 +22,7 @@ VOCAB_SIZE = 1000
 EOS_TOKENS = (3, 17, 401)
 
 
+CLIENTS = ["greedy"] * 4 + ["modest", "other"]
 HINTS = [None, None, None, [0], [50, 0.02], [90, 0.2, 64], [10, 1.0]]  # of retention
 
 
@@ -56,6 +57,7 @@ class Cell:
             chunked_prefill_size=scenario.chunk,
             schedule_policy=self.policy,
             max_overtaken=scenario.max_overtaken,
+            fair_decode_rows=scenario.fair_decode_rows,
             eviction_policy=scenario.eviction,
             cache_tenant_quota=scenario.quota,
             disable_overlap_schedule=not self.overlap,
@@ -118,6 +120,7 @@ class Scenario:
     draft_rate: float = 0.6
     rows: int = ROWS
     max_overtaken: int = 64
+    fair_decode_rows: int = 8
 
     @property
     def config(self) -> EngineConfig:
@@ -153,6 +156,7 @@ class Scenario:
             draft_rate=rng.choice([0.0, 0.3, 0.7, 1.0]),
             rows=rng.choice([2, ROWS, ROWS]),
             max_overtaken=rng.choice([1, 4, 64]),
+            fair_decode_rows=rng.choice([1, 2, 8]),
         )
 
 
@@ -182,6 +186,7 @@ def _requests(rng: random.Random) -> Iterator[Happening]:
                 "stop": rng.choice([[], [], ["7><"], ["<12", "9>"]]),
                 "stop_token_ids": rng.choice([[], [], [5, 55, 555]]),
                 "namespace": rng.choice(["", "", "", "tenant"]),
+                "client": rng.choice(CLIENTS),
                 "priority": rng.randrange(3),
                 "timeout": rng.choice([None] * 8 + [0.05, 1.0]),
                 "session": None,
@@ -218,6 +223,7 @@ def _turns(rng: random.Random) -> Iterator[Happening]:
                 "stop": rng.choice([[], [], ["7><"]]),
                 "stop_token_ids": [],
                 "namespace": "",
+                "client": rng.choice(CLIENTS),
                 "priority": rng.randrange(3),
                 "timeout": rng.choice([None] * 8 + [0.05]),
                 "session": session,

@@ -260,7 +260,7 @@ class _Portrait:
 
     def everything(self) -> list[Any]:
         scheduler = self._scheduler
-        queue = [scheduler.queue[i] for i in range(len(scheduler.queue))]
+        queue = list(scheduler.queue.in_turn())
         return [
             [self._request(request) for request in self._world._requests],  # pyright: ignore[reportPrivateUsage]
             [(request.id, scheduler.queue.is_due(request)) for request in queue],

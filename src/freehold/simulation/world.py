@@ -17,6 +17,7 @@ from freehold.scheduler.scheduler import PauseMode
 from freehold.scheduler.states import TRANSITIONS, Event, RequestState
 from freehold.simulation.assembly import SimulatedModel, assemble
 from freehold.simulation.engine import WrongKV
+from freehold.simulation.fair_shares import FairShares
 from freehold.simulation.liveness import Liveness
 from freehold.simulation.oracle import check_end
 from freehold.simulation.scenario import EOS_TOKENS, LONGEST, VOCAB_SIZE, Happening, Scenario, Verb
@@ -82,6 +83,7 @@ class World:
         self._delivered: dict[str, list[int]] = defaultdict(list)
         self._delivered_logprobs: dict[str, list[TokenLogprobs]] = defaultdict(list)
         self._liveness = Liveness(self.scheduler)
+        self.engine.observe = FairShares(self.scheduler).check
         self._pending = sorted(scenario.happenings, key=lambda happening: happening.at)[::-1]
         self._aborts: list[dict[str, Any]] = []
         self._histories: dict[str, list[int]] = {}  # of sessions: the tokens of their finished turns
@@ -220,6 +222,7 @@ class World:
             prompt=np.array(prompt, np.int32),
             params=params,
             namespace=fields["namespace"],
+            client=fields.get("client", ""),
             priority=fields["priority"],
             timeout=fields["timeout"],
             session=fields["session"],

@@ -38,8 +38,15 @@ class EventFormat:
     closing: bytes = b""
 
 
+# Characters that end a line for many clients (httpx, Python's splitlines), although not in the standard of events.
+_LINE_ENDS = {character.encode(): f"\\u{ord(character):04x}".encode() for character in "\x85\u2028\u2029"}
+
+
 def _data(event: dict[str, Any]) -> bytes:
-    return b"data: " + orjson.dumps(event) + b"\n\n"
+    text = orjson.dumps(event)
+    for character, escaped in _LINE_ENDS.items():
+        text = text.replace(character, escaped)
+    return b"data: " + text + b"\n\n"
 
 
 def _named(event: dict[str, Any]) -> bytes:

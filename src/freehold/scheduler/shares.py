@@ -1,0 +1,92 @@
+"""What each client has had of the engine. Virtual token counters (Sheng et al., "Fairness in Serving Large Language
+Models", OSDI 2024), with the virtual time of weighted fair queueing for clients that come back."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import numpy as np
+
+from freehold.arrays import Bool, Int64
+
+PROMPT_COST = 1
+OUTPUT_COST = 2
+DEBTS_MAX = 1024
+
+
+@dataclass
+class _Account:
+    number: int
+    requests: int = 0
+
+
+class Shares:
+    """Accounts of the clients that have requests, queued or running, by client number.
+
+    `served` is what a client was charged for: computed tokens, those of output twice. Virtual time is what everybody
+    would have if all had the same. A client begins at virtual time, so that nobody saves up turns; one that leaves
+    ahead of it and comes back before it has passed goes on from there, so that nobody sheds what it was charged. Time
+    passes whoever is served, so nobody waits for ever behind clients that are new.
+    """
+
+    def __init__(self) -> None:
+        self._accounts: dict[str, _Account] = {}
+        self._free: list[int] = []
+        self._served = np.zeros(1)
+        self.charges = 0  # so far: a version of all that is served
+        self._time = 0.0
+        self._debts: OrderedDict[str, float] = OrderedDict()
+
+    def __len__(self) -> int:
+        """Clients that have requests."""
+        return len(self._accounts)
+
+    def __contains__(self, client: str) -> bool:
+        """Whether it has requests."""
+        return client in self._accounts
+
+    def join(self, client: str) -> int:
+        """A request of this client is accepted -> the client's number."""
+        account = self._accounts.get(client)
+        if account is None:
+            account = self._accounts[client] = _Account(self._number())
+            self._served[account.number] = max(self._time, self._debts.pop(client, 0.0))
+        account.requests += 1
+        return account.number
+
+    def leave(self, client: str) -> None:
+        """A request of it has ended."""
+        account = self._accounts[client]
+        account.requests -= 1
+        if account.requests:
+            return
+        del self._accounts[client]
+        self._free.append(account.number)
+        served = float(self._served[account.number])
+        if served > self._time:
+            self._debts[client] = served
+        if len(self._debts) > DEBTS_MAX:
+            self._debts.popitem(last=False)
+
+    def served(self, number: int) -> float:
+        return float(self._served[number])
+
+    def ahead_of(self, number: int, others: Int64) -> Bool:
+        """Which of `others` [n] have been served more than client `number`."""
+        return self._served[others] > self._served[number]
+
+    def charge(self, numbers: Int64, costs: Int64) -> None:
+        """A step computes for clients `numbers` [n] what costs `costs` [n]. Alone, a client is charged nothing."""
+        if len(self._accounts) > 1:
+            self._served += np.bincount(numbers, weights=costs, minlength=len(self._served))
+            self.charges += 1
+            self._time += float(costs.sum()) / len(self._accounts)
+
+    def _number(self) -> int:
+        if self._free:
+            return self._free.pop()
+        count = len(self._accounts)
+        if count == len(self._served):
+            self._served = np.concatenate([self._served, np.zeros(count)])
+        return count

@@ -1,0 +1,61 @@
+"""The oracle of fair shares: what each step gives to which client, recounted from outside."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from freehold.scheduler.chunk_budget import CHUNK_MIN
+from freehold.scheduler.scheduler import Scheduler
+from freehold.simulation.liveness import Unfair
+from freehold.step import Step
+
+
+class FairShares:
+    """Sees every step as the engine gets it."""
+
+    def __init__(self, scheduler: Scheduler):
+        self._scheduler = scheduler
+        self._left_out: Counter[str] = Counter()  # steps in a row without a request that could have decoded
+
+    def check(self, step: Step) -> None:
+        """Raises Unfair."""
+        running = self._scheduler.running
+        decoding: Counter[str] = Counter()
+        prompts: Counter[str] = Counter()
+        for row, count, decodes in zip(step.rows.tolist(), step.counts.tolist(), step.decodes.tolist(), strict=True):
+            client = running.request(row).client
+            if decodes:
+                decoding[client] += 1
+            else:
+                prompts[client] += count
+        self._check_prompts(prompts)
+        self._check_decoding(decoding, step)
+
+    def _check_prompts(self, prompts: Counter[str]) -> None:
+        scheduler, running = self._scheduler, self._scheduler.running
+        active = running.active()
+        waiting = {request.client for request in scheduler.requests.values() if request.is_queued}
+        going_on = {running.request(row).client for row in active[running.todo(active) > 0].tolist()}
+        clients = waiting | going_on | set(prompts)
+        share = max(-(-scheduler.config.chunked_prefill_size // max(len(clients), 1)), CHUNK_MIN)
+        for client, tokens in prompts.items():
+            if len(clients) > 1 and tokens > share:
+                raise Unfair(f"{tokens} prompt tokens in a step for client '{client}', its share is {share}")
+
+    def _check_decoding(self, decoding: Counter[str], step: Step) -> None:
+        running, least = self._scheduler.running, self._scheduler.config.fair_decode_rows
+        for client, rows in decoding.items():
+            others = decoding.total() - rows
+            if others and rows > max(least, others):
+                raise Unfair(f"{rows} rows decode for client '{client}', {others} for all others")
+        active = running.active()
+        active = active[running.todo(active) <= 0]
+        left_out = {running.request(row) for row in np.setdiff1d(active, step.rows).tolist()}
+        self._left_out = Counter({request.id: self._left_out[request.id] + 1 for request in left_out})
+        for request in left_out:
+            if decoding[request.client] < least:
+                raise Unfair(f"{request.id} is left out, and its client decodes {decoding[request.client]} rows")
+            if self._left_out[request.id] > 2 + len(running.requests) // least:
+                raise Unfair(f"{request.id} is left out {self._left_out[request.id]} times in a row")
