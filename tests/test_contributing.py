@@ -47,7 +47,8 @@ def test_a_route(scratch):
         "from fastapi.testclient import TestClient\n"
         "from freehold.ipc.async_engine import AsyncEngine\n"
         "from freehold.server.app import create_app\n"
-        "print(TestClient(create_app(AsyncEngine(), 'm')).get('/dummy').json())\n"
+        "from freehold.server.served_models import ServedModels\n"
+        "print(TestClient(create_app(AsyncEngine(), ServedModels(('m',)))).get('/dummy').json())\n"
     )
     assert run(scratch, program).strip() == "{'running': 0}"
 

@@ -61,7 +61,7 @@ def assemble(config: EngineConfig, checkpoint: Checkpoint | None = None) -> Asse
     Raises ModelUnavailable or ValueError.
     """
     checkpoint = checkpoint or open_checkpoint(resolve_model(config.model))
-    tokenizer = load_tokenizer(checkpoint)
+    tokenizer = load_tokenizer(checkpoint, config.chat_template)
     shape = plan_memory(config, checkpoint).shape
     kv_shape = KVShape(shape.page_count, shape.page_size, shape.row_count, shape.token_limit, config.kv_cache_dtype)
     runner = Runner(config, checkpoint, kv_shape, CpuDevice(config.num_threads))

@@ -107,12 +107,25 @@ def chat(
     system: Annotated[str | None, typer.Option(help="A system prompt.")] = None,
     max_tokens: MaxTokens = 512,
     temperature: Temperature = 0.2,
+    url: Annotated[str | None, typer.Option(help="Talk to a running server instead.")] = None,
+    api_key: Annotated[str | None, typer.Option(help="The server's key.", envvar="FREEHOLD_API_KEY")] = None,
 ) -> None:
     """Talk to a model in this terminal. Each turn shows what it found in the cache, and its speed."""
-    from freehold.terminal import chat_loop
+    import httpx
 
-    with _engine(model) as llm:
-        chat_loop(llm, system, max_tokens, temperature)
+    from freehold.chat import Chat, LocalModel, RemoteModel
+    from freehold.sampling_params import SamplingParams
+    from freehold.terminal import console
+
+    try:
+        params = SamplingParams(temperature=temperature, max_tokens=max_tokens)
+        if url is not None:
+            Chat(RemoteModel(address(url), api_key, params), system, console, console.input).run()
+            return
+        with _engine(model) as llm:
+            Chat(LocalModel(llm, params), system, console, console.input).run()
+    except (httpx.HTTPError, ValueError) as error:
+        fail(error)
 
 
 @app.command()

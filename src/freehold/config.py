@@ -33,6 +33,7 @@ class EngineConfig:
         None, "Tokens of prompt and output together. Default: the model's.", MODEL, _POSITIVE,
         flags=("--context-length",),
     )  # fmt: skip
+    chat_template: str | None = option(None, "File with a Jinja chat template, in place of the model's own.", MODEL)
     linear_compute: str = option(
         "int16", "What inputs of quantized weights are rounded to: int16, int8, or float32 (not at all).", MODEL,
         Limits(choices=LINEAR_COMPUTE),

@@ -10,6 +10,7 @@ class EngineOptions(TypedDict, total=False):
     """`freehold serve --help` explains each."""
 
     max_model_len: int | None
+    chat_template: str | None
     linear_compute: str
     page_size: int
     num_pages: int | None
@@ -22,6 +23,7 @@ class EngineOptions(TypedDict, total=False):
     target_itl_ms: float | None
     schedule_policy: str
     max_overtaken: int
+    fair_decode_rows: int
     priority_scheduling_preemption_threshold: int | None
     disable_overlap_schedule: bool
     request_timeout: float | None

@@ -35,5 +35,4 @@ HINTS = {
     "--enable-hierarchical-cache": "host memory for KV is not supported yet",
     "--enable-lora": "adapters are not supported",
     "--enable-auto-tool-choice": "tool calls are not supported yet",
-    "--chat-template": "the chat template comes with the model",
 }

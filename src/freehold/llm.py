@@ -6,9 +6,9 @@ import contextlib
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Unpack
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from freehold.arrays import Int32
 from freehold.assembly import assemble
 from freehold.config import EngineConfig
 from freehold.engine_options import EngineOptions
-from freehold.errors import EngineStuck
+from freehold.errors import ChatTemplateError, EngineStuck
 from freehold.memory import PageCounts
 from freehold.models.spec import Checkpoint
 from freehold.sampling_params import SamplingParams
@@ -26,6 +26,7 @@ from freehold.step import TokenLogprobs
 from freehold.text.detokenizer import Detokenizer
 
 Prompt = str | Sequence[int]
+Messages = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,25 @@ class LLM:
                 self.scheduler.lifecycle.check_fits(request)
             self._run(requests, on_progress)
         return [self._completion(request) for request in requests]
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        on_progress: Callable[[int], None] = lambda finished: None,
+    ) -> list[Completion]:
+        """Answer one conversation or several, each a list of {"role": ..., "content": ...}. Raises ChatTemplateError
+        if the model has no chat template, or if that does not take the messages; else as `generate`."""
+        one = len(messages) and isinstance(messages[0], Mapping)
+        conversations: Any = [messages] if one else messages
+        return self.generate([self.render(each) for each in conversations], sampling_params, on_progress)
+
+    def render(self, messages: Messages) -> list[int]:
+        """The prompt for the answer to a conversation. Raises ChatTemplateError."""
+        template = self.tokenizer.chat_template
+        if template is None:
+            raise ChatTemplateError("the model has no chat template: give one (chat_template), or use generate")
+        return self.tokenizer.encode(template.render(messages), add_special_tokens=False).tolist()
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams) -> Iterator[str | Completion]:
         """Complete one prompt: its text, piece by piece, and last the whole completion. Leaving the

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,48 +11,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from freehold.assembly import MemoryPlan
-from freehold.llm import LLM, Completion
+from freehold.llm import LLM
 from freehold.sampling_params import SamplingParams
 
 console = Console(highlight=False)
-
-
-def chat_loop(llm: LLM, system: str | None, max_tokens: int, temperature: float) -> None:
-    """Read turns until end of file."""
-    template = llm.tokenizer.chat_template
-    if template is None:
-        console.print("[red]The model has no chat template: use `freehold generate`.[/red]")
-        return
-    messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
-    console.print("[dim]Ctrl-D ends the conversation.[/dim]")
-    while True:
-        try:
-            text = console.input("[bold cyan]you>[/bold cyan] ")
-        except (EOFError, KeyboardInterrupt):
-            console.print()
-            return
-        if not text.strip():
-            continue
-        messages.append({"role": "user", "content": text})
-        prompt = llm.tokenizer.encode(template.render(messages), add_special_tokens=False).tolist()
-        params = SamplingParams(temperature=temperature, max_tokens=max_tokens)
-        messages.append({"role": "assistant", "content": _answer(llm, prompt, params).text})
-
-
-def _answer(llm: LLM, prompt: list[int], params: SamplingParams) -> Completion:
-    started, first = time.monotonic(), None
-    for piece in llm.stream(prompt, params):
-        first = first or time.monotonic()
-        if isinstance(piece, Completion):
-            seconds = max(time.monotonic() - first, 1e-9)
-            console.print(
-                f"\n[dim]{piece.cached_tokens} of {piece.prompt_tokens} prompt tokens cached · first token after "
-                f"{first - started:.2f} s · {len(piece.token_ids) / seconds:.0f} tokens/s[/dim]"
-            )
-            return piece
-        console.out(piece, end="")
-        sys.stdout.flush()
-    raise AssertionError("a stream ends with its completion")
 
 
 def generate_all(llm: LLM, prompts: list[str], max_tokens: int, temperature: float) -> None:

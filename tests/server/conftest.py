@@ -8,7 +8,8 @@ from freehold.server.launch import running_server
 @pytest.fixture(scope="session")
 def server():
     """A real server with the bundled model, auditing after every step -> its URL."""
-    with running_server("--audit-interval", "1", "--max-running-requests", "16", "--num-pages", "400") as url:
+    flags = ("--audit-interval", "1", "--max-running-requests", "16", "--num-pages", "400", "--allow-any-model")
+    with running_server(*flags) as url:
         yield url
 
 

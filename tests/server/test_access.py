@@ -14,6 +14,7 @@ from freehold.server.access.usage import Quota, Usage
 from freehold.server.app import create_app
 from freehold.server.config import ServerConfig
 from freehold.server.launch import running_server
+from freehold.server.served_models import ServedModels
 
 KEYS = {"none": None, "wrong": "nonsense", "client": "first", "other": "second", "admin": "root"}
 KEY_FILE = """
@@ -47,7 +48,7 @@ def routes() -> dict[str, list[str]]:
             else:
                 found.setdefault(route.path, []).extend(route.methods or [])
 
-    walk(create_app(AsyncEngine(), "m").routes)
+    walk(create_app(AsyncEngine(), ServedModels(("m",))).routes)
     return found
 
 

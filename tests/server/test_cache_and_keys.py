@@ -36,7 +36,9 @@ def test_the_cache_as_a_whole(url):
 
 @pytest.fixture(scope="module")
 def guarded():
-    with running_server("--api-key", "user", "--admin-api-key", "root", "--num-pages", "100") as url:
+    with running_server(
+        "--api-key", "user", "--admin-api-key", "root", "--num-pages", "100", "--allow-any-model"
+    ) as url:
         yield url
 
 

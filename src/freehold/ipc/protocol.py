@@ -22,6 +22,7 @@ class Options(msgspec.Struct, frozen=True):
     timeout: float | None = None
     session: str | None = None
     retention: Retention | None = None
+    client: str = ""
 
 
 class Submit(msgspec.Struct, tag=True):

@@ -11,6 +11,7 @@ from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
 
 from freehold import __version__
 from freehold.errors import EngineUnavailable
@@ -32,6 +33,7 @@ from freehold.server.operator.memory import insight_routes
 from freehold.server.operator.metrics import Metrics
 from freehold.server.operator.status import status_routes
 from freehold.server.requests.job import Generator
+from freehold.server.served_models import ServedModels
 from freehold.server.sessions.routes import session_routes
 from freehold.server.sessions.store import SessionStore
 from freehold.server.sessions.table import SessionTable
@@ -43,7 +45,10 @@ BODY_BYTES_PER_TOKEN = 64  # of the context: as JSON, escapes and several prompt
 
 
 def create_app(
-    engine: AsyncEngine, model_name: str, config: ServerConfig | None = None, sources: Mapping[str, str] | None = None
+    engine: AsyncEngine,
+    models: ServedModels,
+    config: ServerConfig | None = None,
+    sources: Mapping[str, str] | None = None,
 ) -> FastAPI:
     """The routes around an engine, which is started and ended with the app. It answers at once; until the
     model is loaded, with 503. `sources` says where options came from, for those who ask."""
@@ -68,16 +73,22 @@ def create_app(
     app = FastAPI(title="Freehold", version=__version__, lifespan=lifespan)
     limits = GateLimits(body_limit, config.body_timeout)
     app.add_middleware(Gate, keys=keys, limits=limits, logs=config.log_requests)
-    metrics = Metrics(engine)
+    if config.allowed_origins:
+        # Outside the gate: a browser asks without a key what it may do.
+        app.add_middleware(
+            CORSMiddleware, allow_origins=config.allowed_origins, allow_methods=["*"], allow_headers=["*"],
+            expose_headers=["x-request-id"],
+        )  # fmt: skip
+    metrics = Metrics(engine, models.first)
     generator = Generator(engine, metrics, config.max_outputs_per_request)
-    app.include_router(completion_routes(engine, generator, sessions, model_name))
-    app.include_router(chat_routes(engine, generator, sessions, model_name))
+    app.include_router(completion_routes(engine, generator, sessions, models))
+    app.include_router(chat_routes(engine, generator, sessions, models))
     app.include_router(session_routes(engine, sessions))
     app.include_router(cache_routes(engine))
-    app.include_router(anthropic_routes(engine, generator, model_name))
+    app.include_router(anthropic_routes(engine, generator, models))
     app.include_router(native_routes(engine, generator, sessions))
     app.include_router(native_control_routes(engine, generator, sessions))
-    app.include_router(status_routes(engine, model_name, config, sources or {}))
+    app.include_router(status_routes(engine, models, config, sources or {}))
     app.include_router(tokenizing_routes(engine))
     app.include_router(insight_routes(engine, metrics))
     app.include_router(control_routes(engine))
@@ -102,7 +113,8 @@ class Server(uvicorn.Server):
     def __init__(self, engine: AsyncEngine, app: FastAPI, http: ServerConfig):
         limits = Connections(http.max_connections, http.max_connections_per_client, http.header_timeout)
         config = uvicorn.Config(
-            app, host=http.host, port=http.port, log_level=http.log_level, timeout_graceful_shutdown=CLOSING_TIMEOUT_S,
+            app, host=http.host, port=http.port, uds=http.uds, root_path=http.root_path, log_level=http.log_level,
+            ssl_keyfile=http.ssl_keyfile, ssl_certfile=http.ssl_certfile, timeout_graceful_shutdown=CLOSING_TIMEOUT_S,
             http=limits.protocol,  # pyright: ignore[reportArgumentType]
             ws="none",
             timeout_keep_alive=KEEP_ALIVE_S,

@@ -16,7 +16,14 @@ class ServerConfig:
 
     host: str = option("127.0.0.1", "Address to listen on.", SERVER)
     port: int = option(8000, "Port to listen on.", SERVER, Limits(least=0, most=65535))
-    served_model_name: str | None = option(None, "Name of the model in /v1/models. Default: the file's.", SERVER)
+    uds: str | None = option(None, "Unix socket to listen on, in place of host and port.", SERVER)
+    root_path: str = option("", "Path under which a proxy shows the server, such as /llm.", SERVER)
+    ssl_keyfile: str | None = option(None, "Private key for TLS, PEM.", SERVER)
+    ssl_certfile: str | None = option(None, "Certificate for TLS, PEM.", SERVER)
+    served_model_name: tuple[str, ...] = option(
+        (), "Name of the model for clients. Give several for aliases. Default: the file's.", SERVER
+    )
+    allow_any_model: bool = option(False, "Serve requests for any model name with this model.", SERVER)
     session_store: str | None = option(None, "SQLite file in which sessions survive restarts.", SERVER)
     session_store_recover: bool = option(
         False, "Put a damaged session store aside, and keep what can be read of it.", SERVER
@@ -54,6 +61,9 @@ class ServerConfig:
         None, "TOML file with [[keys]]: key, name, admin, salt, requests_per_minute, tokens_per_minute, concurrency.",
         ACCESS,
     )  # fmt: skip
+    allowed_origins: tuple[str, ...] = option(
+        (), "Origin whose pages may call the server from a browser (CORS), or *. Repeat it for several.", ACCESS
+    )
     isolate_keys: bool = option(False, "Give each key a prefix cache of its own.", ACCESS)
     log_requests: bool = option(
         False, "Write a line of JSON for each request: client, tokens, times and end, never content.", LOGS
@@ -62,3 +72,13 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         check_limits(self)
+        if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
+            raise ValueError("ssl_keyfile: TLS needs both --ssl-keyfile and --ssl-certfile")
+        if self.root_path and (not self.root_path.startswith("/") or self.root_path.endswith("/")):
+            raise ValueError(f"root_path: must begin with / and not end with it, not '{self.root_path}'")
+
+    @property
+    def address(self) -> str:
+        """Where the server listens, as a URL or a socket."""
+        scheme = "http" if self.ssl_certfile is None else "https"
+        return f"unix:{self.uds}" if self.uds is not None else f"{scheme}://{self.host}:{self.port}"

@@ -19,6 +19,7 @@ from freehold.ipc.async_engine import AsyncEngine
 from freehold.models.loading.resolve import resolve_model
 from freehold.server.app import Server, create_app
 from freehold.server.config import ServerConfig
+from freehold.server.served_models import ServedModels
 
 START_TIMEOUT_S = 180
 STOP_TIMEOUT_S = 40
@@ -27,20 +28,28 @@ STOP_TIMEOUT_S = 40
 def run_server(config: EngineConfig, http: ServerConfig, sources: Mapping[str, str]) -> int:
     """Serve until told to stop -> the exit code. `sources` says where options came from. Raises ValueError for options
     that can't be."""
-    _check_address(http.host, http.port)
+    _check_address(http)
     engine = AsyncEngine(max_restarts=http.max_restarts, **vars(config))
     # Fetched here, where the progress bar can be seen, and before anything listens.
     path = resolve_model(config.model)
-    served = http.served_model_name or served_name(path)
-    print(f"Freehold serves {served} on http://{http.host}:{http.port} (loading ...)", file=sys.stderr, flush=True)
-    app = create_app(engine, served, http, sources)
+    models = ServedModels(http.served_model_name or (served_name(path),), http.allow_any_model)
+    print(f"Freehold serves {models.first} on {http.address} (loading ...)", file=sys.stderr, flush=True)
+    app = create_app(engine, models, http, sources)
     server = Server(engine, app, http)
     server.run()
     return 1 if engine.failure else 0
 
 
-def _check_address(host: str, port: int) -> None:
+def _check_address(http: ServerConfig) -> None:
     """Raises ValueError if nobody can listen there."""
+    for name, file in (("ssl_keyfile", http.ssl_keyfile), ("ssl_certfile", http.ssl_certfile)):
+        if file is not None and not Path(file).is_file():
+            raise ValueError(f"{name}: there is no file {file}")
+    if http.uds is not None:
+        if not Path(http.uds).absolute().parent.is_dir():
+            raise ValueError(f"uds: there is no folder for the socket {http.uds}")
+        return
+    host, port = http.host, http.port
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from jinja2 import TemplateSyntaxError
 from tokenizers import Tokenizer as FastTokenizer
 
 from freehold.models.spec import Checkpoint
@@ -15,11 +16,17 @@ from freehold.text.tokenizer import Tokenizer
 from freehold.text.vocabulary_bytes import byte_level_pieces, sentencepiece_pieces
 
 
-def load_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
-    """The tokenizer that comes with a model. Raises ValueError for a kind we don't have."""
-    if checkpoint.path.is_dir():
-        return _load_directory(checkpoint.path)
-    return gguf_tokenizer(checkpoint.field)
+def load_tokenizer(checkpoint: Checkpoint, chat_template: str | None = None) -> Tokenizer:
+    """The tokenizer that comes with a model, with the chat template from a file if one is given. Raises ValueError for
+    a kind of tokenizer that we don't have, and for a template that can't be read."""
+    is_folder = checkpoint.path.is_dir()
+    tokenizer = _load_directory(checkpoint.path) if is_folder else gguf_tokenizer(checkpoint.field)
+    if chat_template is None:
+        return tokenizer
+    try:
+        return tokenizer.with_chat_template(Path(chat_template).read_text())
+    except (OSError, UnicodeDecodeError, TemplateSyntaxError) as error:
+        raise ValueError(f"chat_template: {chat_template} can't be read: {error}") from None
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,12 @@ class Tokenizer:
     adds_bos: bool = False
     chat_template: ChatTemplate | None = None
     defaults: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    def with_chat_template(self, source: str) -> Tokenizer:
+        """The same with another template. Raises jinja2.TemplateSyntaxError."""
+        known = {"bos_token": self.bos_token, "eos_token": next(iter(self.eos_tokens), None)}
+        names = {name: self.pieces[token].decode() for name, token in known.items() if token is not None}
+        return replace(self, chat_template=ChatTemplate(source, names))
 
     def encode(self, text: str, add_special_tokens: bool = True) -> Int32:
         # A batch of one: unlike `encode`, that lets other threads run meanwhile.

@@ -18,8 +18,14 @@ class Client:
     name: str = ""
     is_admin: bool = False
     salt: str = ""
+    address: str = ""  # where the request comes from
     usage: Usage | None = field(default=None, compare=False)  # of its quota, if it has one
     record: Record | None = field(default=None, compare=False)  # of the request that it makes
+
+    @property
+    def share(self) -> str:
+        """Whose share of the engine a request uses: the key's, or without keys the address's."""
+        return self.name or self.address
 
     def may_use(self, owner: str) -> bool:
         """Whether what `owner` opened is this client's to use."""

@@ -42,7 +42,7 @@ class Gate:
             return await self._app(scope, receive, send)
         headers = Headers(scope=scope)
         key = self._keys.find(headers)
-        record = Record(request_id(headers.get("x-request-id")), key.client.name if key else "", scope["path"])
+        record = Record(request_id(headers.get("x-request-id")), key.client.name if key else "", _route(scope))
         try:
             await self._pass(scope, receive, _noting(record, send), headers, key, record)
         finally:
@@ -52,7 +52,7 @@ class Gate:
     async def _pass(
         self, scope: Scope, receive: Receive, send: Send, headers: Headers, key: ApiKey | None, record: Record
     ) -> None:
-        right = right_of(scope["path"])
+        right = right_of(_route(scope))
         usage = None if key is None or right is Right.OPEN else self._usage.of(key.client.name, key.quota)
         try:
             client = self._keys.check(key, right)
@@ -62,14 +62,25 @@ class Gate:
                 usage.begin()
         except FreeholdError as error:
             # The body is not read, so the connection can't be used again.
-            response = error_response(error, scope["path"], {"Connection": "close"})
+            response = error_response(error, _route(scope), {"Connection": "close"})
             return await response(scope, receive, send)
-        scope.setdefault("state", {})["client"] = replace(client, usage=usage, record=record)
+        scope.setdefault("state", {})["client"] = replace(client, address=_address(scope), usage=usage, record=record)
         try:
             await self._app(scope, body.receive, send)
         finally:
             if usage is not None:
                 usage.end()
+
+
+def _route(scope: Scope) -> str:
+    """The path without the prefix that a proxy put before it (`--root-path`)."""
+    prefix = scope.get("root_path", "")
+    return scope["path"].removeprefix(prefix) if scope["path"].startswith(f"{prefix}/") else scope["path"]
+
+
+def _address(scope: Scope) -> str:
+    """Of whoever is connected; empty for a Unix socket."""
+    return scope["client"][0] if scope.get("client") else ""
 
 
 def _noting(record: Record, send: Send) -> Send:

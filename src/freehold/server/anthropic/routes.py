@@ -18,13 +18,15 @@ from freehold.server.requests.job import Generator, Job
 from freehold.server.requests.prompt import Rendering
 from freehold.server.requests.response import ANTHROPIC_EVENTS, respond
 from freehold.server.router import router
+from freehold.server.served_models import ServedModels
 
 
-def anthropic_routes(engine: AsyncEngine, generator: Generator, model_name: str) -> APIRouter:
+def anthropic_routes(engine: AsyncEngine, generator: Generator, models: ServedModels) -> APIRouter:
     routes = router()
 
     @routes.post("/v1/messages", response_model=None)
     async def messages(body: MessagesBody, request: Request) -> Response | dict[str, Any]:
+        model = models.name(body.model)
         tokenizer = engine.tokenizer
         params = body.sampling(tokenizer.defaults)
         prompt = await Rendering(continues_answer=True).tokens(engine, body.turns())
@@ -35,7 +37,7 @@ def anthropic_routes(engine: AsyncEngine, generator: Generator, model_name: str)
         client = client_of(request)
         options = Options(namespace=client.namespace(None), retention=retention)
         job = Job(f"msg_{uuid.uuid4().hex}", [prompt], params, options, "messages", client)
-        answer = _Answer(generator, job, body.model or model_name)
+        answer = _Answer(generator, job, model)
         return await respond(request, answer, body.stream, events=ANTHROPIC_EVENTS)
 
     @routes.post("/v1/messages/count_tokens")

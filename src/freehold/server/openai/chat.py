@@ -21,17 +21,19 @@ from freehold.server.requests.job import Generator, Job, session_field, usage
 from freehold.server.requests.prompt import Rendering
 from freehold.server.requests.response import respond
 from freehold.server.router import router
+from freehold.server.served_models import ServedModels
 from freehold.server.sessions.table import SessionTable
 from freehold.server.sessions.turns import begin_chat_turn, session_of
 from freehold.step import TokenLogprobs
 from freehold.text.tokenizer import Tokenizer
 
 
-def chat_routes(engine: AsyncEngine, generator: Generator, sessions: SessionTable, model_name: str) -> APIRouter:
+def chat_routes(engine: AsyncEngine, generator: Generator, sessions: SessionTable, models: ServedModels) -> APIRouter:
     routes = router()
 
     @routes.post("/v1/chat/completions", response_model=None)
     async def chat(body: ChatBody, request: Request) -> Response | dict[str, Any]:
+        model = models.name(body.model)
         if body.tools and body.tool_choice != "none":
             raise InvalidParameter("tools", "tool calls are not supported")
         if body.top_logprobs is not None and not body.logprobs:
@@ -57,19 +59,19 @@ def chat_routes(engine: AsyncEngine, generator: Generator, sessions: SessionTabl
             end = None if marked is None else await tokens_before(engine, prompt, marked)
             options = body.options(client, body.retained(len(prompt), end))
             job = Job(name, [prompt], params, options, "messages", client, skip)
-        answer = _Answer(generator, job, body, tokenizer, model_name)
+        answer = _Answer(generator, job, body, tokenizer, model)
         return await respond(request, answer, body.stream, job.turn)
 
     return routes
 
 
 class _Answer:
-    def __init__(self, generator: Generator, job: Job, body: ChatBody, tokenizer: Tokenizer, model_name: str):
+    def __init__(self, generator: Generator, job: Job, body: ChatBody, tokenizer: Tokenizer, model: str):
         self._generator = generator
         self._job = job
         self._body = body
         self._tokenizer = tokenizer
-        self._head = {"id": job.id, "created": int(time.time()), "model": body.model or model_name}
+        self._head = {"id": job.id, "created": int(time.time()), "model": model}
         self._head.update(session_field(job))
 
     async def whole(self) -> dict[str, Any]:

@@ -23,17 +23,21 @@ from freehold.server.openai.schema import CompletionBody
 from freehold.server.requests.job import Generator, Job, Output, session_field, usage
 from freehold.server.requests.response import respond
 from freehold.server.router import router
+from freehold.server.served_models import ServedModels
 from freehold.server.sessions.table import SessionTable
 from freehold.server.sessions.turns import session_of
 from freehold.step import TokenLogprobs
 from freehold.text.tokenizer import Tokenizer
 
 
-def completion_routes(engine: AsyncEngine, generator: Generator, sessions: SessionTable, model_name: str) -> APIRouter:
+def completion_routes(
+    engine: AsyncEngine, generator: Generator, sessions: SessionTable, models: ServedModels
+) -> APIRouter:
     routes = router()
 
     @routes.post("/v1/completions", response_model=None)
     async def completions(body: CompletionBody, request: Request) -> Response | dict[str, Any]:
+        model = models.name(body.model)
         if body.suffix:
             raise InvalidParameter("suffix", "is not supported")
         echo = bool(body.echo) and body.session_id is None
@@ -54,7 +58,7 @@ def completion_routes(engine: AsyncEngine, generator: Generator, sessions: Sessi
             job = Job(
                 name, [np.array(turn.tokens, np.int32)], turn.fitted(params), options, "prompt", client, skip, turn
             )
-        answer = _Answer(generator, job, body, engine.tokenizer, model_name)
+        answer = _Answer(generator, job, body, engine.tokenizer, model)
         return await respond(request, answer, body.stream, job.turn)
 
     return routes
@@ -74,7 +78,7 @@ async def _prompts(body: CompletionBody, engine: AsyncEngine) -> list[Int32]:
 
 
 class _Answer:
-    def __init__(self, generator: Generator, job: Job, body: CompletionBody, tokenizer: Tokenizer, model_name: str):
+    def __init__(self, generator: Generator, job: Job, body: CompletionBody, tokenizer: Tokenizer, model: str):
         self._generator = generator
         self._job = job
         self._body = body
@@ -83,7 +87,7 @@ class _Answer:
             "id": job.id,
             "object": "text_completion",
             "created": int(time.time()),
-            "model": body.model or model_name,
+            "model": model,
             **session_field(job),
         }
 

@@ -11,60 +11,77 @@ from prometheus_client.registry import Collector
 
 from freehold.ipc.async_engine import AsyncEngine, Delta
 
+MODEL = "model_name"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 
 
 class _EngineCollector(Collector):
     """What the engine process last reported."""
 
-    def __init__(self, engine: AsyncEngine):
+    def __init__(self, engine: AsyncEngine, model_name: str):
         self._engine = engine
+        self._model = model_name
 
     def collect(self) -> Iterator[Metric]:
         stats = self._engine.stats
-        yield GaugeMetricFamily("vllm:num_requests_running", "Requests that hold a row", stats.running)
-        yield GaugeMetricFamily("vllm:num_requests_waiting", "Requests in the queue", stats.waiting)
         capacity = stats.pages.get("capacity", 0)
         used = stats.pages.get("lease", 0) + stats.pages.get("pinned", 0)
+        drafted, accepted = stats.drafted_tokens, stats.accepted_tokens
+        yield self._gauge("vllm:num_requests_running", "Requests that hold a row", stats.running)
+        yield self._gauge("vllm:num_requests_waiting", "Requests in the queue", stats.waiting)
         share = used / capacity if capacity else 0.0
-        yield GaugeMetricFamily("vllm:kv_cache_usage_perc", "Share of pages that requests use", share)
-        yield CounterMetricFamily("vllm:num_preemptions", "Requests retracted", stats.retractions)
-        pages = GaugeMetricFamily("freehold_pages", "Pages by owner; they add up to capacity", labels=["owner"])
+        yield self._gauge("vllm:kv_cache_usage_perc", "Share of pages that requests use", share)
+        yield self._counter("vllm:num_preemptions", "Requests retracted", stats.retractions)
+        pages = GaugeMetricFamily("freehold_pages", "Pages by owner; they add up to capacity", labels=[MODEL, "owner"])
         for owner, count in stats.pages.items():
             if owner != "capacity":
-                pages.add_metric([owner], count)
+                pages.add_metric([self._model, owner], count)
         yield pages
-        yield GaugeMetricFamily("freehold_page_capacity", "Pages of the pool", capacity)
-        yield CounterMetricFamily("freehold_evicted_pages", "Pages evicted from the prefix tree", stats.evicted_pages)
-        yield CounterMetricFamily("freehold_steps", "Steps submitted to the engine", stats.steps)
-        yield CounterMetricFamily("freehold_sampled_tokens", "Tokens sampled", stats.sampled_tokens)
-        drafted, accepted = stats.drafted_tokens, stats.accepted_tokens
-        yield CounterMetricFamily("vllm:spec_decode_num_draft_tokens", "Draft tokens verified", drafted)
-        yield CounterMetricFamily("vllm:spec_decode_num_accepted_tokens", "Draft tokens that were right", accepted)
+        yield self._gauge("freehold_page_capacity", "Pages of the pool", capacity)
+        yield self._counter("freehold_evicted_pages", "Pages evicted from the prefix tree", stats.evicted_pages)
+        yield self._counter("freehold_steps", "Steps submitted to the engine", stats.steps)
+        yield self._counter("freehold_sampled_tokens", "Tokens sampled", stats.sampled_tokens)
+        yield self._counter("freehold_engine_restarts", "Engine processes started again", self._engine.restarts)
+        yield self._counter("vllm:spec_decode_num_draft_tokens", "Draft tokens verified", drafted)
+        yield self._counter("vllm:spec_decode_num_accepted_tokens", "Draft tokens that were right", accepted)
         rate = accepted / drafted if drafted else 0.0
-        yield GaugeMetricFamily("freehold_draft_acceptance_rate", "Share of draft tokens that were right", rate)
+        yield self._gauge("freehold_draft_acceptance_rate", "Share of draft tokens that were right", rate)
         unwell = 0.0 if stats.unwell is None else 1.0
-        yield GaugeMetricFamily("freehold_unwell", "1 after a failed audit, or while the engine is stuck", unwell)
+        yield self._gauge("freehold_unwell", "1 after a failed audit, or while the engine is stuck", unwell)
+
+    def _gauge(self, name: str, text: str, value: float) -> Metric:
+        family = GaugeMetricFamily(name, text, labels=[MODEL])
+        family.add_metric([self._model], value)
+        return family
+
+    def _counter(self, name: str, text: str, value: float) -> Metric:
+        family = CounterMetricFamily(name, text, labels=[MODEL])
+        family.add_metric([self._model], value)
+        return family
 
 
 class Metrics:
     """One registry for one app."""
 
-    def __init__(self, engine: AsyncEngine):
+    def __init__(self, engine: AsyncEngine, model_name: str):
+        self._model = model_name
         self._registry = CollectorRegistry()
-        self._registry.register(_EngineCollector(engine))
+        self._registry.register(_EngineCollector(engine, model_name))
 
         def histogram(name: str, text: str) -> Histogram:
-            return Histogram(name, text, buckets=_SECONDS, registry=self._registry)
+            family = Histogram(name, text, [MODEL], buckets=_SECONDS, registry=self._registry)
+            return family.labels(model_name)
 
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(name, text, labels, registry=self._registry)
+        def counter(name: str, text: str) -> Counter:
+            return Counter(name, text, [MODEL], registry=self._registry).labels(model_name)
 
         self._first_token = histogram("vllm:time_to_first_token_seconds", "From arrival to the first token")
         self._between = histogram("vllm:inter_token_latency_seconds", "Between tokens of one output")
         self._whole = histogram("vllm:e2e_request_latency_seconds", "From arrival to the end")
         self._queued = histogram("vllm:request_queue_time_seconds", "From arrival to the first scheduling")
-        self._success = counter("vllm:request_success", "Outputs ended", "finished_reason")
+        self._success = Counter(
+            "vllm:request_success", "Outputs ended", [MODEL, "finished_reason"], registry=self._registry
+        )
         self._prompt = counter("vllm:prompt_tokens", "Prompt tokens of ended outputs")
         self._generated = counter("vllm:generation_tokens", "Tokens generated")
         self._queries = counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache")
@@ -84,7 +101,7 @@ class Metrics:
         if delta.ended:
             self._whole.observe(now - arrival)
             self._queued.observe(delta.ended.queued)
-            self._success.labels(delta.ended.kind).inc()
+            self._success.labels(self._model, delta.ended.kind).inc()
             self._prompt.inc(delta.ended.prompt_tokens)
             self._queries.inc(delta.ended.prompt_tokens)
             self._hits.inc(delta.ended.cached_tokens)

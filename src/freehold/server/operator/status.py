@@ -9,20 +9,22 @@ from typing import Any
 from fastapi import APIRouter, Response
 
 from freehold import __version__
-from freehold.errors import NotFound
 from freehold.ipc.async_engine import AsyncEngine
 from freehold.options import options_of
 from freehold.server.config import ServerConfig
 from freehold.server.router import router
+from freehold.server.served_models import ServedModels
 
 
-def status_routes(engine: AsyncEngine, model_name: str, server: ServerConfig, sources: Mapping[str, str]) -> APIRouter:
+def status_routes(
+    engine: AsyncEngine, models: ServedModels, server: ServerConfig, sources: Mapping[str, str]
+) -> APIRouter:
     routes = router()
     started = int(time.time())
 
-    def card() -> dict[str, Any]:
+    def card(name: str) -> dict[str, Any]:
         return {
-            "id": model_name,
+            "id": name,
             "object": "model",
             "created": started,
             "owned_by": "freehold",
@@ -41,14 +43,12 @@ def status_routes(engine: AsyncEngine, model_name: str, server: ServerConfig, so
         return {"version": __version__}
 
     @routes.get("/v1/models")
-    async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [card()]}
+    async def all_models() -> dict[str, Any]:
+        return {"object": "list", "data": [card(name) for name in models.names]}
 
     @routes.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
-        if name != model_name:
-            raise NotFound(f"the model '{name}' does not exist; this server has '{model_name}'", "model")
-        return card()
+        return card(models.name(name))
 
     @routes.get("/get_model_info")
     @routes.get("/model_info")
@@ -57,7 +57,7 @@ def status_routes(engine: AsyncEngine, model_name: str, server: ServerConfig, so
         return {
             "model_path": path,
             "tokenizer_path": path,
-            "served_model_name": model_name,
+            "served_model_name": models.first,
             "is_generation": True,
             "weight_version": "default",
             "model_type": engine.info.architecture,
@@ -68,7 +68,7 @@ def status_routes(engine: AsyncEngine, model_name: str, server: ServerConfig, so
     @routes.get("/server_info")
     async def server_info() -> dict[str, Any]:
         options = {**_options(engine.config, sources), **_options(server, sources)}
-        return {**_server_info(engine, model_name), "options": options}
+        return {**_server_info(engine, models.first), "options": options}
 
     return routes
 
