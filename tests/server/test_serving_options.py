@@ -5,16 +5,21 @@ import shutil
 import ssl
 import subprocess
 import sys
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
 import orjson
 import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from starlette.testclient import TestClient
 
 from freehold import LLM, SamplingParams
 from freehold.errors import ChatTemplateError, NotFound
 from freehold.ipc.async_engine import AsyncEngine
+from freehold.server.access.log import Record
+from freehold.server.access.traces import Traces
 from freehold.server.app import create_app
 from freehold.server.config import ServerConfig
 from freehold.server.launch import free_port
@@ -57,7 +62,8 @@ def proxied(tmp_path_factory):
     template.write_text("{% for message in messages %}[{{ message.content }}]{% endfor %}{{ bos_token }}")
     port = free_port()
     command = [sys.executable, "-m", "freehold.cli", "serve", "--port", str(port),
-               "--ssl-keyfile", key, "--ssl-certfile", certificate, "--root-path", "/llm", "--allowed-origins", "https://app.example", "--served-model-name", "small",
+               "--ssl-keyfile", key, "--ssl-certfile", certificate, "--root-path", "/llm",
+               "--allowed-origins", "https://app.example", "--served-model-name", "small",
                "--served-model-name", "alias", "--api-key", "client", "--admin-api-key", "root",
                "--chat-template", template, "--num-pages", "100", "--max-model-len", "512"]  # fmt: skip
     context = ssl.create_default_context(cafile=certificate)
@@ -159,6 +165,46 @@ def test_metrics_name_the_model():
     ours = [line for line in samples if line.startswith(("vllm:", "freehold_"))]
     assert len(ours) > 20
     assert all('model_name="tiny"' in line for line in ours)
+
+
+@pytest.fixture
+def collector():
+    """An OpenTelemetry collector -> (its URL, the spans that it got)."""
+    spans = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            sent = ExportTraceServiceRequest.FromString(self.rfile.read(int(self.headers["content-length"])))
+            spans.extend(span for one in sent.resource_spans for scope in one.scope_spans for span in scope.spans)
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/v1/traces", spans
+        server.shutdown()
+
+
+def test_each_request_is_a_span_of_the_callers_trace(collector):
+    url, spans = collector
+    record = Record("name", "billing", "/v1/completions", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
+    record.status, record.prompt_tokens, record.ends = 200, 7, ["length"]
+    traces = Traces(url)
+    traces.write(record)
+    traces.write(Record("cut off", "", "/generate"))
+    traces.close()
+    one, other = spans
+    values = {entry.key: entry.value for entry in one.attributes}
+    assert (one.name, one.trace_id.hex(), one.parent_span_id.hex()) == (
+        "/v1/completions", "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+    )  # fmt: skip
+    assert values["gen_ai.usage.input_tokens"].int_value == 7
+    assert values["gen_ai.response.finish_reasons"].array_value.values[0].string_value == "length"
+    assert 0 <= one.end_time_unix_nano - one.start_time_unix_nano < 60e9
+    assert (one.status.code, other.status.code) == (0, 2)
 
 
 def test_chat_in_python(checkpoint):

@@ -23,7 +23,8 @@ SHOWN_TOKENS = 8
 class Miss:
     """Why a prefix was not reused further than `cached` tokens of `wanted`.
 
-    `reason` is one of: hit (no more can be reused), scored (log-probabilities of the rest must be computed), disabled,
+    `reason` is one of: hit (no more can be reused), too_short (nothing is ever reused of so few tokens), scored
+    (log-probabilities of the rest must be computed), disabled,
     never_seen, different (the nearest cached sequence agrees for `common` tokens, then has `theirs` where this one has
     `ours`), evicted, namespace (a longer prefix is cached in another one), weights (it was computed with other ones).
     """
@@ -49,6 +50,7 @@ class Miss:
 
 _REASONS = {
     "hit": "the rest is less than one page, or the last token, which is always computed",
+    "too_short": "no whole page comes before the last token, which is always computed",
     "scored": "log-probabilities of the rest were asked for, so it is computed",
     "disabled": "the prefix cache is switched off",
     "never_seen": "no sequence that continues like this was computed, or its eviction is no longer recorded",
@@ -71,7 +73,7 @@ def explain_miss(memory: Parts, match: Match, tokens: Int32, limit: int | None =
     if not memory.shape.prefix_cache:
         return miss("disabled")
     if at + size > wanted - 1:
-        return miss("hit")
+        return miss("hit" if at else "too_short")
     if limit is not None and at + size > limit:
         return miss("scored")
     eviction = _eviction_after(memory, match, tokens)

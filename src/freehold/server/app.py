@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from types import FrameType
 
 import uvicorn
@@ -19,6 +19,8 @@ from freehold.ipc.async_engine import AsyncEngine
 from freehold.server.access.connections import Connections
 from freehold.server.access.gate import Gate, GateLimits
 from freehold.server.access.keys import Keys
+from freehold.server.access.log import Record
+from freehold.server.access.traces import Traces
 from freehold.server.anthropic.routes import anthropic_routes
 from freehold.server.config import ServerConfig
 from freehold.server.errors import EXPECTED_ERRORS, respond_with_error
@@ -54,6 +56,7 @@ def create_app(
     model is loaded, with 503. `sources` says where options came from, for those who ask."""
     config = config or ServerConfig()
     keys = Keys.of(config)
+    traces = None if config.otlp_traces_endpoint is None else Traces(config.otlp_traces_endpoint)
     store = SessionStore(config.session_store, config.session_store_recover)
     sessions = SessionTable(engine, store)
 
@@ -66,13 +69,18 @@ def create_app(
         await asyncio.gather(*tasks, return_exceptions=True)
         await engine.shutdown()
         store.close()
+        if traces is not None:
+            await asyncio.to_thread(traces.close)
 
     def body_limit() -> int:
         return config.max_body_bytes or max(BODY_BYTES, BODY_BYTES_PER_TOKEN * engine.context_length)
 
     app = FastAPI(title="Freehold", version=__version__, lifespan=lifespan)
     limits = GateLimits(body_limit, config.body_timeout)
-    app.add_middleware(Gate, keys=keys, limits=limits, logs=config.log_requests)
+    observers: list[Callable[[Record], None]] = [Record.write] if config.log_requests else []
+    if traces is not None:
+        observers.append(traces.write)
+    app.add_middleware(Gate, keys=keys, limits=limits, observers=observers)
     if config.allowed_origins:
         # Outside the gate: a browser asks without a key what it may do.
         app.add_middleware(

@@ -68,6 +68,9 @@ class ServerConfig:
     log_requests: bool = option(
         False, "Write a line of JSON for each request: client, tokens, times and end, never content.", LOGS
     )
+    otlp_traces_endpoint: str | None = option(
+        None, "Collector to send a span for each request to (OTLP over HTTP), such as http://host:4318/v1/traces.", LOGS
+    )
     log_level: str = option("warning", "Log level of the HTTP server.", LOGS, Limits(choices=LOG_LEVELS))
 
     def __post_init__(self) -> None:

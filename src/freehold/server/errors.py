@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 
 from freehold.errors import BadRequest, FreeholdError, TooManyRequests, as_freehold_error
 
+SHOWN_MAX = 60  # characters of a value in a message
 EXPECTED_ERRORS = (FreeholdError, RequestValidationError, HTTPException, Exception)
 
 
@@ -41,13 +42,38 @@ def _validation_error(error: RequestValidationError) -> BadRequest:
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, BadRequest):
         return cause
-    where = [str(part) for part in first["loc"] if part not in ("body", "query", "path")]
-    # pydantic names the branches of a union in the location; the field is the first part.
-    field = where[0] if where else None
     if first["type"] == "json_invalid":
         return BadRequest(f"the body is not valid JSON: {first.get('ctx', {}).get('error', '')}")
-    got = repr(first.get("input"))
-    return BadRequest(f"{'.'.join(where) or 'body'}: {first['msg']}, got {got[:100]}", field)
+    where = [str(part) for part in first["loc"] if part not in ("body", "query", "path") and not _is_kind(str(part))]
+    if not where:
+        return BadRequest(_wrong_body(first))
+    if first["type"] == "missing":
+        return BadRequest(f"{'.'.join(where)}: is required", where[0])
+    return BadRequest(f"{'.'.join(where)}: {first['msg']}, got {_shown(first.get('input'))}", where[0])
+
+
+def _is_kind(part: str) -> bool:
+    """Pydantic puts the branch of a union, such as list[int], into the place of an error."""
+    return part in ("str", "int", "float", "bool", "dict") or not part.replace("_", "a").isalnum()
+
+
+def _wrong_body(detail: dict[str, Any]) -> str:
+    given = detail.get("input")
+    if given is None:
+        return "the body is missing: send a JSON object"
+    if isinstance(given, bytes):
+        return "the body is not taken for JSON: send it with the header 'Content-Type: application/json'"
+    return f"the body must be a JSON object, not {_shown(given)}"
+
+
+def _shown(value: Any) -> str:
+    """A value as far as it helps: never a whole body."""
+    if isinstance(value, dict):
+        return "an object"
+    if isinstance(value, list):
+        return "a list"
+    text = orjson.dumps(value, default=str).decode()
+    return text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]} ..."
 
 
 async def respond_with_error(request: Request, error: Exception) -> Response:

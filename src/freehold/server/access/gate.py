@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from starlette.datastructures import Headers
@@ -28,13 +28,15 @@ class GateLimits:
 
 
 class Gate:
-    """ASGI middleware. With `logs` each request leaves a line."""
+    """ASGI middleware. `observers` get the record of each request that has ended."""
 
-    def __init__(self, app: ASGIApp, keys: Keys, limits: GateLimits, logs: bool = False):
+    def __init__(
+        self, app: ASGIApp, keys: Keys, limits: GateLimits, observers: Sequence[Callable[[Record], None]] = ()
+    ):
         self._app = app
         self._keys = keys
         self._limits = limits
-        self._logs = logs
+        self._observers = observers
         self._usage = UsageTable()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -42,12 +44,13 @@ class Gate:
             return await self._app(scope, receive, send)
         headers = Headers(scope=scope)
         key = self._keys.find(headers)
-        record = Record(request_id(headers.get("x-request-id")), key.client.name if key else "", _route(scope))
+        name = key.client.name if key else ""
+        record = Record(request_id(headers.get("x-request-id")), name, _route(scope), headers.get("traceparent"))
         try:
             await self._pass(scope, receive, _noting(record, send), headers, key, record)
         finally:
-            if self._logs:
-                record.write()
+            for observe in self._observers:
+                observe(record)
 
     async def _pass(
         self, scope: Scope, receive: Receive, send: Send, headers: Headers, key: ApiKey | None, record: Record

@@ -28,6 +28,7 @@ class Record:
     id: str
     client: str
     route: str
+    traceparent: str | None = None  # of the caller's span
     started: float = field(default_factory=time.monotonic)
     status: int = 0
     prompt_tokens: int = 0
