@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -10,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import httpx
-import orjson
 from rich.console import Console
 
 from freehold.llm import LLM, Completion
@@ -80,7 +80,7 @@ class RemoteModel:
             for line in response.iter_lines():
                 if not line.startswith("data: {"):
                     continue
-                event = orjson.loads(line.removeprefix("data: "))
+                event = json.loads(line.removeprefix("data: "))
                 if "error" in event:
                     raise ValueError(event["error"]["message"])
                 if event["choices"]:

@@ -133,8 +133,8 @@ def test_only_one_thread_moves_pages():
 
 
 def test_of_a_prompt_shorter_than_a_page_nothing_is_a_hit():
-    memory = Memory(MemoryShape(10, 8, 2, 64))
-    for length in (1, 8):
+    memory = Memory(MemoryShape(10, 4, 2, 64))
+    for length in (1, 4):
         tokens = np.arange(length, dtype=np.int32)
         miss = memory.explain_miss(memory.match("", tokens), tokens)
         assert (miss.cached, miss.reason) == (0, "too_short")

@@ -24,6 +24,10 @@ class Options(msgspec.Struct, frozen=True):
     retention: Retention | None = None
     client: str = ""
 
+    def of(self, client: str) -> Options:
+        """The same for a client."""
+        return msgspec.structs.replace(self, client=client)
+
 
 class Submit(msgspec.Struct, tag=True):
     """A request; `prompt` is int32 bytes."""

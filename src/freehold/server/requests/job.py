@@ -8,8 +8,6 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
 from freehold.arrays import Int32
 from freehold.errors import Aborted, BadRequest, InvalidParameter
 from freehold.ipc.async_engine import AsyncEngine, Delta
@@ -79,7 +77,7 @@ class Generator:
         last: dict[int, float] = {}
         if job.turn is not None:
             job.turn.request_id = job.id
-        options = msgspec.structs.replace(job.options, client=job.client.share)
+        options = job.options.of(job.client.share)
         stream = self._engine.stream(job.prompts, job.params, job.id, options, job.skip_special_tokens)
         self._owners[job.id] = job.client.name
         try:
