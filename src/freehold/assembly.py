@@ -67,5 +67,7 @@ def assemble(config: EngineConfig, checkpoint: Checkpoint | None = None) -> Asse
     runner = Runner(config, checkpoint, kv_shape, CpuDevice(config.num_threads))
     engine = StepThread(runner)
     engine.wait_until_warm()
-    scheduler = Scheduler(config, Memory(shape), engine, tokenizer.vocabulary, draft_cost=runner.draft_cost)
+    scheduler = Scheduler(
+        config, Memory(shape), engine, tokenizer.vocabulary, draft_cost=runner.draft_cost, timings=runner.timings
+    )
     return Assembly(config, checkpoint.path, checkpoint.spec, tokenizer, scheduler, engine)

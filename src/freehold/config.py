@@ -74,8 +74,8 @@ class EngineConfig:
         64, "How many later requests may be admitted before one that waits.", SCHEDULING,
         _POSITIVE,
     )  # fmt: skip
-    fair_decode_rows: int = option(
-        8, "Rows that one client may decode in a step while others do, if that is more than theirs together.",
+    fair_decode_rows: int | None = option(
+        None, "Rows that a client may always decode in a step, however little others ask for. Default: learned.",
         SCHEDULING, _POSITIVE,
     )  # fmt: skip
     priority_scheduling_preemption_threshold: int | None = option(

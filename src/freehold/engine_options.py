@@ -23,7 +23,7 @@ class EngineOptions(TypedDict, total=False):
     target_itl_ms: float | None
     schedule_policy: str
     max_overtaken: int
-    fair_decode_rows: int
+    fair_decode_rows: int | None
     priority_scheduling_preemption_threshold: int | None
     disable_overlap_schedule: bool
     request_timeout: float | None

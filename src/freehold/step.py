@@ -108,6 +108,15 @@ class DraftCost:
     proposal: float = 0.0
 
 
+@dataclass(frozen=True)
+class StepTiming:
+    """What a step with so many decoding rows and prompt tokens lasted."""
+
+    decoding: int
+    prompt_tokens: int
+    seconds: float
+
+
 class Engine(Protocol):
     """Executes steps in the order submitted. Holds no allocator: it uses the pages it is told."""
 

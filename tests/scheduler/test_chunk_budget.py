@@ -6,6 +6,7 @@ import pytest
 from freehold import LLM, SamplingParams
 from freehold.config import EngineConfig
 from freehold.scheduler.chunk_budget import CHUNK_FIRST, CHUNK_MIN, ChunkBudget
+from freehold.scheduler.step_time import StepTime
 
 
 def machine(decoding: int, prompt: int) -> float:
@@ -14,12 +15,12 @@ def machine(decoding: int, prompt: int) -> float:
 
 def settled(target: float) -> int:
     """The chunk beside decoding requests, after it has had time to learn."""
-    budget = ChunkBudget(512, target)
+    budget = ChunkBudget(512, target, StepTime())
     assert budget.tokens(3) == CHUNK_FIRST, "nothing is known yet"
     for _ in range(50):
-        budget.learn(3, 0, machine(3, 0))
+        budget.time.learn(3, 0, machine(3, 0))
         chunk = budget.tokens(3)
-        budget.learn(3, chunk, machine(3, chunk))
+        budget.time.learn(3, chunk, machine(3, chunk))
     return budget.tokens(3)
 
 
@@ -34,16 +35,16 @@ def test_prompts_get_on_even_if_no_step_is_quick_enough():
 
 
 def test_where_nobody_decodes_or_nobody_asked_the_limit_counts():
-    assert ChunkBudget(512, 0.001).tokens(0) == 512
-    assert ChunkBudget(512, None).tokens(9) == 512
+    assert ChunkBudget(512, 0.001, StepTime()).tokens(0) == 512
+    assert ChunkBudget(512, None, StepTime()).tokens(9) == 512
 
 
 def test_a_machine_that_becomes_slower_is_noticed():
-    budget = ChunkBudget(512, 0.050)
+    budget = ChunkBudget(512, 0.050, StepTime())
     for slowness in (1, 2):
         for _ in range(50):
-            budget.learn(1, 0, slowness * 0.01)
-            budget.learn(1, 40, slowness * machine(1, 40))
+            budget.time.learn(1, 0, slowness * 0.01)
+            budget.time.learn(1, 40, slowness * machine(1, 40))
         assert slowness * machine(1, budget.tokens(1)) == pytest.approx(0.050, rel=0.1)
 
 

@@ -1,6 +1,7 @@
 """Clients share the engine: whoever floods it pays for it, and the others hardly notice."""
 
 import random
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -8,10 +9,13 @@ import pytest
 from freehold.config import EngineConfig
 from freehold.errors import QueueFull
 from freehold.sampling_params import SamplingParams
+from freehold.scheduler.fair_steps import PROMPT_MIN
 from freehold.scheduler.request import Request
-from freehold.scheduler.shares import DEBTS_MAX, Shares
+from freehold.scheduler.shares import DEBTS_MAX, LEFT_MAX, MOMENT_S, Shares
 from freehold.scheduler.states import RequestState
+from freehold.scheduler.step_time import StepTime
 from freehold.simulation.fair_shares import FairShares
+from freehold.step import StepTiming
 from harness import Harness
 
 
@@ -70,10 +74,10 @@ def test_leaving_sheds_nothing_that_was_charged():
     a, b = shares.join("a"), shares.join("b")
     charge(shares, a, 1000)
     before = shares.served(a)
-    shares.leave("a")
+    shares.leave("a", 0.0)
     assert shares.served(shares.join("a")) == before
     charge(shares, b, 5000)
-    shares.leave("a")
+    shares.leave("a", 0.0)
     c = shares.join("c")
     assert shares.served(shares.join("a")) == shares.served(c), "time has passed what it was charged"
 
@@ -88,7 +92,7 @@ def test_a_flood_of_new_clients_starves_nobody():
         if shares.served(new) > shares.served(old):
             return
         charge(shares, new, 10)
-        shares.leave(f"new {i}")
+        shares.leave(f"new {i}", 0.0)
     raise AssertionError("still first in line")
 
 
@@ -99,8 +103,148 @@ def test_numbers_and_debts_are_bounded():
         number = shares.join(f"guest {i}")
         assert number <= 1
         charge(shares, number, 10)
-        shares.leave(f"guest {i}")
+        shares.leave(f"guest {i}", 0.0)
     assert len(shares._debts) <= DEBTS_MAX
+
+
+def test_who_left_a_moment_ago_still_competes():
+    shares = Shares()
+    for name in ("a", "b"):
+        shares.join(name)
+    assert not shares.somebody_left(0.0)
+    shares.leave("b", 10.0)
+    assert shares.somebody_left(10.5)
+    assert not shares.somebody_left(10.0 + MOMENT_S)
+    shares.join("b")
+    assert not shares.somebody_left(10.5), "it is back"
+    for i in range(3 * LEFT_MAX):
+        shares.join(f"guest {i}")
+        shares.leave(f"guest {i}", 20.0 + i)
+    assert len(shares._left) == LEFT_MAX
+
+
+# -- what steps take --------------------------------------------------------------------------------------
+
+
+def step_seconds(rows: int, tokens: int) -> float:
+    return 0.005 + 0.001 * rows + 0.002 * tokens
+
+
+def learned(rng: random.Random, noise: float = 0.0) -> StepTime:
+    time = StepTime()
+    for _ in range(300):
+        rows, tokens = rng.choice([1, 2, 8]), rng.choice([0, 0, 0, 50])
+        time.learn(rows, tokens, step_seconds(rows, tokens) * (1 + noise * (rng.random() - 0.5)))
+    return time
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.2])
+def test_what_rows_and_prompt_tokens_take_is_learned(noise):
+    time = learned(random.Random(0), noise)
+    assert time.row == pytest.approx(0.001, rel=0.1 + noise)
+    assert time.token == pytest.approx(0.002, rel=0.1 + noise)
+    assert time.decode(20) == pytest.approx(step_seconds(20, 0), rel=0.1 + noise)
+
+
+def test_steps_of_one_size_teach_nothing_about_rows():
+    time, rng, known = learned(random.Random(0)), random.Random(1), []
+    for _ in range(3):
+        for number in range(1000):
+            rows = 2 if number % 100 == 0 else 1
+            time.learn(rows, 0, step_seconds(rows, 0) * (1 + 0.2 * rng.random()))
+        known.append(time.row)
+    assert known[0] == pytest.approx(0.001, rel=0.5)
+    assert len(set(known)) == 1
+    assert StepTime([StepTiming(1, 0, 0.006), StepTiming(16, 0, 0.021), StepTiming(0, 16, 0.032)]).row > 0.0009
+
+
+def test_a_row_is_never_free():
+    time = StepTime()
+    for rows in (1, 8) * 20:
+        time.learn(rows, 0, 0.01 - 0.0001 * rows)
+    assert 0 < time.row < 0.001
+
+
+# -- parts of a step --------------------------------------------------------------------------------------
+
+
+def timed(**options) -> Harness:
+    """The simulated engine takes as long as `step_seconds`, or says so."""
+    h = harness(**options)
+    for rows, tokens in ((1, 0), (16, 0), (0, 16)):
+        h.scheduler.results._chunks.time.learn(rows, tokens, step_seconds(rows, tokens))
+    return h
+
+
+def parts(h: Harness) -> list[tuple[Counter, Counter]]:
+    """Of each step that comes: decoding rows and prompt tokens by client."""
+    seen = []
+
+    def observe(step):
+        rows, tokens = Counter(), Counter()
+        for row, count, decodes in zip(step.rows.tolist(), step.counts.tolist(), step.decodes.tolist(), strict=True):
+            (rows if decodes else tokens)[h.scheduler.running.request(row).client] += 1 if decodes else count
+        seen.append((rows, tokens))
+
+    h.engine.observe = observe
+    return seen
+
+
+def test_no_part_takes_longer_than_the_step_of_whoever_asks_for_least():
+    h = timed(num_pages=2000, max_running_requests=32, chunked_prefill_size=256)
+    flood(h, count=60, max_tokens=300)
+    for _ in range(20):
+        h.step()
+    seen = parts(h)
+    small = h.submit([500] * 4, greedy(40), client="modest")
+    iterations_until_ended(h, small)
+    beside = [(rows, tokens) for rows, tokens in seen if rows["modest"]]
+    assert len(beside) >= 39
+    alone = step_seconds(1, 0)
+    for rows, tokens in beside:
+        assert 0.001 * rows["flood"] <= 1.2 * alone
+        assert 0.002 * tokens["flood"] <= max(1.2 * alone, 0.002 * PROMPT_MIN)
+    assert max(rows["flood"] for rows, _ in beside) >= 5, "and not much less"
+    h.scheduler.abort_all()
+    h.run()
+
+
+def test_a_long_prompt_is_cut_to_what_those_who_decode_ask_for():
+    h = timed(num_pages=2000, max_running_requests=4, chunked_prefill_size=256)
+    small = h.submit([500] * 4, greedy(30), client="modest")
+    for _ in range(4):
+        h.step()
+    seen = parts(h)
+    for i in range(4):
+        h.submit([700 + i] * 200, greedy(1), client="long")
+    iterations_until_ended(h, small)
+    for _, tokens in [part for part in seen if part[0]["modest"]][2:]:
+        assert 0 < tokens["long"] <= max(1.2 * step_seconds(1, 0) / 0.002, PROMPT_MIN)
+    h.run()
+
+
+def test_between_its_requests_a_client_still_competes():
+    h = timed(num_pages=2000, max_running_requests=32)
+    flood(h, count=60, max_tokens=300)
+    for _ in range(20):
+        h.step()
+    seen = parts(h)
+    for i in range(5):
+        iterations_until_ended(h, h.submit([500 + i] * 4, greedy(8), client="modest"))
+        for _ in range(4):
+            h.step()
+    assert max(rows["flood"] for rows, _ in seen[8:]) < 12
+    h.scheduler.abort_all()
+    h.run()
+
+
+def test_where_nobody_competes_nothing_is_held_back():
+    h = timed(num_pages=2000, max_running_requests=32, chunked_prefill_size=256)
+    seen = parts(h)
+    flood(h, count=32, max_tokens=40)
+    h.run()
+    assert max(rows["flood"] for rows, _ in seen) == 32
+    assert max(tokens["flood"] for _, tokens in seen) == 256
 
 
 # -- admission --------------------------------------------------------------------------------------------

@@ -19,9 +19,11 @@ from freehold.engine.speculative.speculator import Speculator
 from freehold.models.loading.resolve import open_checkpoint, resolve_model
 from freehold.models.spec import Checkpoint
 from freehold.sampling_params import SamplingParams
-from freehold.step import DraftCost, KVShape, RowStart, Step, StepResult, TokenLogprobs
+from freehold.step import DraftCost, KVShape, RowStart, Step, StepResult, StepTiming, TokenLogprobs
 
 COST_TOKENS = 8
+TIMED_ROWS = 16
+TIMED_TOKENS = 16
 SCORED_AT_ONCE = 64  # positions whose logits are in memory at a time
 OVERHEAD_TOKENS_MAX = 64.0  # more than that is noise
 
@@ -37,24 +39,35 @@ class Runner:
         self._sequences = Sequences(shape.row_count, shape.token_limit)
         self._speculator = make_speculator(config, checkpoint, shape, device, self._sampler)
         self.draft_cost: DraftCost | None = None  # known after `warm_up`
+        self.timings: list[StepTiming] = []  # likewise
 
     def prepare_thread(self) -> None:
         """Called once, in the thread that runs the steps."""
         self._device.prepare_thread()
 
     def warm_up(self) -> None:
-        """Compile every kernel, with a step on the padding page: nobody owns it, nobody reads it. With
-        speculation, measure what it costs."""
+        """Compile every kernel, with a step on the padding page: nobody owns it, nobody reads it. Measure a few
+        steps and, if there is any, speculation."""
         params = SamplingParams(temperature=1.0, top_p=0.9, min_p=0.1, presence_penalty=0.1, logprobs=1)
         with self._device.preparation():
-            self.run(_padding_step(7, params))
+            self.run(_padding_step(1, 7, params))
+            self.timings = [self._time(rows, tokens) for rows, tokens in self._sizes()]
             if self._speculator is not None:
                 self.draft_cost = self._measure(self._speculator)
+
+    def _sizes(self) -> list[tuple[int, int]]:
+        """Rows and tokens of each of the steps to measure."""
+        return [(1, 1), (min(TIMED_ROWS, self._config.max_running_requests), 1), (1, TIMED_TOKENS)]
+
+    def _time(self, rows: int, tokens: int) -> StepTiming:
+        greedy = SamplingParams(temperature=0)
+        seconds = _seconds(lambda: self.run(_padding_step(rows, tokens, greedy)))
+        return StepTiming(rows, 0, seconds) if tokens == 1 else StepTiming(0, tokens, seconds)
 
     def _measure(self, speculator: Speculator) -> DraftCost:
         """A step of n tokens takes about `base + n * more`."""
         greedy = SamplingParams(temperature=0)
-        one, many = (_seconds(lambda n=n: self.run(_padding_step(n, greedy))) for n in (1, COST_TOKENS))
+        one, many = (_seconds(lambda n=n: self.run(_padding_step(1, n, greedy))) for n in (1, COST_TOKENS))
         more = max(many - one, one / 1000) / (COST_TOKENS - 1)
         return DraftCost(
             limit=self._config.speculative_num_draft_tokens,
@@ -133,24 +146,24 @@ class Runner:
         return scores
 
 
-def _padding_step(count: int, params: SamplingParams) -> Step:
-    """`count` tokens whose KV goes to the padding page."""
+def _padding_step(rows: int, count: int, params: SamplingParams) -> Step:
+    """`count` tokens in each of `rows` rows, whose KV goes to the padding page."""
     return Step(
         number=0,
-        rows=np.zeros(1, np.int64),
-        starts=np.zeros(1, np.int64),
-        counts=np.full(1, count, np.int64),
-        decodes=np.zeros(1, np.bool_),
-        samples=np.ones(1, np.bool_),
-        drafts=np.zeros(1, np.int64),
-        row_starts=[RowStart(0, params, 0, np.zeros(count, np.int32), count, (), 1 << 30)],
+        rows=np.arange(rows),
+        starts=np.zeros(rows, np.int64),
+        counts=np.full(rows, count, np.int64),
+        decodes=np.zeros(rows, np.bool_),
+        samples=np.ones(rows, np.bool_),
+        drafts=np.zeros(rows, np.int64),
+        row_starts=[RowStart(row, params, 0, np.zeros(count, np.int32), count, (), 1 << 30) for row in range(rows)],
     )
 
 
 def _seconds(run: Callable[[], object]) -> float:
     """The best of a few."""
     times: list[float] = []
-    for _ in range(5):
+    for _ in range(3):
         before = time.perf_counter()
         run()
         times.append(time.perf_counter() - before)

@@ -190,7 +190,7 @@ class Lifecycle:
             self._leave_row(request, finish)
         else:
             self.queue.remove(request)
-        self.shares.leave(request.client)
+        self.shares.leave(request.client, self.clock())
         request.finish = finish
         request.ended = self.clock()
         self.ended.append(request)

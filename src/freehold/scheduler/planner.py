@@ -13,6 +13,7 @@ from freehold.memory import Memory
 from freehold.scheduler.admission import Admission
 from freehold.scheduler.batch import Batch
 from freehold.scheduler.chunk_budget import ChunkBudget, PromptBudget
+from freehold.scheduler.fair_steps import FairSteps
 from freehold.scheduler.lifecycle import Lifecycle
 from freehold.scheduler.preemption import Preemption
 from freehold.scheduler.queue import WaitingQueue
@@ -33,8 +34,8 @@ class NoStep(Enum):
 
 class Planner:
     """Plans one step at a time under a budget: one token for each decoding row, and as many
-    tokens of prompts as `ChunkBudget` allows, of as many requests as they come from. Clients that compete share both:
-    prompt tokens evenly, and of decoding rows one may have as many as the others together."""
+    tokens of prompts as `ChunkBudget` allows, of as many requests as they come from. Clients that compete share both
+    (`FairSteps`)."""
 
     def __init__(
         self,
@@ -56,10 +57,8 @@ class Planner:
         threshold = config.priority_scheduling_preemption_threshold
         self._preemption = Preemption(memory, queue, running, lifecycle.shares, self.admission, threshold)
         self._retract_interval = config.forward_retract_interval
-        self._fair_decode_rows = config.fair_decode_rows
-        self._last_turn = -1  # the last row that decoded while others of its client had to wait
-        self._next_last_turn = -1  # if the step that is planned is submitted
         self._shares = lifecycle.shares
+        self._fair = FairSteps(self._shares, queue, running, chunks.time, config.fair_decode_rows)
         self._steps_since_retraction = 0
 
     def plan(self, in_flight: int) -> Step | NoStep:
@@ -104,11 +103,14 @@ class Planner:
         prompts, todo = rows[is_prompt], todo[is_prompt]
         if len(prompts):
             rows = rows[~is_prompt]
-        if len(self._shares) > 1:
-            rows = self._in_fair_number(rows)
+        now = self._lifecycle.clock()
+        is_contested = self._fair.is_contested(now)
+        if is_contested:
+            rows = self._fair.decoding(rows, prompts, now)
         decoder_count = len(rows)
         counts = np.ones(decoder_count, np.int64)
-        budget = PromptBudget(self._chunks.tokens(decoder_count), self._prompting_client_count(prompts))
+        tokens = self._chunks.tokens(decoder_count)
+        budget = self._fair.prompts(tokens, rows, prompts, now) if is_contested else PromptBudget(tokens)
         if len(prompts):
             sizes = self._chunk_sizes(prompts, todo, budget)
             rows = np.concatenate([rows, prompts[sizes > 0]])
@@ -125,26 +127,6 @@ class Planner:
             sizes[i] = min(rest, budget.offer(client))
             budget.spend(client, int(sizes[i]))
         return sizes
-
-    def _prompting_client_count(self, rows: Int64) -> int:
-        """Clients whose prompts are computed, in `rows` [n], or wait."""
-        if len(self._shares) <= 1:
-            return 1
-        return len(self._queue.clients() | set(self._running.client[rows].tolist()))
-
-    def _in_fair_number(self, rows: Int64) -> Int64:
-        """`rows` [n] that decode, without those that are too many of one client. Its rows take turns, in the order of
-        their numbers."""
-        clients = self._running.client[rows]
-        counts = np.bincount(clients, minlength=1)
-        largest = int(counts.argmax())
-        limit = max(self._fair_decode_rows, len(rows) - int(counts[largest]))
-        if counts[largest] <= limit or counts[largest] == len(rows):
-            return rows
-        theirs = np.sort(rows[clients == largest])
-        theirs = np.roll(theirs, -int(np.searchsorted(theirs, self._last_turn, "right")))
-        self._next_last_turn = int(theirs[limit - 1])
-        return rows[~np.isin(rows, theirs[limit:])]
 
     def _make_room(self, batch: Batch, may_unpin: bool = False) -> bool:
         return self._memory.make_room(batch.rows, batch.targets, may_unpin)
@@ -208,7 +190,7 @@ class Planner:
         if len(self._shares) > 1:
             cost = np.where(batch.decodes, OUTPUT_COST, PROMPT_COST * batch.counts)
             self._shares.charge(running.client[rows], cost)
-        self._last_turn = self._next_last_turn
+        self._fair.submitted()
         running.submit(batch, samples)
         memory.leases.submit(rows, number)
         self.admission.growth.went_well()

@@ -63,7 +63,7 @@ class Results:
         """`live` indexes the rows of the step that still have their request."""
         if result.seconds:
             decoding = int(np.count_nonzero(step.counts == 1))
-            self._chunks.learn(decoding, int(step.counts.sum()) - decoding, result.seconds)
+            self._chunks.time.learn(decoding, int(step.counts.sum()) - decoding, result.seconds)
         running, rows, starts, drafts = self._running, step.rows, step.starts, step.drafts
         if len(live) < len(rows):
             rows, starts, drafts, result = rows[live], starts[live], drafts[live], result.only(live)

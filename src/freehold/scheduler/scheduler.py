@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import StrEnum
@@ -25,7 +25,8 @@ from freehold.scheduler.running import RunningTable
 from freehold.scheduler.shares import Shares
 from freehold.scheduler.speculation import DraftBudget
 from freehold.scheduler.states import Event, RequestState
-from freehold.step import DraftCost, Engine, Step, StepResult
+from freehold.scheduler.step_time import StepTime
+from freehold.step import DraftCost, Engine, Step, StepResult, StepTiming
 from freehold.vocabulary import Vocabulary
 
 IDLE_ITERATIONS_MAX = 100
@@ -62,6 +63,7 @@ class Scheduler:
         vocabulary: Vocabulary,
         clock: Callable[[], float] = time.monotonic,
         draft_cost: DraftCost | None = None,
+        timings: Sequence[StepTiming] = (),
     ):
         self.config = config
         self.memory = memory
@@ -88,7 +90,7 @@ class Scheduler:
         self._engine = engine
         drafts = None if draft_cost is None else DraftBudget(draft_cost, memory.shape.row_count)
         target = None if config.target_itl_ms is None else config.target_itl_ms / 1000
-        chunks = ChunkBudget(config.chunked_prefill_size, target)
+        chunks = ChunkBudget(config.chunked_prefill_size, target, StepTime(timings))
         self.results = Results(memory, self.running, self.lifecycle, vocabulary, chunks, drafts)
         self._planner = Planner(config, memory, self.queue, self.running, self.lifecycle, chunks, drafts)
         self._in_flight: deque[_InFlight] = deque()

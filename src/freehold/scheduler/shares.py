@@ -13,6 +13,8 @@ from freehold.arrays import Bool, Int64
 PROMPT_COST = 1
 OUTPUT_COST = 2
 DEBTS_MAX = 1024
+LEFT_MAX = 4
+MOMENT_S = 1.0
 
 
 @dataclass
@@ -37,6 +39,7 @@ class Shares:
         self.charges = 0  # so far: a version of all that is served
         self._time = 0.0
         self._debts: OrderedDict[str, float] = OrderedDict()
+        self._left: OrderedDict[str, float] = OrderedDict()  # when; the newest LEFT_MAX clients
 
     def __len__(self) -> int:
         """Clients that have requests."""
@@ -55,7 +58,7 @@ class Shares:
         account.requests += 1
         return account.number
 
-    def leave(self, client: str) -> None:
+    def leave(self, client: str, now: float) -> None:
         """A request of it has ended."""
         account = self._accounts[client]
         account.requests -= 1
@@ -63,11 +66,19 @@ class Shares:
             return
         del self._accounts[client]
         self._free.append(account.number)
+        self._left[client] = now
+        self._left.move_to_end(client)
+        if len(self._left) > LEFT_MAX:
+            self._left.popitem(last=False)
         served = float(self._served[account.number])
         if served > self._time:
             self._debts[client] = served
         if len(self._debts) > DEBTS_MAX:
             self._debts.popitem(last=False)
+
+    def somebody_left(self, now: float) -> bool:
+        """Whether a client that has no request now had one a moment ago."""
+        return any(now - at < MOMENT_S and client not in self._accounts for client, at in self._left.items())
 
     def served(self, number: int) -> float:
         return float(self._served[number])

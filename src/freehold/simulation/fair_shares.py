@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 
-from freehold.scheduler.chunk_budget import CHUNK_MIN
+from freehold.scheduler.fair_steps import PROMPT_MIN, ROWS_FIRST
 from freehold.scheduler.scheduler import Scheduler
 from freehold.simulation.liveness import Unfair
 from freehold.step import Step
@@ -39,13 +39,13 @@ class FairShares:
         waiting = {request.client for request in scheduler.requests.values() if request.is_queued}
         going_on = {running.request(row).client for row in active[running.todo(active) > 0].tolist()}
         clients = waiting | going_on | set(prompts)
-        share = max(-(-scheduler.config.chunked_prefill_size // max(len(clients), 1)), CHUNK_MIN)
+        share = max(-(-scheduler.config.chunked_prefill_size // max(len(clients), 1)), PROMPT_MIN)
         for client, tokens in prompts.items():
             if len(clients) > 1 and tokens > share:
                 raise Unfair(f"{tokens} prompt tokens in a step for client '{client}', its share is {share}")
 
     def _check_decoding(self, decoding: Counter[str], step: Step) -> None:
-        running, least = self._scheduler.running, self._scheduler.config.fair_decode_rows
+        running, least = self._scheduler.running, self._scheduler.config.fair_decode_rows or ROWS_FIRST
         for client, rows in decoding.items():
             others = decoding.total() - rows
             if others and rows > max(least, others):

@@ -1,0 +1,96 @@
+"""What of a step each client may have while several compete."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import numpy as np
+
+from freehold.arrays import Int64
+from freehold.scheduler.chunk_budget import PromptBudget
+from freehold.scheduler.queue import WaitingQueue
+from freehold.scheduler.running import RunningTable
+from freehold.scheduler.shares import Shares
+from freehold.scheduler.step_time import StepTime
+
+ROWS_FIRST = 8  # that a client may decode whoever competes, while nobody knows what they cost
+PROMPT_MIN = 4  # prompt tokens of a client in a step, whatever they cost
+WAITING_MAX = 8  # waiting requests looked at
+
+
+class FairSteps:
+    """No client's part of a step may take longer than the step would for the one that asks for least. So a
+    client that asks for little is slowed down by others at most as many times as there are clients. Clients that have
+    left a moment ago still compete, for most come back.
+
+    What parts take is learned (`StepTime`). Until it is known, prompt tokens are shared evenly, and of decoding rows a
+    client may have as many as the others together. `rows_min` rows it may always have.
+    """
+
+    def __init__(
+        self, shares: Shares, queue: WaitingQueue, running: RunningTable, time: StepTime, rows_min: int | None
+    ):
+        self._shares = shares
+        self._queue = queue
+        self._running = running
+        self._time = time
+        self._rows_min = rows_min
+        self._last: dict[int, int] = {}  # by client: the last row that decoded while others of it waited
+        self._next_last: dict[int, int] = {}  # if the step that is planned is submitted
+
+    def is_contested(self, now: float) -> bool:
+        return len(self._shares) > 1 or self._shares.somebody_left(now)
+
+    def decoding(self, rows: Int64, prompts: Int64, now: float) -> Int64:
+        """`rows` [n] that decode, beside `prompts` [m] that go on, without those that are too many of one client. Its
+        rows take turns, in the order of their numbers."""
+        self._next_last = {}
+        clients = self._running.client[rows]
+        counts = np.bincount(clients, minlength=1)
+        least = self._least_asked(rows, prompts, now)
+        waiting: list[Int64] = []
+        for client in np.flatnonzero(counts > 1).tolist():
+            limit = self._row_limit(client, counts, least)
+            if limit < counts[client]:
+                theirs = np.sort(rows[clients == client])
+                theirs = np.roll(theirs, -int(np.searchsorted(theirs, self._last.get(client, -1), "right")))
+                self._next_last[client] = int(theirs[limit - 1])
+                waiting.append(theirs[limit:])
+        return rows[~np.isin(rows, np.concatenate(waiting))] if waiting else rows
+
+    def submitted(self) -> None:
+        """The step that was planned last is under way."""
+        self._last = self._next_last
+
+    def prompts(self, tokens: int, decoding: Int64, prompts: Int64, now: float) -> PromptBudget:
+        """How `tokens` for prompts are shared, if rows `decoding` [n] decode and those of `prompts` [m] go on."""
+        clients = set(self._running.client[prompts].tolist()) | self._queue.clients()
+        even = max(-(-tokens // max(len(clients), 1)), PROMPT_MIN)
+        if not self._time.token or not self._time.row:
+            return PromptBudget(tokens, dict.fromkeys(clients, even))
+        affordable = int(self._least_asked(decoding, prompts, now) / self._time.token)
+        return PromptBudget(tokens, dict.fromkeys(clients, min(max(affordable, PROMPT_MIN), even)))
+
+    def _row_limit(self, client: int, counts: Int64, least: float) -> int:
+        if self._time.row:
+            return max(int(least / self._time.row), self._rows_min or 1)
+        mine, total = int(counts[client]), int(counts.sum())
+        return mine if total == mine else max(total - mine, self._rows_min or ROWS_FIRST)
+
+    def _least_asked(self, decoding: Int64, prompts: Int64, now: float) -> float:
+        """Seconds that a step would last for the client that asks for least; 0 while that is not known. Who asks for
+        nothing at the moment, because it waits for the end of a request or has just had it, counts as decoding a row:
+        most will be back."""
+        if not self._time.row:
+            return 0.0
+        client_of, todo = self._running.client, self._running.todo(prompts)
+        asked: dict[int, float] = {}
+        for request in islice(self._queue.in_turn(), WAITING_MAX):
+            asked[request.client_number] = self._time.token * len(request.tokens)
+        for client, tokens in zip(client_of[prompts].tolist(), todo.tolist(), strict=True):
+            asked[client] = self._time.token * tokens
+        counts = np.bincount(client_of[decoding], minlength=1)
+        for client in np.flatnonzero(counts).tolist():
+            asked[client] = self._time.decode(int(counts[client]))
+        some_ask_nothing = len(asked) < len(self._shares) or self._shares.somebody_left(now)
+        return min([*asked.values(), *([self._time.decode(1)] if some_ask_nothing else [])])
