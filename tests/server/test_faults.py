@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import IO
 
 import httpx
 import pytest
@@ -18,7 +19,7 @@ from freehold.server.launch import free_port, wait_until_healthy
 class Server:
     """`freehold serve` as a child, whose own child can be hurt."""
 
-    def __init__(self, *flags: str):
+    def __init__(self, *flags: str, stderr: int | IO[str] = subprocess.PIPE):
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         command = [
@@ -32,7 +33,7 @@ class Server:
             "200",
             *flags,
         ]
-        self.process = subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(command, start_new_session=True, stderr=stderr, text=True)
         wait_until_healthy(self.process, self.url)
 
     def engine(self) -> int:

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import sys
 import tempfile
+import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from freehold.engine_options import EngineOptions
 from freehold.errors import EngineUnavailable, InvalidParameter, TimedOut
 from freehold.ipc import protocol as msg
 from freehold.ipc.child import EngineChild
+from freehold.ipc.restarts import Restarts
 from freehold.models.loading.resolve import open_checkpoint, resolve_model
 from freehold.sampling_params import SamplingParams
 from freehold.scheduler.request import make_requests
@@ -30,7 +32,6 @@ from freehold.text.tokenizer import Tokenizer
 
 SILENCE_MAX_S = 5.0  # without a sign of life the engine counts as not answering
 DEADLINE_GRACE_S = 1.0  # for the engine to say itself that a request's time is up
-RESTART_DELAY_S, RESTART_DELAY_MAX_S = 0.5, 30.0
 LONG_TEXT = 20_000  # characters
 LONG_TEXTS = 2  # tokenized at a time: each takes 200 times its size in memory
 
@@ -62,13 +63,12 @@ class _Stream:
 class AsyncEngine:
     """`AsyncEngine(model=None, **options)`; `await start()`, then `async for delta in stream(...)`;
     `await shutdown()` ends the process. Options are those of `EngineConfig`. Use from one event loop. A process that
-    ends by itself is started again up to `max_restarts` times; its requests end with EngineUnavailable.
+    ends by itself is started again up to `max_restarts` times an hour; its requests end with EngineUnavailable.
     """
 
     def __init__(self, model: str | None = None, *, max_restarts: int = 0, **options: Unpack[EngineOptions]) -> None:
         self.config = EngineConfig(model=model, **options)
-        self.restarts = 0
-        self._max_restarts = max_restarts
+        self._restarts = Restarts(max_restarts)
         self.ready: msg.Ready | None = None
         self.stats = msg.Stats()
         self.failure: str | None = None
@@ -92,6 +92,11 @@ class AsyncEngine:
         if self.ready is None:
             raise EngineUnavailable(self._why_not() or "the engine is loading the model")
         return self.ready
+
+    @property
+    def restarts(self) -> int:
+        """How often the process was started again."""
+        return self._restarts.count
 
     @property
     def context_length(self) -> int:
@@ -178,17 +183,18 @@ class AsyncEngine:
             was_serving = self.ready is not None
             self.ready = None
             self._listening.cancel()
-            if self.draining or not was_serving or self.restarts >= self._max_restarts:
+            delay = self._restarts.delay(time.monotonic())
+            if self.draining or not was_serving or delay is None:
                 if not self.draining or self._streams:
                     self.failure = self.failure or f"its process ended with code {code}"
                 self._end_all(EngineUnavailable(self._why_not() or "the engine has ended"))
                 return
-            self.restarts += 1
+            self._restarts.add(time.monotonic())
             self._end_all(EngineUnavailable(f"the engine's process ended with code {code}; it is started again"))
-            print(f"freehold: the engine's process ended with code {code}: starting it again "
-                  f"({self.restarts} of {self._max_restarts})", file=sys.stderr, flush=True)  # fmt: skip
+            print(f"freehold: the engine's process ended with code {code}: starting it again in {delay:g} s "
+                  f"({self._restarts})", file=sys.stderr, flush=True)  # fmt: skip
             self._child.close()
-            await asyncio.sleep(min(RESTART_DELAY_S * 2 ** (self.restarts - 1), RESTART_DELAY_MAX_S))
+            await asyncio.sleep(delay)
             await self._spawn()
 
     async def _guard(self) -> None:
@@ -319,11 +325,15 @@ class AsyncEngine:
         """Call a procedure of the engine process (`procedures.py`) -> its result. Raises what it raises."""
         self._check_serving()
         self._call_number += 1
-        future = self._calls[self._call_number] = asyncio.get_running_loop().create_future()
-        await self._child.send(msg.Call(self._call_number, procedure, argument))
-        while not (await asyncio.wait({future}, timeout=1.0))[0]:
-            if not self.is_responsive:
-                raise EngineUnavailable("the engine does not answer")
+        number = self._call_number
+        future = self._calls[number] = asyncio.get_running_loop().create_future()
+        try:
+            await self._child.send(msg.Call(number, procedure, argument))
+            while not (await asyncio.wait({future}, timeout=1.0))[0]:
+                if not self.is_responsive:
+                    raise EngineUnavailable("the engine does not answer")
+        finally:
+            self._calls.pop(number, None)
         reply: msg.Reply = await future
         if reply.failure is not None:
             raise reply.failure.error()

@@ -15,7 +15,7 @@ import zmq
 import zmq.asyncio
 
 from freehold.config import EngineConfig
-from freehold.errors import InvalidParameter
+from freehold.errors import EngineUnavailable, InvalidParameter
 from freehold.ipc import protocol as msg
 
 STOP_TIMEOUT_S = 10.0
@@ -55,12 +55,21 @@ class EngineChild:
         return report
 
     async def send(self, command: msg.Command) -> None:
-        """Raises InvalidParameter for a number that the protocol can't hold."""
+        """Raises InvalidParameter for a number that the protocol can't hold, EngineUnavailable if the process ends."""
         try:
             message = msg.encode(command)
         except OverflowError:
             raise InvalidParameter("body", "has an integer that does not fit into 64 bits") from None
-        await self._socket.send(message)
+        try:
+            sent = asyncio.ensure_future(self._socket.send(message))
+            await asyncio.wait({sent})
+            sent.result()
+        except zmq.ZMQError as error:
+            raise EngineUnavailable(f"the engine's process can't be reached: {error}") from None
+        except asyncio.CancelledError:
+            if sent.cancelled():  # the socket was closed: it is not our task that was cancelled
+                raise EngineUnavailable("the engine's process has ended") from None
+            raise
 
     def send_soon(self, command: msg.Command) -> None:
         """From a place that must not wait; the socket is never full."""

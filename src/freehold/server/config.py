@@ -29,7 +29,7 @@ class ServerConfig:
         False, "Put a damaged session store aside, and keep what can be read of it.", SERVER
     )
     max_restarts: int = option(
-        3, "How often an engine process that has ended is started again.", SERVER, Limits(least=0)
+        3, "How often in an hour an engine process that has ended is started again.", SERVER, Limits(least=0)
     )
     drain_timeout: float = option(
         30.0, "Seconds that running requests have to end after SIGTERM.", SERVER, Limits(least=0)
