@@ -95,6 +95,22 @@ def test_an_engine_that_is_killed_is_started_again_and_sessions_go_on(server):
     assert server.end() == 0
 
 
+def test_an_engine_that_dies_while_it_starts_again_is_started_once_more(server):
+    first = server.engine()
+    os.kill(first, signal.SIGKILL)
+
+    def starting() -> bool:
+        try:
+            return server.engine() != first
+        except ValueError:
+            return False
+
+    wait_for(starting)
+    os.kill(server.engine(), signal.SIGKILL)
+    wait_for(lambda: status(server) == 200)
+    assert server.complete().status_code == 200
+
+
 @pytest.mark.parametrize("server", [("--max-restarts", "0")], indirect=True)
 def test_a_server_whose_engine_is_lost_ends_with_a_code(server):
     os.kill(server.engine(), signal.SIGKILL)

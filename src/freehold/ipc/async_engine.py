@@ -70,6 +70,7 @@ class AsyncEngine:
         self.config = EngineConfig(model=model, **options)
         self._restarts = Restarts(max_restarts)
         self.ready: msg.Ready | None = None
+        self._has_served = False  # one that never has is not started again: it would not do better
         self.stats = msg.Stats()
         self.failure: str | None = None
         self.draining = False
@@ -180,11 +181,10 @@ class AsyncEngine:
         while True:
             code = await self._child.wait()
             await asyncio.sleep(0.1)  # its last words may still be on their way
-            was_serving = self.ready is not None
             self.ready = None
             self._listening.cancel()
             delay = self._restarts.delay(time.monotonic())
-            if self.draining or not was_serving or delay is None:
+            if self.draining or not self._has_served or delay is None:
                 if not self.draining or self._streams:
                     self.failure = self.failure or f"its process ended with code {code}"
                 self._end_all(EngineUnavailable(self._why_not() or "the engine has ended"))
@@ -273,7 +273,8 @@ class AsyncEngine:
                 deadline.cancel()
             del self._jobs[base]
             for name, stream in streams.items():
-                stream.accepted.cancel()
+                if not stream.accepted.cancel() and not stream.accepted.cancelled():
+                    stream.accepted.exception()  # whoever waited has left for another one
                 if self._streams.pop(name, None) is not None:
                     self._child.send_soon(msg.Abort(name))
 
@@ -357,6 +358,9 @@ class AsyncEngine:
                     future.set_result(report)
             elif isinstance(report, msg.Ready):
                 self.ready = report
+                self._has_served = True
+            elif self._has_served:
+                print(f"freehold: the engine did not start: {report.message}", file=sys.stderr, flush=True)
             else:
                 self.failure = report.message
 
