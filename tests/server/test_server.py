@@ -56,8 +56,9 @@ def test_metrics_have_the_names_that_dashboards_read(server):
         "vllm:prompt_tokens_total", "vllm:generation_tokens_total", "vllm:time_to_first_token_seconds_bucket",
         "vllm:inter_token_latency_seconds_bucket", "vllm:e2e_request_latency_seconds_bucket",
         "vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total", "vllm:num_preemptions_total",
-        'vllm:request_success_total{finished_reason="length"}', 'freehold_pages{owner="free"}',
-        'freehold_pages{owner="tree"}',
+        'vllm:request_success_total{finished_reason="length",model_name="SmolLM2-135M-Instruct"}',
+        'freehold_pages{model_name="SmolLM2-135M-Instruct",owner="free"}',
+        'freehold_pages{model_name="SmolLM2-135M-Instruct",owner="tree"}',
     ):  # fmt: skip
         assert name in text, name
 
