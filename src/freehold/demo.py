@@ -13,7 +13,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.panel import Panel
 
-from freehold.server.launch import running_server
+from freehold.server.child import running_server
 
 SYSTEM = (
     "You are a friendly assistant of a small library. You answer in at most three short sentences, in plain words, "

@@ -24,7 +24,8 @@ MEASURED = [
      "tests/engine/test_prompt_logprobs.py", "tests/engine/test_session_turns.py",
      "tests/models/test_families.py::test_new_weights_are_those_that_compute"],
     ["tests/memory"],
-    ["tests/text", "tests/test_llm.py", "tests/server/test_session_table.py", "tests/server/test_engine_loop.py"],
+    ["tests/text", "tests/test_llm.py", "tests/server/test_session_table.py", "tests/server/test_engine_loop.py",
+     "tests/server/test_errors.py", "tests/server/test_restarts.py"],
 ]  # fmt: skip
 # Tests whose code runs in other processes, which no measurement here sees, by the folder that they look at.
 DRIVERS = {
@@ -35,6 +36,9 @@ DRIVERS = {
     "step.py": ["tests/simulation/test_simulation.py::test_the_matrix_with_one_seed"],
     "engine/": ["tests/server/test_control.py"],
     "ipc/": ["tests/server/test_sessions.py", "tests/server/test_native.py", "tests/server/test_server.py"],
+    "server/access/": ["tests/server/test_access.py"],
+    "ipc/child.py": ["tests/server/test_faults.py"],
+    "server/served_models.py": ["tests/server/test_serving_options.py"],
     "server/": ["tests/server/test_sessions.py", "tests/server/test_native.py", "tests/server/test_server.py"],
     "conversation.py": ["tests/server/test_sessions.py"],
     "llm.py": [],

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from freehold.server.launch import running_server
+from freehold.server.child import running_server
 
 
 @pytest.fixture(scope="session")

@@ -12,8 +12,8 @@ from freehold.server.access.keys import Keys
 from freehold.server.access.rights import RIGHTS, Right, right_of
 from freehold.server.access.usage import Quota, Usage
 from freehold.server.app import create_app
+from freehold.server.child import running_server
 from freehold.server.config import ServerConfig
-from freehold.server.launch import running_server
 from freehold.server.served_models import ServedModels
 
 KEYS = {"none": None, "wrong": "nonsense", "client": "first", "other": "second", "admin": "root"}
@@ -126,6 +126,16 @@ def test_a_quota_fills_again():
 def complete(url: str, who: str, **fields) -> httpx.Response:
     body = {"prompt": "One two three", "max_tokens": 2, **fields}
     return httpx.post(f"{url}/v1/completions", json=body, headers=headers(who), timeout=60)
+
+
+def test_each_key_has_a_share_of_its_own(guarded):
+    shares = {}
+    for who in ("client", "other"):
+        answer = complete(guarded, who).json()["id"]
+        found = httpx.get(f"{guarded}/debug/requests/{answer}", headers=headers("admin"))
+        shares[who] = found.json()["client"]
+    assert shares["other"] == "two", "the name in the file"
+    assert shares["client"] not in ("", "two"), "a digest of the key"
 
 
 def test_a_key_may_have_one_request_at_a_time(guarded):

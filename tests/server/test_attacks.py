@@ -14,7 +14,7 @@ import pytest
 from attacks import ATTACKS, run_attack
 from test_soak import rss_by_process
 
-from freehold.server.launch import running_server
+from freehold.server.child import running_server
 
 SECONDS = float(os.environ.get("FREEHOLD_HOSTILE_SECONDS", "600"))
 MEMORY_MAX = 1 << 30

@@ -1,13 +1,9 @@
 """Looking into the cache, API keys, and a body for everything that the schema says."""
 
-import time
-
 import httpx
 import pytest
-import schemathesis
-from hypothesis import HealthCheck, given, seed, settings
 
-from freehold.server.launch import running_server
+from freehold.server.child import running_server
 
 
 def test_lookup_says_how_much_would_hit_and_why_not_more(url):
@@ -67,57 +63,3 @@ def test_the_anthropic_header_counts_too(guarded):
     body = {"model": "m", "max_tokens": 2, "messages": [{"role": "user", "content": "Hi"}]}
     assert httpx.post(f"{guarded}/v1/messages", json=body).json()["error"]["type"] == "authentication_error"
     assert httpx.post(f"{guarded}/v1/messages", json=body, headers={"x-api-key": "user"}, timeout=60).status_code == 200
-
-
-PAUSES = ("/pause_generation", "/update_weights_from_disk")
-SECONDS = 60
-SMALL = {"max_tokens": 3, "max_completion_tokens": 3, "max_new_tokens": 3, "n": 2}
-
-
-def shrunk(body):
-    """The same body, asking for less work."""
-    if isinstance(body, list):
-        return [shrunk(item) for item in body[:4]]
-    if not isinstance(body, dict):
-        return body
-    smaller = {
-        name: min(value, SMALL[name]) if name in SMALL and type(value) in (int, float) else shrunk(value)
-        for name, value in body.items()
-    }
-    if "messages" in body and body.get("max_completion_tokens") is None:
-        smaller["max_tokens"] = smaller.get("max_tokens") or 3  # without, it is as much as fits
-    if body.get("timeout") is not None:
-        smaller["timeout"] = 60.0  # a deadline of its own that passes is a 503, and meant
-    if body.keys() & {"text", "input_ids"}:
-        smaller["sampling_params"] = smaller.get("sampling_params") or {"max_new_tokens": 3}
-    return smaller
-
-
-def try_operation(operation, number: int, seconds: float) -> int:
-    """How many cases there was time for."""
-    end, tried = time.monotonic() + seconds, 0
-
-    @seed(number)
-    @settings(max_examples=90, deadline=None, suppress_health_check=list(HealthCheck), database=None)
-    @given(case=operation.as_strategy())
-    def check(case):
-        nonlocal tried
-        if tried == 0 or time.monotonic() < end:
-            case.body = shrunk(case.body)
-            response = case.call(timeout=60)
-            assert response.status_code < 500, f"{operation.label} {case.body!r}: {response.text}"
-            tried += 1
-
-    check()
-    return tried
-
-
-def test_no_body_that_fits_the_schema_is_an_internal_error(url):
-    """For a minute, every operation in turn."""
-    schema = schemathesis.openapi.from_url(f"{url}/openapi.json")
-    operations = [result.ok() for result in schema.get_all_operations()]
-    operations = [operation for operation in operations if operation.path not in PAUSES]
-    assert len(operations) > 25
-    for number, operation in enumerate(operations):
-        assert try_operation(operation, number, SECONDS / len(operations)), operation.label
-    assert httpx.get(f"{url}/health").status_code == 200

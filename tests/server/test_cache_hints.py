@@ -7,7 +7,7 @@ import httpx
 import openai
 import pytest
 
-from freehold.server.launch import running_server
+from freehold.server.child import running_server
 
 RULES = "You are a careful assistant who answers in one short line and never guesses. " * 4
 

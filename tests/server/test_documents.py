@@ -16,8 +16,8 @@ from freehold.cli import app
 from freehold.config import EngineConfig
 from freehold.options import options_of
 from freehold.server.access.rights import RIGHTS
+from freehold.server.child import running_server
 from freehold.server.config import ServerConfig
-from freehold.server.launch import running_server
 
 ROOT = Path(__file__).parent.parent.parent
 README, SERVING, ACCESS = (

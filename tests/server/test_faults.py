@@ -14,7 +14,7 @@ from typing import IO
 import httpx
 import pytest
 
-from freehold.server.launch import free_port, wait_until_healthy
+from freehold.server.child import free_port, wait_until_healthy
 
 
 class Server:

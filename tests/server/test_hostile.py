@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from test_soak import rss_by_process
 
-from freehold.server.launch import running_server
+from freehold.server.child import running_server
 
 CLIENTS = 200
 HOSTILE = 40  # of them

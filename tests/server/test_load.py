@@ -7,7 +7,7 @@ import httpx
 import pytest
 from completing import complete
 
-from freehold.server.launch import running_server
+from freehold.server.child import running_server
 
 PAGE_SIZE = 16
 

@@ -13,7 +13,8 @@ import httpx
 import psutil
 import pytest
 
-from freehold.server.launch import free_port, running_server, served_name
+from freehold.server.child import free_port, running_server
+from freehold.server.launch import served_name
 
 
 def memory(url: str) -> dict:

@@ -21,8 +21,8 @@ from freehold.ipc.async_engine import AsyncEngine
 from freehold.server.access.log import Record
 from freehold.server.access.traces import Traces
 from freehold.server.app import create_app
+from freehold.server.child import free_port
 from freehold.server.config import ServerConfig
-from freehold.server.launch import free_port
 from freehold.server.requests.response import OPENAI_EVENTS
 from freehold.server.served_models import ServedModels
 from freehold.text.loading import load_tokenizer

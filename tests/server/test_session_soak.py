@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import httpx
 import pytest
 
-from freehold.server.launch import free_port
+from freehold.server.child import free_port
 
 SECONDS = 900
 SESSIONS = 200

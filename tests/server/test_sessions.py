@@ -10,7 +10,7 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from freehold.server.launch import running_server
+from freehold.server.child import running_server
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from completing import complete
 
-from freehold.server.launch import running_server
+from freehold.server.child import running_server
 
 CLIENTS = 32
 SECONDS = 600

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from freehold.bench.client import Measured, Sample, measure
 from freehold.bench.load import Load
-from freehold.server.launch import running_server
+from freehold.server.child import running_server
 
 LATENCIES = {
     "ttft": ("time to first token", lambda sample: [sample.first_token]),

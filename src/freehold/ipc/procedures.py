@@ -187,6 +187,7 @@ def _request_card(request: Request) -> dict[str, Any]:
         "state": request.state.value,
         "finish": None if request.finish is None else request.finish.kind.value,
         "message": "" if request.finish is None else request.finish.message,
+        "client": request.client,
         "prompt_tokens": len(request.prompt),
         "cached_tokens": {"device": request.cached_tokens or 0},
         "miss": request.miss,

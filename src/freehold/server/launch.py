@@ -1,18 +1,11 @@
-"""Running a server: in this process, or as a child for demos, benchmarks and tests."""
+"""Running a server in this process."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
 import socket
-import subprocess
 import sys
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-
-import httpx
 
 from freehold.config import EngineConfig
 from freehold.ipc.async_engine import AsyncEngine
@@ -20,9 +13,6 @@ from freehold.models.loading.resolve import resolve_model
 from freehold.server.app import Server, create_app
 from freehold.server.config import ServerConfig
 from freehold.server.served_models import ServedModels
-
-START_TIMEOUT_S = 180
-STOP_TIMEOUT_S = 40
 
 
 def run_server(config: EngineConfig, http: ServerConfig, sources: Mapping[str, str]) -> int:
@@ -68,45 +58,3 @@ def served_name(path: Path) -> str:
     name = path.stem
     head, dot, last = name.rpartition(".")
     return head if dot and last[:1] in "QqFfBb" else name
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-@contextlib.contextmanager
-def running_server(*flags: str) -> Iterator[str]:
-    """`freehold serve` with `flags` as a child process -> its URL once it is healthy. Ends it with SIGTERM.
-
-    Raises RuntimeError if it does not start or does not stop.
-    """
-    port = free_port()
-    command = [sys.executable, "-m", "freehold.cli", "serve", "--port", str(port), *flags]
-    # A process group of its own: Ctrl-C in a terminal should not reach it beside our SIGTERM.
-    process = subprocess.Popen(command, env={**os.environ, "PYTHONUNBUFFERED": "1"}, start_new_session=True)
-    url = f"http://127.0.0.1:{port}"
-    try:
-        wait_until_healthy(process, url)
-        yield url
-    finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            raise RuntimeError(f"the server did not stop within {STOP_TIMEOUT_S} s") from None
-
-
-def wait_until_healthy(process: subprocess.Popen[bytes], url: str) -> None:
-    """Until /health answers 200. Raises RuntimeError if the process ends or takes too long."""
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            raise RuntimeError(f"the server ended with code {process.returncode} before it was ready")
-        with contextlib.suppress(httpx.HTTPError):
-            if httpx.get(f"{url}/health", timeout=5).status_code == 200:
-                return
-        time.sleep(0.1)
-    raise RuntimeError(f"the server was not ready within {START_TIMEOUT_S} s")

@@ -23,6 +23,10 @@ class ServedModels:
         """What the answer to a request for this model says. Raises NotFound."""
         if not asked:
             return self.first
-        if not self.allows_any and asked not in self.names:
-            raise NotFound(f"the model '{asked}' does not exist; this server has '{self.first}'", "model")
-        return asked
+        return asked if self.allows_any else self.known(asked)
+
+    def known(self, name: str) -> str:
+        """The same name. Raises NotFound if it is not one of ours."""
+        if name not in self.names:
+            raise NotFound(f"the model '{name}' does not exist; this server has '{self.first}'", "model")
+        return name

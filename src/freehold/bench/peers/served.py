@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 from freehold.bench.peers.peer import Model, Peer
-from freehold.server.launch import free_port, wait_until_healthy
+from freehold.server.child import free_port, wait_until_healthy
 
 STOP_TIMEOUT_S = 30
 

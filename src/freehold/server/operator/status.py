@@ -48,7 +48,7 @@ def status_routes(
 
     @routes.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
-        return card(models.name(name))
+        return card(models.known(name))
 
     @routes.get("/get_model_info")
     @routes.get("/model_info")
