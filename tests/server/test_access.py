@@ -6,6 +6,7 @@ import time
 
 import httpx
 import pytest
+from starlette.datastructures import Headers
 
 from freehold.ipc.async_engine import AsyncEngine
 from freehold.server.access.keys import Keys
@@ -25,6 +26,10 @@ key = "second"
 name = "three"
 key = "third"
 concurrency = 1
+[[keys]]
+name = "four"
+key = "fourth"
+salt = "apart"
 """
 STATUS = {  # of a call that may not be made
     Right.OPEN: {},
@@ -103,6 +108,27 @@ def test_keys_that_can_not_be_are_refused_at_start(tmp_path):
 def test_a_configuration_does_not_show_its_keys(tmp_path):
     keys = Keys.of(ServerConfig(api_key=("very-secret",), admin_api_key="most-secret"))
     assert "secret" not in repr(vars(keys))
+
+
+def test_isolated_keys_have_salts_of_their_own():
+    one, two = (
+        Keys.of(ServerConfig(api_key=("a", "b"), isolate_keys=True)).find(Headers({"x-api-key": key})).client
+        for key in ("a", "b")
+    )
+    assert "" != one.namespace("x") != two.namespace("x") != ""
+    assert one.namespace("x") != one.namespace("y")
+    shared = Keys.of(ServerConfig(api_key=("a",))).find(Headers({"x-api-key": "a"})).client
+    assert shared.namespace(None) == ""
+
+
+def test_what_a_key_with_a_salt_caches_is_its_own(guarded):
+    def cached(key: str) -> int:
+        body = {"prompt": list(range(300, 400)), "max_tokens": 1}
+        answer = httpx.post(f"{guarded}/v1/completions", json=body, headers={"x-api-key": key}, timeout=60)
+        return answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    assert (cached("first"), cached("second")) == (0, 96)
+    assert (cached("fourth"), cached("fourth")) == (0, 96)
 
 
 def test_a_quota_fills_again():
