@@ -33,7 +33,7 @@ load: $(SETUP)  ## 64 clients, 1,000 requests each, random aborts, a quarter of 
 soak: $(SETUP)  ## Ten minutes of speculation, retraction, aborts and pauses on a real server
 	@$(BIN)/pytest -m soak
 
-hostile: $(SETUP)  ## Ten minutes of 200 clients, 40 of them hostile: what they cost the others
+hostile: $(SETUP)  ## Hostile clients, attacks in turns, 10,000 faults, bodies from the schema: ten minutes or more each
 	@$(BIN)/pytest -m hostile -s
 
 mutants: $(SETUP)  ## Plant bugs one at a time; the tests must catch each

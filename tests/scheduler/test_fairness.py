@@ -301,6 +301,7 @@ def test_preemption_for_memory_counts_what_only_the_victim_holds(cache):
         schedule_policy="priority", priority_scheduling_preemption_threshold=1, disable_radix_cache=not cache,
         chunked_prefill_size=400,
     )  # fmt: skip
+    h.submit([5] * 4, greedy(100), "stays", priority=5)
     low = h.submit(list(range(320)), greedy(60), priority=0)
     for _ in range(4):
         h.step()
