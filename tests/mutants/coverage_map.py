@@ -25,7 +25,8 @@ MEASURED = [
      "tests/models/test_families.py::test_new_weights_are_those_that_compute"],
     ["tests/memory"],
     ["tests/text", "tests/test_llm.py", "tests/server/test_session_table.py", "tests/server/test_engine_loop.py",
-     "tests/server/test_errors.py", "tests/server/test_restarts.py"],
+     "tests/server/test_errors.py", "tests/server/test_restarts.py",
+     "tests/server/test_engine_child.py"],
 ]  # fmt: skip
 # Tests whose code runs in other processes, which no measurement here sees, by the folder that they look at.
 DRIVERS = {
