@@ -128,15 +128,13 @@ class Chat:
         name, _, argument = text.partition(" ")
         if name == "/system":
             self._system = argument.strip() or None
-            self._reset()
-        elif name == "/reset":
-            self._reset()
-        elif name != "/help":
-            self._console.print(f"there is no command {name}", markup=False)
         if name in ("/system", "/reset"):
+            self._reset()
             self._console.print("[dim]The conversation begins anew.[/dim]")
-        else:
-            self._console.print(HELP)
+            return
+        if name != "/help":
+            self._console.print(f"there is no command {name}", markup=False)
+        self._console.print(HELP)
 
     def _reset(self) -> None:
         self._messages = [{"role": "system", "content": self._system}] if self._system else []

@@ -75,7 +75,7 @@ class EngineConfig:
         _POSITIVE,
     )  # fmt: skip
     fair_decode_rows: int | None = option(
-        None, "Rows that a client may always decode in a step, however little others ask for. Default: learned.",
+        None, "Rows that a client may decode in every step, whatever others ask for. Default: learned.",
         SCHEDULING, _POSITIVE,
     )  # fmt: skip
     priority_scheduling_preemption_threshold: int | None = option(

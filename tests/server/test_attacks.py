@@ -12,6 +12,7 @@ import httpx
 import numpy as np
 import pytest
 from attacks import ATTACKS, run_attack
+from leftovers import check_nothing_is_left
 from test_soak import rss_by_process
 
 from freehold.server.child import running_server
@@ -102,18 +103,6 @@ async def in_turns(url: str, seconds: float, attackers: ProcessPoolExecutor) -> 
         if any(status >= 500 and status != 503 for status in statuses):
             wrong.append(f"{name}: {statuses}")
     return wrong
-
-
-def check_nothing_is_left(url: str) -> None:
-    admin = {"Authorization": "Bearer root"}
-    with httpx.Client(base_url=url, headers=admin, timeout=60) as client:
-        for session in client.get("/v1/sessions").json()["data"]:
-            client.delete(f"/v1/sessions/{session['id']}")
-        assert client.post("/flush_cache", params={"timeout": 30}).status_code == 200
-        memory = client.get("/debug/memory").json()
-    assert memory["leases"] == []
-    assert memory["waiting"] == 0
-    assert memory["pages"]["free"] == memory["pages"]["capacity"]
 
 
 def run_attacks(seconds: float) -> list[str]:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from leftovers import check_nothing_is_left
 from test_faults import Server
 
 SECONDS = float(os.environ.get("FREEHOLD_HOSTILE_SECONDS", "600"))
@@ -265,21 +266,6 @@ async def rage(server: Server, seconds: float) -> Storm:
     return storm
 
 
-def check_nothing_is_left(server: Server) -> None:
-    admin = {"Authorization": "Bearer root"}
-    with httpx.Client(base_url=server.url, headers=admin, timeout=60) as client:
-        for _ in range(600):
-            if client.get("/health").status_code == 200:
-                break
-            time.sleep(0.1)
-        for session in client.get("/v1/sessions").json()["data"]:
-            assert client.delete(f"/v1/sessions/{session['id']}").json()["deleted"] is True
-        assert client.post("/flush_cache", params={"timeout": 30}).status_code == 200
-        memory = client.get("/debug/memory").json()
-    assert memory["leases"] == []
-    assert memory["pages"]["free"] == memory["pages"]["capacity"]
-
-
 def weather(seconds: float, folder: Path) -> Storm:
     flags = ("--api-key", "good", "--admin-api-key", "root", "--session-store", str(folder / "sessions"),
              "--max-restarts", "1000", "--body-timeout", "2", "--header-timeout", "2",
@@ -290,7 +276,7 @@ def weather(seconds: float, folder: Path) -> Storm:
         storm = asyncio.run(rage(server, seconds))
         print(dict(storm.tally), f"server {[size >> 20 for size in storm.memory]} MiB")
         assert not storm.wrong, f"{storm.wrong}\n{(folder / 'log').read_text()[-5000:]}"
-        check_nothing_is_left(server)
+        check_nothing_is_left(server.url)
         assert server.end() == 0
     finally:
         if server.process.poll() is None:

@@ -19,9 +19,9 @@ WAITING_MAX = 8  # waiting requests looked at
 
 
 class FairSteps:
-    """No client's part of a step may take longer than the step would for the one that asks for least. So a
-    client that asks for little is slowed down by others at most as many times as there are clients. Clients that have
-    left a moment ago still compete, for most come back.
+    """No client's part of a step may take longer than the step would for the client that asks for least. So
+    that client is slowed down at most as many times as there are clients. Clients that have left a moment ago still
+    compete, for most come back.
 
     What parts take is learned (`StepTime`). Until it is known, prompt tokens are shared evenly, and of decoding rows a
     client may have as many as the others together. `rows_min` rows it may always have.

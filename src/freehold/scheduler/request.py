@@ -73,7 +73,7 @@ class Request:
     seed: int = 0
     priority: int = 0
     namespace: str = ""
-    client: str = ""  # who shares the engine fairly with others
+    client: str = ""  # whose share of the engine it uses
     timeout: float | None = None
     session: str | None = None  # whose turn it is: it goes on from what the session parked, and parks in turn
     retention: Retention | None = None

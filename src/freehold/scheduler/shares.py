@@ -27,9 +27,9 @@ class Shares:
     """Accounts of the clients that have requests, queued or running, by client number.
 
     `served` is what a client was charged for: computed tokens, those of output twice. Virtual time is what everybody
-    would have if all had the same. A client begins at virtual time, so that nobody saves up turns; one that leaves
-    ahead of it and comes back before it has passed goes on from there, so that nobody sheds what it was charged. Time
-    passes whoever is served, so nobody waits for ever behind clients that are new.
+    would have if all had the same. A client begins at virtual time, so that nobody saves up turns. A client that leaves
+    with more than virtual time keeps that until virtual time has passed it, so that nobody sheds what it was charged.
+    Virtual time advances whoever is served, so nobody waits for ever behind new clients.
     """
 
     def __init__(self) -> None:

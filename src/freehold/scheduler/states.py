@@ -17,7 +17,7 @@ class Event(StrEnum):
     ADMITTED = "admitted"  # got a row and pages
     DECODED = "decoded"  # its first token since it was admitted
     RETRACTED = "retracted"  # memory ran out, and it was the least important
-    PREEMPTED = "preempted"  # a more important request needed its place
+    PREEMPTED = "preempted"  # a more important request, or a client that was served less, needed its place
     PAUSED = "paused"  # all were sent back to the queue
     STOPPED = "stopped"  # an end token or a stop string
     FILLED = "filled"  # max_tokens or the context length
