@@ -110,7 +110,7 @@ class Planner:
         decoder_count = len(rows)
         counts = np.ones(decoder_count, np.int64)
         tokens = self._chunks.tokens(decoder_count)
-        budget = self._fair.prompts(tokens, rows, prompts, now) if is_contested else PromptBudget(tokens)
+        budget = self._fair.prompts(tokens, prompts) if is_contested else PromptBudget(tokens)
         if len(prompts):
             sizes = self._chunk_sizes(prompts, todo, budget)
             rows = np.concatenate([rows, prompts[sizes > 0]])
