@@ -602,7 +602,7 @@ MUTANTS = [
         "prompts take as long as they like beside others",
         "fair shares",
         "scheduler/fair_steps.py",
-        "min(max(affordable, PROMPT_MIN), even)",
+        "min(max(affordable[client], PROMPT_MIN), even)",
         "even",
     ),
     Mutant(
