@@ -15,7 +15,7 @@ from freehold.scheduler.shares import Shares
 from freehold.scheduler.step_time import StepTime
 
 ROWS_FIRST = 8  # that a client may decode whoever competes, while nobody knows what they cost
-PROMPT_MIN = 4  # prompt tokens of a client in a step, whatever they cost
+PROMPT_MIN = 2  # prompt tokens of a client in a step, whatever they cost
 WAITING_MAX = 8  # waiting requests looked at
 PART_MAX = 0.5  # of the step that the client that asks for least would have, for each of the others
 
