@@ -99,6 +99,10 @@ class EngineConfig:
         "reuse", "Which cached pages are evicted first: reuse (learned), lru, lfu, fifo or priority.",
         SESSIONS_AND_CACHE, Limits(choices=EVICTION_POLICIES), flags=("--radix-eviction-policy",),
     )  # fmt: skip
+    checkpoint_interval: int = option(
+        0, "Keep the state of a long prompt every so many tokens, for models with recurrent layers. A multiple of the "
+        "page size; 0: only where prompts end or branch.", SESSIONS_AND_CACHE, Limits(least=0),
+    )  # fmt: skip
     cache_tenant_quota: float | None = option(
         None, "Share of the pool. Tenants (cache_salt) that cache more are evicted first.", SESSIONS_AND_CACHE, _SHARE
     )

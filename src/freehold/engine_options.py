@@ -33,6 +33,7 @@ class EngineOptions(TypedDict, total=False):
     forward_retract_interval: int
     disable_radix_cache: bool
     eviction_policy: str
+    checkpoint_interval: int
     cache_tenant_quota: float | None
     cache_retained_share: float
     cache_pinned_share: float

@@ -57,7 +57,7 @@ def private(memory: Memory):
 
 
 def name_another_page(memory):
-    memory.leases.page_tables[0][sharing(memory).row, 0] += 1
+    memory.leases.page_tables.tables[0][sharing(memory).row, 0] += 1
 
 
 def commit_too_much(memory):

@@ -230,7 +230,7 @@ def test_tails_are_given_up_before_prefixes_oldest_first():
     assert memory.make_room(np.array([other.row]), np.array([8]))
     assert [name for name, _ in memory.tails] == ["s1"]
     assert memory.counts().tree == 2
-    assert memory.reachable_page_count == 5
+    assert memory.reachable_page_counts.tolist() == [5]
 
 
 @pytest.mark.parametrize(("policy", "first_gone"), [("lru", 1), ("lfu", 2), ("fifo", 0), ("priority", 1)])

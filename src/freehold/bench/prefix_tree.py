@@ -39,7 +39,7 @@ def prefix_match_us(tokens: int, repeats: int = 200, page_size: int = 16) -> flo
         lease.use()
         lease.release()
         times.append(time.perf_counter() - started)
-        memory.leases.take_updates()
+        memory.leases.page_tables.take_updates()
     return float(np.median(times)) * 1e6
 
 
@@ -54,7 +54,7 @@ def publish_us(tokens: int, repeats: int = 50, page_size: int = 16) -> float:
         times.append(time.perf_counter() - started)
         lease.release()
         memory.tree.flush()
-        memory.leases.take_updates()
+        memory.leases.page_tables.take_updates()
     return float(np.median(times)) * 1e6
 
 

@@ -2,8 +2,9 @@
 
 from freehold.memory.audit import PageCounts
 from freehold.memory.explain import Miss
-from freehold.memory.group import CacheGroup, RetentionRule, cache_groups
-from freehold.memory.lease import Lease, LeaseTable
+from freehold.memory.group import CacheGroup, with_draft
+from freehold.memory.lease import Lease
+from freehold.memory.lease_table import LeaseTable
 from freehold.memory.ledger.errors import AuditError, LeaseError, OutOfPages, OwnershipError
 from freehold.memory.ledger.pool import PagePool, Tier
 from freehold.memory.memory import Memory
@@ -16,5 +17,5 @@ from freehold.memory.shape import PAGE_SIZES, MemoryShape
 __all__ = [
     "PAGE_SIZES", "AuditError", "CacheGroup", "Lease", "LeaseError", "LeaseTable", "Match", "Memory",
     "MemoryShape", "Miss", "Namespace", "OutOfPages", "OwnershipError", "PageCounts", "PagePool", "PinKind",
-    "PinTable", "PinnedPrefix", "PrefixTree", "Retention", "RetentionRule", "Tier", "cache_groups",
+    "PinTable", "PinnedPrefix", "PrefixTree", "Retention", "Tier", "with_draft",
 ]  # fmt: skip

@@ -14,6 +14,7 @@ from freehold.memory.lease import Lease
 from freehold.memory.ledger import owner
 from freehold.memory.ledger.errors import AuditError
 from freehold.memory.parts import Parts
+from freehold.memory.prefix.bounded import BoundedPages
 from freehold.memory.prefix.node import Node, PinKind
 
 NODES_AT_ONCE = 128  # of an audit's slice
@@ -22,7 +23,8 @@ NOBODY = -1
 
 @dataclass(frozen=True)
 class PageCounts:
-    """Pages of one pool by owner. free + limbo + lease + tail + pinned + tree == capacity."""
+    """Pages of one pool by owner. free + limbo + lease + tail + pinned + tree == capacity. Of a bounded group, pinned
+    pages are those that somebody borrows."""
 
     capacity: int
     free: int
@@ -43,14 +45,18 @@ class PageCounts:
 def count_pages(memory: Parts, group: int = 0) -> PageCounts:
     """Pages by owner, from counters kept along the way: cheap, made for metrics."""
     pool, tree = memory.pools[group], memory.tree
+    in_tree, pinned = tree.page_count, tree.holds.page_count
+    for bounded in tree.bounded:
+        if bounded.number == group:
+            in_tree, pinned = bounded.page_count, bounded.borrowed_count
     return PageCounts(
         capacity=pool.capacity,
         free=pool.free_count,
         limbo=pool.limbo_count,
-        lease=pool.held_count - tree.page_count - memory.tails.page_count,
+        lease=pool.held_count - in_tree - memory.tails.page_count,
         tail=memory.tails.page_count,
-        pinned=tree.holds.page_count,
-        tree=tree.evictable_page_count,
+        pinned=pinned,
+        tree=in_tree - pinned,
     )
 
 
@@ -73,6 +79,9 @@ def auditing(memory: Parts) -> Iterator[None]:
             claim.take(pages, [owner.node(node.serial) for node in nodes])
         yield
     tree_count.finish()
+    for bounded in memory.tree.bounded:
+        _audit_readers(memory, bounded)
+        yield
     for lease in memory.leases.open_leases:
         _audit_row(memory, lease)
         yield
@@ -94,7 +103,10 @@ class PoolClaims:
         self.group = group
         self._memory = memory
         self._pool = memory.pools[group]
+        self._is_bounded = memory.groups[group].is_bounded
         self._counted: Int64 = np.full(self._pool.capacity + 1, NOBODY, np.int64)
+        if self._is_bounded:
+            self._counted[0] = owner.PADDING
 
     def take(self, parts: list[Int32], owners: list[int]) -> None:
         """The pages in parts[i] are held by owners[i]. Raises AuditError for a page that is held twice."""
@@ -102,6 +114,8 @@ class PoolClaims:
             return
         pages = np.concatenate(parts)
         by = np.repeat(np.array(owners, np.int64), [len(part) for part in parts])
+        if self._is_bounded:  # holes are nobody's
+            by, pages = by[pages != 0], pages[pages != 0]
         values, counts = np.unique(pages, return_counts=True)
         twice = values[(counts > 1) | (self._counted[values] != NOBODY)]
         if len(twice):
@@ -147,15 +161,21 @@ class TreeCount:
         self._operator_pins = Counter(pin.node.serial for pin in memory.pins)
         self._lease_pins = Counter(lease.node.serial for lease in memory.leases.open_leases)
         self._pages = self._held = self._retained = 0
+        self._bounded_pages = {bounded.number: 0 for bounded in memory.tree.bounded}
 
     def add(self, node: Node) -> None:
         tree = self._tree
         holds = sum(node.pins) + sum(1 for child in node.children.values() if child.holds)
         if holds != node.holds:
             raise AuditError(f"{node!r}: counted {holds} holds")
-        for pool, part in zip(tree.pools, node.pages, strict=True):
+        for number, (pool, part) in enumerate(zip(tree.pools, node.pages, strict=True)):
             if len(part) * pool.page_size != len(node.tokens):
                 raise AuditError(f"{node!r}: {len(part)} pages for {len(node.tokens)} tokens")
+            there = int(np.count_nonzero(part))
+            if number in self._bounded_pages:
+                self._bounded_pages[number] += there
+            elif there != len(part):
+                raise AuditError(f"{node!r}: group {number} has holes")
         self._pages += node.page_count
         self._held += node.page_count if node.holds else 0
         self._retained += node.page_count if node.level > 0 else 0
@@ -174,6 +194,12 @@ class TreeCount:
         counted = (self._pages, self._held, self._retained)
         if counted != kept:
             raise AuditError(f"tree counts {kept} pages in all, held and retained; recounted {counted}")
+        for bounded in tree.bounded:
+            counted = self._bounded_pages[bounded.number]
+            if counted != bounded.page_count:
+                raise AuditError(
+                    f"group {bounded.number}: the tree counts {bounded.page_count} pages; recounted {counted}"
+                )
         if self._lease_pins or self._operator_pins:
             strangers = sorted({*self._lease_pins, *self._operator_pins})
             raise AuditError(f"leases or operators pin nodes that are not in the tree: {strangers}")
@@ -188,5 +214,28 @@ def _audit_row(memory: Parts, lease: Lease) -> None:
     for group, have in enumerate(lease.pages(0, shared)):
         path = memory.tree.path(lease.node)
         want = np.concatenate([node.pages[group] for node in path]) if path else have[:0]
+        if memory.groups[group].is_bounded:
+            slid = int(memory.leases.slid[group, row])
+            if lease.pages(0, slid * memory.page_size)[group].any():
+                raise AuditError(f"lease {lease.serial}: row {row} names pages of group {group} that were given back")
+            want = np.where(have != 0, want, 0)
         if not np.array_equal(have, want):
             raise AuditError(f"lease {lease.serial}: row {row} does not name the tree's pages")
+
+
+def _audit_readers(memory: Parts, bounded: BoundedPages) -> None:
+    """Count again who reads each page of a bounded group."""
+    rows = [lease.pages(0, lease.shared)[bounded.number] for lease in memory.leases.open_leases]
+    pins = [bounded.needed_at(pin.node, pin.node.end) for pin in memory.pins]
+    pages = np.concatenate([*rows, *pins, np.empty(0, np.int32)])
+    counted = np.bincount(pages[pages != 0], minlength=len(bounded.readers))
+    wrong = np.flatnonzero(counted != bounded.readers)
+    if len(wrong):
+        page = int(wrong[0])
+        raise AuditError(
+            f"group {bounded.number}: page {page} has {counted[page]} readers, {bounded.readers[page]} counted"
+        )
+    if np.count_nonzero(counted) != bounded.borrowed_count:
+        raise AuditError(
+            f"group {bounded.number}: {bounded.borrowed_count} pages count as borrowed, {np.count_nonzero(counted)} are"
+        )

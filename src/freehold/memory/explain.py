@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -25,6 +25,7 @@ class Miss:
 
     `reason` is one of: hit (no more can be reused), too_short (nothing is ever reused of so few tokens), scored
     (log-probabilities of the rest must be computed), disabled,
+    incomplete (more is cached, but of a bounded group what is needed to go on is gone),
     never_seen, different (the nearest cached sequence agrees for `common` tokens, then has `theirs` where this one has
     `ours`), evicted, namespace (a longer prefix is cached in another one), weights (it was computed with other ones).
     """
@@ -36,9 +37,12 @@ class Miss:
     ours: list[int]
     theirs: list[int]
     eviction: Eviction | None = None
+    more_pages: int = 0  # cached behind `cached`, without what a bounded group needs
 
     def __str__(self) -> str:
         text = f"{self.cached} of {self.wanted} tokens cached"
+        if self.reason == "incomplete":
+            return f"{text}; {self.more_pages} more pages are cached, but their window or state is gone"
         if self.reason == "different":
             text += f"; after {self.common} tokens the nearest cached one has {self.theirs}, this one {self.ours}"
         elif self.eviction is not None:
@@ -76,6 +80,9 @@ def explain_miss(memory: Parts, match: Match, tokens: Int32, limit: int | None =
         return miss("hit" if at else "too_short")
     if limit is not None and at + size > limit:
         return miss("scored")
+    if match.known > at:
+        more = (match.known - at) // size
+        return replace(miss("incomplete", common=match.known), more_pages=more)
     eviction = _eviction_after(memory, match, tokens)
     if eviction is not None:
         return miss("evicted", eviction=eviction)
@@ -134,7 +141,7 @@ def explain(memory: Parts, page: int, group: int = 0) -> str:
 
 def _explain_lease(memory: Parts, page: int, group: int, serial: int) -> str:
     lease = next(lease for lease in memory.leases.open_leases if lease.serial == serial)
-    table = memory.leases.page_tables[group][lease.row]
+    table = memory.leases.page_tables.tables[group][lease.row]
     shared = lease.shared // memory.page_size
     at = (shared + int(np.argmax(table[shared:] == page))) * memory.page_size
     return (

@@ -1,29 +1,67 @@
-"""Cache groups: layers that share a retention rule."""
+"""Cache groups: layers that look back equally far."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
+from typing import overload
 
-
-class RetentionRule(StrEnum):
-    """How much of a sequence a layer needs to keep."""
-
-    FULL = "full"  # every token
-    WINDOW = "window"  # the last W tokens
-    STATE = "state"  # one recurrent state a sequence
+from freehold.arrays import Int64
 
 
 @dataclass(frozen=True)
 class CacheGroup:
-    """Layers whose KV lives and dies together. A model has one or more."""
+    """Layers whose KV lives and dies together. A model has one or more.
+
+    `lookback` is the group's only rule: how many tokens before a position its layers look at. None is all of them (full
+    attention), W - 1 a sliding window of W tokens, 1 a recurrent state. With a lookback the group is *bounded*: a
+    running sequence gives back what no later step can look at.
+
+    A page of a state group holds one state, that after the last token written in its column. Most columns of such a
+    group have no page. `page_count` None is as many pages as the full groups have. Raises ValueError.
+    """
 
     name: str = "full"
-    rule: RetentionRule = RetentionRule.FULL
+    lookback: int | None = None
+    is_state: bool = False
+    page_count: int | None = None
 
     def __post_init__(self) -> None:
-        if self.rule is not RetentionRule.FULL:
-            raise ValueError(f"cache group {self.name}: retention rule '{self.rule}' is not supported yet")
+        if self.lookback is not None and self.lookback < 1:
+            raise ValueError(f"cache group {self.name}: lookback must be at least 1, not {self.lookback}")
+        if self.is_state and self.lookback != 1:
+            raise ValueError(f"cache group {self.name}: a state looks back on 1 token, not {self.lookback}")
+
+    @property
+    def is_bounded(self) -> bool:
+        return self.lookback is not None
+
+    @overload
+    def first_column(self, boundary: int, page_size: int) -> int: ...
+
+    @overload
+    def first_column(self, boundary: Int64, page_size: int) -> Int64: ...
+
+    def first_column(self, boundary: int | Int64, page_size: int) -> int | Int64:
+        """The first page column that is needed to go on from the first `boundary` tokens; int64 [n] or a number."""
+        if self.lookback is None:
+            return boundary * 0
+        behind = boundary - self.lookback
+        return behind * (behind > 0) // page_size
+
+    def pages_of_a_row(self, page_size: int, step_tokens: int) -> int:
+        """Pages that a row of a bounded group holds at most, if a step computes up to `step_tokens` of its tokens and
+        another one is in flight: what it looks back on, the page that it writes, and both steps."""
+        assert self.lookback is not None
+        if self.is_state:
+            return STATES_OF_A_ROW
+        return -(-self.lookback // page_size) + 2 + 2 * -(-step_tokens // page_size)
 
 
-def cache_groups(has_draft_model: bool) -> tuple[CacheGroup, ...]:
+# The state that a row goes on from and the one it writes; and while a prompt is computed the checkpoints of one step.
+STATES_OF_A_ROW = 5
+
+
+def with_draft(groups: Sequence[CacheGroup]) -> tuple[CacheGroup, ...]:
     """A draft model keeps its KV in a group of its own, taken, published and freed with the model's."""
-    return (CacheGroup(), CacheGroup("draft")) if has_draft_model else (CacheGroup(),)
+    return (*groups, CacheGroup("draft"))

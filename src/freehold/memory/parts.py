@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
-from freehold.memory.lease import LeaseTable
+from freehold.memory.group import CacheGroup
+from freehold.memory.lease_table import LeaseTable
 from freehold.memory.ledger.pool import PagePool
 from freehold.memory.prefix.pins import PinTable
 from freehold.memory.prefix.tree import PrefixTree
@@ -17,6 +19,7 @@ class Parts(Protocol):
 
     shape: MemoryShape
     page_size: int
+    groups: Sequence[CacheGroup]
     pools: list[PagePool]
     tree: PrefixTree
     tails: TailTable

@@ -6,15 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from freehold.config import EngineConfig
-from freehold.memory.group import CacheGroup, cache_groups
+from freehold.memory.group import STATES_OF_A_ROW, CacheGroup, with_draft
 
 PAGE_SIZES = (1, 2, 4, 16, 64, 256)
 
 
 @dataclass(frozen=True)
 class MemoryShape:
-    """How much memory there is and how it is cut. Of the pool, hints may retain `retained_share` at most and
-    operators pin `pinned_share`; tenants (salts) that have cached more than `tenant_quota` of it give first.
+    """How much memory there is and how it is cut: `page_count` pages of each full group; bounded groups have as many as
+    they say. A step computes up to `step_tokens` of a row. Of the full groups' pages, hints may retain
+    `retained_share` at most and operators pin `pinned_share`; tenants (salts) that have cached more than
+    `tenant_quota` of them give first. A prompt's state is kept every `checkpoint_interval` tokens, if that is not 0.
     Raises ValueError for what cannot work."""
 
     page_count: int
@@ -27,6 +29,8 @@ class MemoryShape:
     retained_share: float = 0.5
     pinned_share: float = 0.25
     groups: Sequence[CacheGroup] = (CacheGroup(),)
+    step_tokens: int = 512
+    checkpoint_interval: int = 0
 
     def __post_init__(self) -> None:
         if self.page_size not in PAGE_SIZES:
@@ -37,10 +41,22 @@ class MemoryShape:
             share = getattr(self, name)
             if share is not None and not 0 <= share <= 1:
                 raise ValueError(f"{name} must be a share between 0 and 1, not {share}")
+        if self.checkpoint_interval % self.page_size:
+            raise ValueError(f"checkpoint_interval must be a multiple of {self.page_size}, the page size")
+        for group, count, needed in zip(self.groups, self.page_counts, self.row_needs, strict=True):
+            if count < needed:
+                raise ValueError(f"cache group {group.name}: {count} pages, but one row needs {needed}")
 
     @classmethod
-    def of(cls, config: EngineConfig, page_count: int, token_limit: int, spare_rows: int = 0) -> MemoryShape:
-        """What the options ask for."""
+    def of(
+        cls,
+        config: EngineConfig,
+        page_count: int,
+        token_limit: int,
+        spare_rows: int = 0,
+        groups: Sequence[CacheGroup] = (CacheGroup(),),
+    ) -> MemoryShape:
+        """What the options ask for, of a model with these groups."""
         return cls(
             page_count=page_count,
             page_size=config.page_size,
@@ -51,8 +67,35 @@ class MemoryShape:
             tenant_quota=config.cache_tenant_quota,
             retained_share=config.cache_retained_share,
             pinned_share=config.cache_pinned_share,
-            groups=cache_groups(config.speculative_algorithm == "draft"),
+            groups=with_draft(groups) if config.speculative_algorithm == "draft" else groups,
+            step_tokens=config.chunked_prefill_size,
+            checkpoint_interval=config.checkpoint_interval,
         )
+
+    @property
+    def page_counts(self) -> list[int]:
+        """Pages of each group."""
+        return [self.page_count if group.page_count is None else group.page_count for group in self.groups]
+
+    @property
+    def row_needs(self) -> list[int]:
+        """Pages of each group that a row may need whatever its length: of full groups one, of bounded ones all that it
+        ever holds."""
+        columns = -(-self.token_limit // self.page_size)
+        return [
+            min(group.pages_of_a_row(self.page_size, self.step_tokens), columns) if group.is_bounded else 1
+            for group in self.groups
+        ]
+
+    def pages_of_a_chunk(self, tokens: int) -> list[int]:
+        """Pages of each group for so many tokens of a prompt from a page boundary on."""
+        columns = -(-tokens // self.page_size)
+        return [min(columns, STATES_OF_A_ROW) if group.is_state else columns for group in self.groups]
+
+    @property
+    def has_full_groups(self) -> bool:
+        """Without any, rows and their states limit what runs, and no number of tokens does."""
+        return not all(group.is_bounded for group in self.groups)
 
     def pages(self, share: float) -> int:
         return int(share * self.page_count)

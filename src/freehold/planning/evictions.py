@@ -73,7 +73,7 @@ def _hits(arrivals: Sequence[Arrival], page_size: int, page_count: int, policy: 
         memory.leases.commit(row, target, target)
         lease.publish(arrival.prompt)
         lease.release()
-        memory.leases.take_updates()
+        memory.leases.page_tables.take_updates()
     return hits
 
 

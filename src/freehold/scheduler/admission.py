@@ -8,7 +8,7 @@ import numpy as np
 
 from freehold.arrays import Int32, Int64
 from freehold.memory import Lease, Match, Memory
-from freehold.memory.lease import pages_to_cover
+from freehold.memory.lease_table import pages_to_cover
 from freehold.memory.prefix.node import PageKey, page_key
 from freehold.memory.tails import Tail
 from freehold.scheduler.batch import Batch
@@ -73,7 +73,7 @@ class Admission:
             return admitted
         queue.rank(self._memory.tree.version, lambda request: self.match(request).length)
         sharing = self.pages_being_computed()
-        reserved = self.reserved_page_count()
+        reserved = self.reserved_page_counts()
         left_waiting = 0
         for request in queue.in_turn():
             if budget.left <= 0 or leases.free_row_count == 0 or left_waiting == LOOKED_AT_MAX:
@@ -89,10 +89,10 @@ class Admission:
             rows = np.array([request.lease.row])
             admitted.append(self._running.batch(rows, np.array([count]), np.zeros(1, np.int64)))
             budget.spend(request.client_number, count)
-            reserved += self.growth_page_count(rows)
+            reserved += self.growth_page_counts(rows)
         return admitted
 
-    def _try_admit(self, request: Request, budget: int, reserved: int, sharing: set[PageKey]) -> tuple[_Verdict, int]:
+    def _try_admit(self, request: Request, budget: int, reserved: Int64, sharing: set[PageKey]) -> tuple[_Verdict, int]:
         """A request that is not admitted leaves no trace: it keeps its place in the queue, and nothing counts as
         used."""
         memory = self._memory
@@ -133,9 +133,10 @@ class Admission:
         """A lease with pages for the first chunk; or None, and it was never there. It pins the match, so that
         making room cannot evict it."""
         memory, is_alone = self._memory, len(self._running) == 0
-        begin, covered = (match.length, match.length) if tail is None else (tail.end, match.length + memory.page_size)
+        size = memory.page_size
+        begin, covered = (match.length, match.length) if tail is None else (tail.end, match.length + size)
         target = min(len(request.tokens), begin + budget)
-        needed = -(-max(target - covered, 0) // memory.page_size)
+        needed = memory.shape.pages_of_a_chunk(max(target - covered, 0))
         if not memory.can_make_room(needed, match, may_unpin=is_alone):
             return None
         lease = memory.leases.open(match)
@@ -144,40 +145,53 @@ class Admission:
             return None
         if tail is not None and request.session is not None:
             lease.adopt(request.session)
-        memory.leases.extend(np.array([lease.row]), np.array([target]))
+        # Where the prompt ends, and where others went on differently: the next one can begin there.
+        lease.keep_checkpoints((len(request.prompt) - 1) // size * size, match.known)
+        memory.leases.extend(np.array([lease.row]), np.array([target]), np.zeros(1, np.bool_))
         return lease
 
     def match(self, request: Request) -> Match:
         """What of a waiting request need not be computed."""
         return self._memory.match(request.namespace, request.tokens, request.scored_from)
 
-    def _fits_beside(self, request: Request, match: Match, reserved: int) -> bool:
+    def _fits_beside(self, request: Request, match: Match, reserved: Int64) -> bool:
         """Whether the request's known tokens, and its estimated share of output, can be had without
         taking what the running requests are expected to need. The first request always fits."""
         if len(self._running) == 0:
             return True
-        taken = self._memory.tree.holds.unheld_page_count(match)
-        return self.page_count_of(request, match) + reserved + taken <= self._memory.reachable_page_count
+        needed = self.page_counts_of(request, match) + self._memory.unheld_page_counts(match) + reserved
+        return bool((needed <= self._memory.reachable_page_counts).all())
 
-    def page_count_of(self, request: Request, match: Match) -> int:
-        """Pages that a waiting request is expected to need beyond its match."""
+    def page_counts_of(self, request: Request, match: Match) -> Int64:
+        """Pages of each group that a waiting request is expected to need beyond its match, int64 [groups]."""
         length, size = len(request.tokens), self._memory.page_size
         share = self.growth.share if request.is_trusted else 1.0
         ahead = int(share * (self._lifecycle.max_length(request) - length)) + 1
-        return -(-(length + ahead) // size) - match.length // size
+        columns = -(-(length + ahead) // size) - match.length // size
+        return self._needed(np.array([columns]), np.zeros(1, np.int64))
 
-    def reserved_page_count(self) -> int:
-        return self.growth_page_count(self._running.order)
+    def reserved_page_counts(self) -> Int64:
+        return self.growth_page_counts(self._running.order)
 
-    def growth_page_count(self, rows: Int64) -> int:
-        """Pages that `rows` are expected to need beyond those they have."""
-        running, memory = self._running, self._memory
+    def growth_page_counts(self, rows: Int64) -> Int64:
+        """Pages of each group that `rows` are expected to need beyond those they have, int64 [groups]."""
+        running, leases = self._running, self._memory.leases
         length = running.length[rows]
         share = np.where(running.trusted[rows], self.growth.share, 1.0)
         ahead = (share * (running.max_length[rows] - length)).astype(np.int64)
-        have = memory.leases.allocated[rows] // memory.page_size
-        wanted = pages_to_cover(length + ahead, memory.page_size) - have
-        return int(np.maximum(wanted, 0).sum())
+        have = leases.allocated[rows] // self._memory.page_size
+        wanted = pages_to_cover(length + ahead, self._memory.page_size) - have
+        return self._needed(np.maximum(wanted, 0), have)
+
+    def _needed(self, columns: Int64, have: Int64) -> Int64:
+        """Pages of each group for `columns` [n] more of rows that have `have` [n]: of a bounded group never more than a
+        row ever holds."""
+        memory = self._memory
+        counts = np.full(len(memory.groups), int(columns.sum()), np.int64)
+        for bounded in memory.tree.bounded:
+            most = memory.shape.row_needs[bounded.number]
+            counts[bounded.number] = int(np.minimum(columns, np.maximum(most - have, 0)).sum())
+        return counts
 
     def pages_being_computed(self) -> set[PageKey]:
         """The next unpublished page of each prompt that is being computed: a request that would compute

@@ -75,6 +75,7 @@ class Planner:
                 self._retract_for_test()
             elif victim is not None:
                 self._lifecycle.retract(victim, Event.PREEMPTED)
+        self._memory.slide(self._running.order)
         batch, budget = self._continue()
         fits = self._make_room(batch)
         if not fits and np.count_nonzero(batch.drafts):
@@ -84,7 +85,7 @@ class Planner:
             return NoStep.BLOCKED
         if not fits:
             batch = self._retract_until_it_fits()
-        self._memory.leases.extend(batch.rows, batch.targets)
+        self._memory.leases.extend(batch.rows, batch.targets, batch.decodes)
         if fits and len(self._queue):
             for admitted in self.admission.admit(budget):
                 batch = batch + admitted
@@ -129,7 +130,7 @@ class Planner:
         return sizes
 
     def _make_room(self, batch: Batch, may_unpin: bool = False) -> bool:
-        return self._memory.make_room(batch.rows, batch.targets, may_unpin)
+        return self._memory.make_room(batch.rows, batch.targets, batch.decodes, may_unpin)
 
     def _retract_until_it_fits(self) -> Batch:
         """Free memory by sending the least important requests back to the queue. The most important one
@@ -184,7 +185,7 @@ class Planner:
             samples=samples,
             drafts=batch.drafts,
             row_starts=self._lifecycle.row_starts,
-            page_updates=memory.leases.take_updates(),
+            page_updates=memory.leases.page_tables.take_updates(),
         )
         self._lifecycle.row_starts = []
         if len(self._shares) > 1:

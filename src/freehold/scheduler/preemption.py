@@ -67,23 +67,19 @@ class Preemption:
 
     def _has_place(self, request: Request, match: Match) -> bool:
         memory, admission = self._memory, self._admission
-        needed = admission.page_count_of(request, match) + memory.tree.holds.unheld_page_count(match)
-        room = memory.reachable_page_count
-        return memory.leases.free_row_count > 0 and needed + admission.reserved_page_count() <= room
+        needed = admission.page_counts_of(request, match) + memory.unheld_page_counts(match)
+        is_room = (needed + admission.reserved_page_counts() <= memory.reachable_page_counts).all()
+        return memory.leases.free_row_count > 0 and bool(is_room)
 
     def _would_fit(self, request: Request, match: Match, rows: Int64) -> bool:
         """If the requests in `rows` [n] went: their private pages come back, and so does what only they hold of
         the tree. Prompts are published as they are computed, so that is most of it."""
-        memory, admission, tree = self._memory, self._admission, self._memory.tree
-        leases = memory.leases
-        taken: set[int] = set(rows.tolist())
-        nodes = [lease.node for lease in leases.open_leases if lease.row in taken]
-        released = tree.holds.only_by(nodes)
-        private = int(((leases.allocated[rows] - leases.shared[rows]) // memory.page_size).sum())
-        room = memory.reachable_page_count + private + sum(node.page_count for node in released)
+        memory, admission = self._memory, self._admission
         others = np.setdiff1d(self._running.order, rows)
-        needed = admission.page_count_of(request, match) + tree.holds.unheld_page_count(match, released)
-        return len(others) == 0 or needed + admission.growth_page_count(others) <= room
+        gained, released = memory.gain_of(rows)
+        needed = admission.page_counts_of(request, match) + memory.unheld_page_counts(match, released)
+        room = memory.reachable_page_counts + gained
+        return len(others) == 0 or bool((needed + admission.growth_page_counts(others) <= room).all())
 
     def _inferior(self, request: Request) -> Int64:
         """Rows of requests that are less important than `request`, the least important first."""
@@ -103,7 +99,7 @@ class Preemption:
             sizes, needed = np.ones(len(rows), np.int64), 1
         else:
             sizes = leases.allocated[rows] // self._memory.page_size
-            needed = self._admission.page_count_of(request, match) + match.length // self._memory.page_size
+            needed = int(self._admission.page_counts_of(request, match)[0]) + match.length // self._memory.page_size
         holds = np.bincount(clients, weights=sizes, minlength=mine + 1)
         by_client = np.lexsort((clients, -holds[clients]))
         rows, sizes, clients = rows[by_client], sizes[by_client], clients[by_client]

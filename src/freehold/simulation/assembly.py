@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from freehold.config import EngineConfig
-from freehold.memory import Memory, MemoryShape
+from freehold.memory import CacheGroup, Memory, MemoryShape
 from freehold.scheduler.scheduler import Scheduler
 from freehold.simulation.engine import EngineShape, SimulatedEngine, vocabulary_fields
 from freehold.step import DraftCost
@@ -21,6 +21,7 @@ class SimulatedModel:
     vocab_size: int = 1000
     eos_tokens: tuple[int, ...] = ()
     draft_rate: float = 0.6
+    groups: Sequence[CacheGroup] = (CacheGroup(),)
 
 
 @dataclass(frozen=True)
@@ -38,10 +39,10 @@ def assemble(
     spare_rows: int = 0,
 ) -> SimulatedServer:
     """`spare_rows` are leases beyond those of requests."""
-    shape = MemoryShape.of(config, config.num_pages or 256, token_limit, spare_rows)
+    shape = MemoryShape.of(config, config.num_pages or 256, token_limit, spare_rows, model.groups)
     memory = Memory(shape)
     sizes = EngineShape(
-        shape.page_count, shape.page_size, shape.row_count, token_limit, model.vocab_size, len(shape.groups),
+        max(shape.page_counts), shape.page_size, shape.row_count, token_limit, model.vocab_size, shape.groups,
         model.draft_rate,
     )  # fmt: skip
     engine = SimulatedEngine(sizes)

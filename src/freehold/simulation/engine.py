@@ -8,7 +8,7 @@ chance and verified like a model's.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -16,9 +16,11 @@ from typing import Any
 import numpy as np
 
 from freehold.arrays import Bool, Int32, Int64
+from freehold.memory import CacheGroup
 from freehold.simulation.model import (
     NO_PAGE,
     OK,
+    STATE,
     WRONG_INPUT,
     WRONG_KV,
     WRONG_START,
@@ -49,8 +51,13 @@ class EngineShape:
     row_count: int
     token_limit: int
     vocab_size: int = 1000
-    group_count: int = 1
+    groups: Sequence[CacheGroup] = (CacheGroup(),)
     draft_rate: float = 0.6
+
+    @property
+    def lookbacks(self) -> Int64:
+        """As `compute` has them."""
+        return np.array([STATE if group.is_state else group.lookback or 0 for group in self.groups], np.int64)
 
 
 class StepFuture(Future[Any]):
@@ -86,14 +93,15 @@ class SimulatedEngine:
         self.fail_next: Exception | None = None
         self.steps_run = 0
         self.weights = 0
-        width = -(-shape.token_limit // shape.page_size)
+        width, group_count = -(-shape.token_limit // shape.page_size), len(shape.groups)
+        self._lookbacks = shape.lookbacks
         slots, limit = (shape.page_count + 1) * shape.page_size, shape.token_limit + 1
-        self._slots: UInt64 = np.zeros((shape.group_count, slots), np.uint64)
-        self._tables: Int32 = np.zeros((shape.group_count, shape.row_count, width), np.int32)
+        self._slots: UInt64 = np.zeros((group_count, slots), np.uint64)
+        self._tables: Int32 = np.zeros((group_count, shape.row_count, width), np.int32)
         self._planned_tables: Int32 = self._tables.copy()  # those of the newest step, which has not run yet
         self._planned_limit: Int64 = np.zeros(shape.row_count, np.int64)  # tokens that have KV at most
-        self._used_by_step: Int64 = np.zeros((shape.group_count, shape.page_count + 1), np.int64)
-        self._used_by_row: Int64 = np.zeros((shape.group_count, shape.page_count + 1), np.int64)
+        self._used_by_step: Int64 = np.zeros((group_count, shape.page_count + 1), np.int64)
+        self._used_by_row: Int64 = np.zeros((group_count, shape.page_count + 1), np.int64)
         self._tokens: Int32 = np.zeros((shape.row_count, limit), np.int32)
         self._identities: UInt64 = np.zeros((shape.row_count, limit), np.uint64)
         self._written_by: Int32 = np.zeros((shape.row_count, limit), np.int32)
@@ -194,9 +202,9 @@ class SimulatedEngine:
         counts, written, proposed = (np.zeros(size, np.int64) for _ in range(3))
         verdict, row, position, group = run_step(
             step.rows, step.starts, step.counts, step.samples, step.drafts, step.decodes, self._broken, self._slots,
-            self._tables, shape.page_size, self._tokens, self._identities, self._written_by, self.weights,
-            self._length, self._max_length, self._last_drafts, shape.vocab_size, int(shape.draft_rate * 100), tokens,
-            counts, written, proposed,
+            self._tables, self._lookbacks, shape.page_size, self._tokens, self._identities, self._written_by,
+            self.weights, self._length, self._max_length, self._last_drafts, shape.vocab_size,
+            int(shape.draft_rate * 100), tokens, counts, written, proposed,
         )  # fmt: skip
         if verdict != OK:
             self._raise(step, verdict, row, position, group)

@@ -68,18 +68,24 @@ def slot_content(identity, weights):
     return mix(identity, weights) | np.uint64(1)
 
 
+STATE = -1  # in place of a lookback: the group has one state a page
+
 # What may be wrong with a step.
 OK, WRONG_KV, NO_PAGE, WRONG_INPUT, WRONG_START = range(5)
 
 
 @njit(cache=True)
-def compute(slots, tables, page_size, identities, written_by, weights, start, end):
-    """Check, in every group, that positions below `start` of a sequence hold its own prefix, then write
-    start .. end. -> (verdict, position, group). `slots` uint64 [groups, slots], `tables` int32
-    [groups, columns], `written_by` int32 [positions]: the weights that wrote each."""
+def compute(slots, tables, lookbacks, page_size, identities, written_by, weights, start, end):
+    """Check, in every group of tokens, that the positions below `start` of a sequence that the group looks back on hold
+    its own prefix, then write start .. end. -> (verdict, position, group). `slots` uint64 [groups, slots], `tables`
+    int32 [groups, columns], `lookbacks` int64 [groups] (0: everything; STATE: a group of states, which is left out),
+    `written_by` int32 [positions]: the weights that wrote each."""
     written_by[start:end] = weights
     for group in range(len(slots)):
-        for position in range(end):
+        if lookbacks[group] == STATE:
+            continue
+        first = max(start - lookbacks[group], 0) if lookbacks[group] else 0
+        for position in range(first, end):
             page = tables[group, position // page_size]
             if page == 0:
                 return NO_PAGE, position, group
@@ -93,9 +99,42 @@ def compute(slots, tables, page_size, identities, written_by, weights, start, en
 
 
 @njit(cache=True)
-def verify(slots, tables, page_size, tokens, identities, written_by, weights, length, drafts, vocab_size, rate):
+def read_states(slots, tables, lookbacks, page_size, identities, written_by, start):
+    """Check that the state that a sequence goes on from at `start` is that of its own prefix. A state is in the first
+    slot of its page. -> (verdict, position, group)"""
+    for group in range(len(slots)):
+        if lookbacks[group] == STATE and start:
+            page = tables[group, (start - 1) // page_size]
+            if page == 0:
+                return NO_PAGE, start - 1, group
+            if slots[group, page * page_size] != slot_content(identities[start - 1], written_by[start - 1]):
+                return WRONG_KV, start - 1, group
+    return OK, 0, 0
+
+
+@njit(cache=True)
+def write_states(slots, tables, lookbacks, page_size, identities, written_by, start, written):
+    """Leave the state after `written` tokens in the column of the last of them, and in every column that the step has
+    passed and that has a page the state at its end. -> (verdict, position, group)"""
+    for group in range(len(slots)):
+        if lookbacks[group] != STATE or written <= start:
+            continue
+        for column in range(start // page_size, (written - 1) // page_size + 1):
+            last = min((column + 1) * page_size, written) - 1
+            page = tables[group, column]
+            if page:
+                slots[group, page * page_size] = slot_content(identities[last], written_by[last])
+            elif last == written - 1:
+                return NO_PAGE, last, group
+    return OK, 0, 0
+
+
+@njit(cache=True)
+def verify(
+    slots, tables, lookbacks, page_size, tokens, identities, written_by, weights, length, drafts, vocab_size, rate
+):  # fmt: skip
     """Sample a token after `length` known ones, and one more for each right draft, `rate` percent of them.
-    Every draft writes KV, right or wrong. -> (tokens sampled, verdict, position, group)"""
+    Every draft writes KV, right or wrong, and no state. -> (tokens sampled, verdict, position, group)"""
     count, right = 0, True
     while right and count <= drafts:
         identity = identities[length - 1]
@@ -107,7 +146,7 @@ def verify(slots, tables, page_size, tokens, identities, written_by, weights, le
         count += 1
         if right and count <= drafts:
             verdict, position, group = compute(
-                slots, tables, page_size, identities, written_by, weights, length - 1, length
+                slots, tables, lookbacks, page_size, identities, written_by, weights, length - 1, length
             )
             if verdict != OK:
                 return count, verdict, position, group
@@ -117,7 +156,7 @@ def verify(slots, tables, page_size, tokens, identities, written_by, weights, le
         true = identities[first : first + rejected].copy()
         identities[first : first + rejected] = 1
         verdict, position, group = compute(
-            slots, tables, page_size, identities, written_by, weights, first, first + rejected
+            slots, tables, lookbacks, page_size, identities, written_by, weights, first, first + rejected
         )
         identities[first : first + rejected] = true
         if verdict != OK:
@@ -135,9 +174,11 @@ def use_pages(number, completed, rows, starts, ends, tables, page_size, used_by_
             first = start // page_size
             for column in range((ends[i] + page_size - 1) // page_size):
                 page = tables[group, row, column]
+                if page == 0:
+                    continue
                 other = used_by_step[group, page]
                 mine = used_by_row[group, page] == row
-                if column >= first and page and other > completed and not mine:
+                if column >= first and other > completed and not mine:
                     return page, group, other
                 used_by_row[group, page] = row if mine or other <= completed else -1
                 used_by_step[group, page] = number
@@ -146,8 +187,9 @@ def use_pages(number, completed, rows, starts, ends, tables, page_size, used_by_
 
 @njit(cache=True)
 def run_step(
-    rows, starts, counts, samples, drafts, decodes, broken, slots, tables, page_size, tokens, identities, written_by,
-    weights, length, max_length, last_drafts, vocab_size, rate, out_tokens, out_counts, out_written, out_proposed,
+    rows, starts, counts, samples, drafts, decodes, broken, slots, tables, lookbacks, page_size, tokens, identities,
+    written_by, weights, length, max_length, last_drafts, vocab_size, rate, out_tokens, out_counts, out_written,
+    out_proposed,
 ):  # fmt: skip
     """All sequences of a step -> (verdict, row, position, group); results in the arrays `out_*`."""
     emitted = 0
@@ -170,8 +212,13 @@ def run_step(
                 continue
         elif start + count > length[row]:
             return WRONG_INPUT, row, start, 0
+        verdict, position, group = read_states(
+            slots, tables[:, row], lookbacks, page_size, identities[row], written_by[row], start
+        )
+        if verdict != OK:
+            return verdict, row, position, group
         verdict, position, group = compute(
-            slots, tables[:, row], page_size, identities[row], written_by[row], weights, start, start + count
+            slots, tables[:, row], lookbacks, page_size, identities[row], written_by[row], weights, start, start + count
         )
         if verdict != OK:
             return verdict, row, position, group
@@ -182,8 +229,8 @@ def run_step(
                 ahead //= 2  # sometimes one can't think of as many
             before = length[row]
             new, verdict, position, group = verify(
-                slots, tables[:, row], page_size, tokens[row], identities[row], written_by[row], weights, before,
-                ahead, vocab_size, rate,
+                slots, tables[:, row], lookbacks, page_size, tokens[row], identities[row], written_by[row], weights,
+                before, ahead, vocab_size, rate,
             )  # fmt: skip
             if verdict != OK:
                 return verdict, row, position, group
@@ -193,6 +240,11 @@ def run_step(
             last_drafts[row] = drafts[i]
             out_counts[i], out_proposed[i] = new, ahead
             out_written[i] += new - 1
+        verdict, position, group = write_states(
+            slots, tables[:, row], lookbacks, page_size, identities[row], written_by[row], start, out_written[i]
+        )
+        if verdict != OK:
+            return verdict, row, position, group
     return OK, 0, emitted, 0
 
 

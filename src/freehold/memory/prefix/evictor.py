@@ -7,6 +7,7 @@ from typing import Protocol
 from freehold.memory.ledger import owner
 from freehold.memory.ledger.epochs import Epochs
 from freehold.memory.ledger.pool import FreedPages, PagePool
+from freehold.memory.prefix.bounded import BoundedPages
 from freehold.memory.prefix.eviction import FairEviction
 from freehold.memory.prefix.history import PrefixHistory
 from freehold.memory.prefix.node import Node
@@ -21,19 +22,20 @@ class Leaves(Protocol):
     tick: int
     history: PrefixHistory
     candidates: FairEviction
+    bounded: list[BoundedPages]
 
     def remove_tail(self, node: Node, page_count: int) -> None: ...
 
 
 class Evictor:
-    """`evicted_page_count` pages of each group have left the tree so far."""
+    """`evicted_page_count` page columns have left the tree so far."""
 
     def __init__(self, tree: Leaves):
         self._tree = tree
         self.evicted_page_count = 0
 
     def evict(self, page_count: int, cause: str) -> int:
-        """Give up to `page_count` pages of each group back, by policy, from the leaves -> how many left the tree.
+        """Give up to `page_count` page columns back, by policy, from the leaves -> how many left the tree.
         Those that a step in flight may read go through limbo. `cause` is kept for who asks why they are gone."""
         evicted, given = 0, [FreedPages() for _ in self._tree.pools]
         while evicted < page_count:
@@ -55,8 +57,12 @@ class Evictor:
     def _take(self, node: Node, page_count: int, cause: str, given: list[FreedPages]) -> int:
         have = node.page_count
         gone = min(have, page_count)
-        for pages, freed in zip(node.pages, given, strict=True):
-            freed.add(pages[have - gone :], owner.node(node.serial), node.fence)
+        bounded = {one.number: one for one in self._tree.bounded}
+        for number, (pages, freed) in enumerate(zip(node.pages, given, strict=True)):
+            if number in bounded:
+                bounded[number].removed(pages[have - gone :], node, freed)
+            else:
+                freed.add(pages[have - gone :], owner.node(node.serial), node.fence)
         self._tree.history.evicted(node, gone, self._tree.epochs.submitted, self._tree.tick, cause)
         self._tree.remove_tail(node, gone)
         return gone

@@ -49,7 +49,8 @@ Ghost = tuple[Hashable, int]
 
 
 class Node:
-    """A run of whole pages of tokens, and the pages of each cache group that store their KV.
+    """A run of whole pages of tokens, and the pages of each cache group that store their KV: `pages` has an int32 [page
+    columns] for each group, 0 where nothing is. Only bounded groups have such holes.
 
     `end` is the number of tokens from the root to the end of the node. `holds` counts the pins of the node and its
     children with holds. A node without holds and without children can be evicted. So a pin on the deepest node of a
@@ -98,7 +99,7 @@ class Node:
 
     @property
     def page_count(self) -> int:
-        """In each group."""
+        """Page columns: pages in each full group, and at most as many in bounded ones."""
         return len(self.pages[0])
 
     @property
@@ -125,10 +126,13 @@ def _shortened(array: Int32, length: int) -> Int32:
 
 @dataclass(frozen=True)
 class Match:
-    """The longest cached prefix of a sequence: `length` tokens, which end inside or at the end of `node`. `node` is
-    None in an empty namespace. A match takes no resource. It is valid while `version` equals the tree's."""
+    """The longest cached prefix of a sequence from which every cache group can go on: `length` tokens, which end inside
+    or at the end of `node`. `node` is None in an empty namespace. The tree knows the first `known` tokens; what lies
+    between both lacks pages of a bounded group. A match takes no resource. It is valid while `version` equals the
+    tree's."""
 
     namespace: Namespace
     node: Node | None
     length: int
+    known: int
     version: int

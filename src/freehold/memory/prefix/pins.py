@@ -66,6 +66,8 @@ class PinTable:
         if match.length == 0:
             return None
         node = self._tree.holds.pin(match, PinKind.OPERATOR)
+        for bounded in self._tree.bounded:
+            bounded.borrow(bounded.needed_at(node, node.end))
         pin = self._pins[name] = PinnedPrefix(name, match.namespace.salt, match.length, node, expires)
         if expires is not None:
             heapq.heappush(self._expiries, (expires, name))
@@ -97,6 +99,8 @@ class PinTable:
         if pin.expires is not None:
             self._expiries.remove((pin.expires, name))
             heapq.heapify(self._expiries)
+        for bounded in self._tree.bounded:
+            bounded.give_back(bounded.needed_at(pin.node, pin.node.end), 0)
         self._tree.holds.unpin(pin.node, PinKind.OPERATOR, fence=0)
         return True
 

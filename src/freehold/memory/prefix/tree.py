@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from freehold.arrays import Int32
+from freehold.arrays import Bool, Int32
+from freehold.memory.group import CacheGroup
 from freehold.memory.ledger import owner
 from freehold.memory.ledger.epochs import Epochs
 from freehold.memory.ledger.pool import PagePool
+from freehold.memory.prefix.bounded import BoundedPages
 from freehold.memory.prefix.eviction import FairEviction
 from freehold.memory.prefix.evictor import Evictor
 from freehold.memory.prefix.hints import Hints
@@ -32,14 +34,19 @@ class PrefixTree:
         policy: str = "reuse",
         quota: int | None = None,
         retained_limit: int | None = None,
+        groups: Sequence[CacheGroup] | None = None,
     ):
+        groups = [CacheGroup()] * len(pools) if groups is None else groups
         self.pools = pools
+        self.bounded = [
+            BoundedPages(self, number, group, pools[number]) for number, group in enumerate(groups) if group.is_bounded
+        ]
         self.page_size = pools[0].page_size
         self.epochs = epochs
         self.version = 0
         self.weights = 0  # counts replacements
         self.tick = 0  # counts uses
-        self.page_count = 0  # pages of each group in the tree
+        self.page_count = 0  # page columns in the tree: pages of each full group
         self.history = PrefixHistory(self.page_size)
         self._roots: dict[Namespace, Node] = {}
         self.candidates = FairEviction(policy, quota, self.history.reuse, lambda: self.tick)
@@ -50,17 +57,17 @@ class PrefixTree:
 
     @property
     def evictable_page_count(self) -> int:
-        """Pages that eviction could free, in each group."""
+        """Pages that eviction could free, in each full group."""
         return self.page_count - self.holds.page_count
 
     # -- looking ------------------------------------------------------------------------------------
 
     def match(self, namespace: Namespace, tokens: Int32, limit: int | None = None) -> Match:
-        """The longest prefix of `tokens` [n], whole pages only and at most `limit` tokens, that the
-        tree holds in `namespace`."""
+        """The longest prefix of `tokens` [n], whole pages only and at most `limit` tokens, from which every group can
+        go on in `namespace`."""
         node = self._roots.get(namespace)
         if node is None:
-            return Match(namespace, None, 0, self.version)
+            return Match(namespace, None, 0, 0, self.version)
         limit = len(tokens) if limit is None else min(limit, len(tokens))
         limit -= limit % self.page_size
         at = 0
@@ -73,7 +80,25 @@ class PrefixTree:
             node = child
             if same < len(child.tokens):
                 break
-        return Match(namespace, node, at, self.version)
+        length = self._boundary(node, at) if self.bounded else at
+        while node.parent is not None and node.start >= length:
+            node = node.parent
+        return Match(namespace, node, length, at, self.version)
+
+    def _boundary(self, node: Node, end: int) -> int:
+        """The longest part of the first `end` tokens, which end in `node`, from which every bounded group can go on."""
+        if all(bounded.needed_at(node, end).all() for bounded in self.bounded):
+            return end
+        columns = np.arange(end // self.page_size)
+        boundaries = (columns + 1) * self.page_size
+        is_ready: Bool = np.ones(len(columns), np.bool_)
+        path = self.path(node)
+        for bounded in self.bounded:
+            pages = np.concatenate([part.pages[bounded.number] for part in path])[: len(columns)]
+            last_hole = np.maximum.accumulate(np.where(pages == 0, columns, -1))
+            is_ready &= last_hole < bounded.group.first_column(boundaries, self.page_size)
+        ready = is_ready.nonzero()[0]
+        return int(boundaries[ready[-1]]) if len(ready) else 0
 
     def next_page_key(self, match: Match, tokens: Int32) -> PageKey | None:
         """Names the first page after a match. None if no whole page follows, or the match ends inside a node: then the
@@ -121,11 +146,11 @@ class PrefixTree:
 
     def insert(self, at: Node, tokens: Int32, pages: list[Int32], source: int, priority: int = 0) -> tuple[Node, int]:
         """Continue the prefix that ends at `at` by `tokens` [n], n a multiple of the page size, whose
-        KV is in `pages` (one array for each group, owned by `source`).
+        KV is in `pages` (one array for each group, owned by `source`, 0 where a bounded group has nothing).
 
-        What the tree holds already stays; only the rest of `pages` changes hands. -> the node that
-        ends where the tokens end (unpinned), and how many leading tokens were there already: those
-        pages of the caller's are duplicates of the tree's.
+        What the tree holds already stays; holes and what is new get the caller's pages, which change hands. -> the node
+        that ends where the tokens end (unpinned), and how many leading tokens were there already: of those the caller's
+        pages are duplicates where `pages_after` has others.
         """
         assert len(tokens) % self.page_size == 0
         self.tick += 1
@@ -137,6 +162,7 @@ class PrefixTree:
             same = self._same_tokens(child, tokens[done:])
             if same < len(child.tokens):
                 child = self.split(child, child.start + same)
+            self._fill(child, pages, done // self.page_size, source)
             node, done = child, done + same
             self._touch(node, priority)
         if done < len(tokens):
@@ -151,16 +177,41 @@ class PrefixTree:
             else:
                 node = self._append(node, tokens[done:], rest)
             for pool, part in zip(self.pools, rest, strict=True):
-                pool.move(part, source, owner.node(node.serial))
+                pool.move(part[part != 0] if self.bounded else part, source, owner.node(node.serial))
+            for bounded in self.bounded:
+                bounded.added(node, int(np.count_nonzero(rest[bounded.number])))
             self.history.returned(node, after, tokens[done:], self.tick)
             self._touch(node, priority)
         return node, done
+
+    def _fill(self, node: Node, pages: list[Int32], first: int, source: int) -> None:
+        """Pages for the holes of a node, which begins at column `first` of `pages`."""
+        for bounded in self.bounded:
+            have = node.pages[bounded.number]
+            mine = pages[bounded.number][first : first + len(have)]
+            holes = (have == 0) & (mine != 0)
+            if holes.any():
+                self.version += 1
+                bounded.pool.move(mine[holes], source, owner.node(node.serial))
+                have[holes] = mine[holes]
+                bounded.added(node, int(np.count_nonzero(holes)))
+
+    def pages_after(self, at: Node, node: Node, group: int) -> Int32:
+        """The pages between the ends of `at` and of `node`, which continues it."""
+        parts: list[Int32] = []
+        while node is not at:
+            parts.append(node.pages[group])
+            assert node.parent is not None
+            node = node.parent
+        return np.concatenate(parts[::-1]) if parts else np.empty(0, np.int32)
 
     def _touch(self, node: Node, priority: int) -> None:
         node.last_used = self.tick
         node.used_at = self.epochs.submitted
         node.priority = max(node.priority, priority)
         node.level = max(node.level, 0)
+        for bounded in self.bounded:
+            bounded.touch(node)
 
     def _grow(self, node: Node, tokens: Int32, pages: list[Int32]) -> None:
         self.version += 1
@@ -199,7 +250,9 @@ class PrefixTree:
         upper = self._new_node(node.parent, node.tokens[:cut].copy(), [p[:page_cut].copy() for p in node.pages])
         upper.inherit(node)
         for pool, part in zip(self.pools, upper.pages, strict=True):
-            pool.move(part, owner.node(node.serial), owner.node(upper.serial))
+            pool.move(part[part != 0] if self.bounded else part, owner.node(node.serial), owner.node(upper.serial))
+        for bounded in self.bounded:
+            bounded.touch(upper)
         node.parent.children[self._key(upper)] = upper
         node.parent = upper
         node.tokens = node.tokens[cut:].copy()
@@ -221,12 +274,32 @@ class PrefixTree:
         assert parent is not None
         del parent.children[self._key(node)]
         node.parent = None
+        for bounded in self.bounded:
+            bounded.forget(node)
         self._offer(parent)
+
+    def trim(self, node: Node) -> None:
+        """A leaf that nobody holds ends with a column that has a page: of a model without a full group nothing else
+        would ever take the rest out of the tree."""
+        if len(self.bounded) < len(self.pools):
+            return
+        while node.evictable:
+            there = np.flatnonzero(np.any(np.stack(node.pages) != 0, axis=0))
+            kept = int(there[-1]) + 1 if len(there) else 0
+            if kept == node.page_count:
+                return
+            parent = node.parent
+            assert parent is not None
+            self.remove_tail(node, node.page_count - kept)
+            if kept:
+                return
+            node = parent
 
     def released(self, node: Node) -> None:
         """Nothing holds the node any more."""
         if node.namespace.weights != self.weights:
             self.evictor.drop(node, "new weights")
+        self.trim(node)
         self._offer(node)
 
     def _offer(self, node: Node) -> None:
@@ -238,7 +311,7 @@ class PrefixTree:
             self.version += 1
 
     def flush(self) -> int:
-        """Evict everything that is not held -> pages given back in each group."""
+        """Evict everything that is not held -> page columns that have left the tree."""
         return self.evictor.evict(self.evictable_page_count, "a flush of the cache")
 
     def replace_weights(self) -> None:
