@@ -7,7 +7,7 @@ import multiprocessing
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from freehold.scheduler.states import TRANSITIONS, Event, RequestState
@@ -57,11 +57,13 @@ def run_one(job: tuple[Cell, int]) -> Outcome:
     return summary, time.perf_counter() - before, None
 
 
-def jobs_for(first_seed: int, seeds: int, seconds: float | None) -> Iterator[tuple[Cell, int]]:
+def jobs_for(
+    first_seed: int, seeds: int, seconds: float | None, cells: Sequence[Cell] = tuple(matrix())
+) -> Iterator[tuple[Cell, int]]:
     """Each cell with each seed; with `seconds`, go on with fresh seeds until the time is up."""
     end = None if seconds is None else time.monotonic() + seconds
     for seed in itertools.count(first_seed):
-        for cell in matrix():
+        for cell in cells:
             if seed >= first_seed + seeds and (end is None or time.monotonic() >= end):
                 return
             yield cell, seed

@@ -11,6 +11,8 @@ from enum import StrEnum
 from typing import Any
 
 from freehold.config import EVICTION_POLICIES, EngineConfig
+from freehold.memory import CacheGroup
+from freehold.simulation.groups import GROUPS, sized
 
 REQUESTS = 32
 SESSIONS = 10
@@ -35,10 +37,12 @@ class Cell:
     speculation: str
     policy: str
     pool: str
+    groups: str = "full"  # of GROUPS
 
     def __str__(self) -> str:
         schedule = "overlap" if self.overlap else "sync"
-        return f"{schedule}:{self.page_size}:{self.speculation}:{self.policy}:{self.pool}"
+        text = f"{schedule}:{self.page_size}:{self.speculation}:{self.policy}:{self.pool}"
+        return text if self.groups == "full" else f"{text}:{self.groups}"
 
     @classmethod
     def parse(cls, text: str) -> Cell:
@@ -47,6 +51,11 @@ class Cell:
             if str(cell) == text:
                 return cell
         raise ValueError(f"cell: '{text}' is not one of the matrix, such as {next(matrix())}")
+
+    def cache_groups(self, scenario: Scenario) -> tuple[CacheGroup, ...]:
+        """Those of the model. In a tight pool there are few bounded pages, too."""
+        rows = min(scenario.rows, 2) if self.pool == "tight" else scenario.rows + 1
+        return sized(GROUPS[self.groups], self.page_size, scenario.chunk, rows)
 
     def config(self, scenario: Scenario) -> EngineConfig:
         tokens = LONGEST + 2 * self.page_size if self.pool == "tight" else ROWS * LONGEST
@@ -74,11 +83,19 @@ AXES = (
     ("plain", "ngram", "draft"),
     ("fcfs", "lpm", "priority"),
     ("tight", "ample"),
+    tuple(GROUPS),
 )
 
 
 def matrix() -> Iterator[Cell]:
     return (Cell(*values) for values in itertools.product(*AXES))
+
+
+def diagonal() -> Iterator[Cell]:
+    """Every combination of the other axes once, each kind of cache groups equally often."""
+    others = itertools.product(*AXES[:-1])
+    kinds = [*GROUPS, *reversed(GROUPS)]  # so that no kind always meets the same value of the last axes
+    return (Cell(*values, kinds[number % len(kinds)]) for number, values in enumerate(others))
 
 
 class Verb(StrEnum):

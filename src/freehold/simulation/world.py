@@ -74,7 +74,7 @@ class World:
         self.scenario = scenario
         config = self.config = scenario.config
         limit = max(LONGEST, (config.num_pages or 1) * config.page_size)
-        model = SimulatedModel(VOCAB_SIZE, EOS_TOKENS, scenario.draft_rate)
+        model = SimulatedModel(VOCAB_SIZE, EOS_TOKENS, scenario.draft_rate, scenario.cell.cache_groups(scenario))
         self.clock = Clock()
         server = assemble(config, limit, model, self.clock, spare_rows=1)  # for the ballast
         self.memory, self.engine, self.scheduler = server.memory, server.engine, server.scheduler
