@@ -71,10 +71,10 @@ class Planner:
         if is_due or victim is not None:
             if in_flight:
                 return NoStep.BLOCKED
-            if is_due:
-                self._retract_for_test()
-            elif victim is not None:
+            if victim is not None:
                 self._lifecycle.retract(victim, Event.PREEMPTED)
+            else:
+                self._retract_for_test()
         self._memory.slide(self._running.order)
         batch, budget = self._continue()
         fits = self._make_room(batch)

@@ -48,8 +48,19 @@ class Preemption:
         request, match = found
         for rows in (self._inferior(request), self._ahead(request, match)):
             if len(rows) and self._would_fit(request, match, rows):
-                return int(rows[0])
+                return self._first_to_go(request, rows)
         return None
+
+    def _first_to_go(self, request: Request, rows: Int64) -> int | None:
+        """Of `rows` [n] that might give way. While clients compete, prompts of its own client have the tokens that the
+        request would begin with: those go first, and if one need not give way nobody else does in vain."""
+        running = self._running
+        prompts = running.order[(running.client[running.order] == request.client_number)]
+        prompts = prompts[running.todo(prompts) > 0]
+        if len(self._shares) < 2 or len(prompts) == 0:
+            return int(rows[0])
+        theirs = rows[np.isin(rows, prompts)]
+        return int(theirs[0]) if len(theirs) == len(prompts) else None
 
     def _may_gain(self, request: Request) -> bool:
         """A quick look at whether anybody might give way."""

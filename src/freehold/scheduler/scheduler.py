@@ -226,7 +226,7 @@ class Scheduler:
         if self._in_flight and (not is_submitted or len(self._in_flight) >= self._depth):
             self._take_result(RESULT_WAIT_S)
         self._audit_if_due()
-        self.stuck = self._why_stuck()
+        self.stuck = self._why_stuck(is_submitted)
         return self._take_output()
 
     def _submit(self) -> bool:
@@ -239,7 +239,7 @@ class Scheduler:
             self._in_flight.append(_InFlight(plan, self._engine.execute(plan)))
         return isinstance(plan, Step)
 
-    def _why_stuck(self) -> str | None:
+    def _why_stuck(self, is_submitted: bool) -> str | None:
         """What requests wait for if a step takes longer than the watchdog allows, or if nothing is computed and
         nothing has changed for many iterations. A later call may find it gone."""
         if self._in_flight:
@@ -247,7 +247,7 @@ class Scheduler:
             limit = self.config.watchdog_timeout
             is_late = self.lifecycle.clock() - self._progress_at > limit
             return f"no result for {limit:g} s: waiting for {self.waits_for()}" if is_late else None
-        if self._output.requests or self.lifecycle.ended or not self.has_work:
+        if is_submitted or self._output.requests or self.lifecycle.ended or not self.has_work:
             self._idle_iterations = 0
             return None
         self._idle_iterations += 1
