@@ -79,11 +79,11 @@ def auditing(memory: Parts) -> Iterator[None]:
             claim.take(pages, [owner.node(node.serial) for node in nodes])
         yield
     tree_count.finish()
-    for bounded in memory.tree.bounded:
-        _audit_readers(memory, bounded)
-        yield
     for lease in memory.leases.open_leases:
         _audit_row(memory, lease)
+        yield
+    for bounded in memory.tree.bounded:
+        _audit_readers(memory, bounded)
         yield
     for claim in claims:
         claim.take_the_rest()
@@ -232,10 +232,8 @@ def _audit_readers(memory: Parts, bounded: BoundedPages) -> None:
     wrong = np.flatnonzero(counted != bounded.readers)
     if len(wrong):
         page = int(wrong[0])
-        raise AuditError(
-            f"group {bounded.number}: page {page} has {counted[page]} readers, {bounded.readers[page]} counted"
-        )
-    if np.count_nonzero(counted) != bounded.borrowed_count:
-        raise AuditError(
-            f"group {bounded.number}: {bounded.borrowed_count} pages count as borrowed, {np.count_nonzero(counted)} are"
-        )
+        readers = bounded.readers[page]
+        raise AuditError(f"group {bounded.number}: page {page} counts {readers} readers; recounted {counted[page]}")
+    borrowed, kept = np.count_nonzero(counted), bounded.borrowed_count
+    if borrowed != kept:
+        raise AuditError(f"group {bounded.number}: {kept} pages count as borrowed; recounted {borrowed}")

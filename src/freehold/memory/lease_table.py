@@ -88,6 +88,7 @@ class LeaseTable:
         self.leases: list[Lease | None] = [None] * row_count
         self._checkpoint_interval = checkpoint_interval
         self._has_states = any(group.is_state for group in groups)
+        self._nothing = [0] * len(pools)
         self._free_rows = list(range(row_count - 1, -1, -1))
         # A row is in use by the steps in flight just as a page is, so it waits for its fence too.
         self._limbo_rows: deque[tuple[int, int]] = deque()
@@ -164,7 +165,7 @@ class LeaseTable:
         """
         short = (targets > self.allocated[rows]).nonzero()[0]
         if len(short) == 0:
-            return Shortage(short, short, [0] * len(self.pools), None)
+            return Shortage(short, short, self._nothing, None)
         rows = rows[short]
         columns = pages_to_cover(targets[short] - self.allocated[rows], self.page_size)
         total = int(columns.sum())

@@ -147,7 +147,8 @@ class Memory:
         """Make what room there can be for `extend(rows, targets, decodes)`: take back what rejected drafts left, give
         up tails, then evict; as a last resort, `may_unpin`, even what operators have pinned -> whether the
         pages are free now; they may also be on their way, in limbo."""
-        if self._are_free(self.leases.lacking(rows, targets, decodes).pages):
+        shortage = self.leases.lacking(rows, targets, decodes)
+        if len(shortage.rows) == 0 or self._are_free(shortage.pages):
             return True
         self.leases.give_back_excess()
         # What was given back may have been these rows' own.
@@ -161,7 +162,10 @@ class Memory:
         return self._give_up(needed, may_unpin, keep)
 
     def _are_free(self, needed: Sequence[int]) -> bool:
-        return all(count <= pool.free_count for count, pool in zip(needed, self.pools, strict=True))
+        for count, pool in zip(needed, self.pools, strict=True):
+            if count > pool.free_count:
+                return False
+        return True
 
     def _give_up(self, needed: Sequence[int], may_unpin: bool, keep: str | None = None) -> bool:
         """Tails, then prefixes, then pins, until `needed` pages are coming -> whether they are free now."""

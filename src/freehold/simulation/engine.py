@@ -167,6 +167,10 @@ class SimulatedEngine:
             for step in (queued.step for queued in self._queue)
         ]
 
+    def planned_table(self, group: int) -> Int32:
+        """The page table as the newest step will find it, int32 [rows, columns]."""
+        return self._planned_tables[group]
+
     def content(self, page: int, group: int) -> bytes:
         """What its slots hold."""
         size = self.shape.page_size

@@ -85,7 +85,7 @@ class Liveness:
         return is_later and not (self._config.schedule_policy == "priority" and other.priority > request.priority)
 
     def _count(self, request: Request, wait: _Wait, passed: int) -> None:
-        if passed and wait.overtaken > self._config.max_overtaken:
+        if passed and wait.overtaken > self._config.max_overtaken + self._before(request, wait):
             wait.overdue += 1
             grace = TAIL_ITERATIONS if request.session is not None else 0
             if wait.overdue > grace:
@@ -93,6 +93,15 @@ class Liveness:
                     f"{request.id} waits although {wait.overtaken} that came later were admitted, {passed} of them now"
                 )
         wait.overtaken += passed
+
+    def _before(self, request: Request, wait: _Wait) -> int:
+        """Requests of its client that entered the line before it and still wait: each of them puts off when it is
+        due by one."""
+        return sum(
+            other.client == request.client and other is not request and self._waits[other.id].entered <= wait.entered
+            for other in self._scheduler.requests.values()
+            if other.is_queued and other.id in self._waits
+        )
 
     def _check_trust(self, request: Request) -> None:
         """Only want of memory costs trust."""

@@ -21,7 +21,7 @@ from freehold.simulation.fair_shares import FairShares
 from freehold.simulation.liveness import Liveness
 from freehold.simulation.oracle import check_end
 from freehold.simulation.scenario import EOS_TOKENS, LONGEST, VOCAB_SIZE, Happening, Scenario, Verb
-from freehold.step import TokenLogprobs
+from freehold.step import Step, TokenLogprobs
 
 AUDIT_INTERVAL = 8  # iterations
 ITERATIONS_MAX = 20_000
@@ -83,7 +83,8 @@ class World:
         self._delivered: dict[str, list[int]] = defaultdict(list)
         self._delivered_logprobs: dict[str, list[TokenLogprobs]] = defaultdict(list)
         self._liveness = Liveness(self.scheduler)
-        self.engine.observe = FairShares(self.scheduler).check
+        self._fair_shares = FairShares(self.scheduler)
+        self.engine.observe = self._observe
         self._pending = sorted(scenario.happenings, key=lambda happening: happening.at)[::-1]
         self._aborts: list[dict[str, Any]] = []
         self._histories: dict[str, list[int]] = {}  # of sessions: the tokens of their finished turns
@@ -259,6 +260,16 @@ class World:
         if self._ballast is not None:
             self._ballast.release()
             self._ballast = None
+
+    def _observe(self, step: Step) -> None:
+        """Each step, before it runs."""
+        self._fair_shares.check(step)
+        committed, size = self.memory.leases.committed[step.rows], self.memory.page_size
+        for bounded in self.memory.tree.bounded:
+            first = bounded.group.first_column(committed // size * size, size)
+            table = self.engine.planned_table(bounded.number)[step.rows]
+            named = table[np.arange(table.shape[1]) < first[:, None]]
+            assert not named.any(), f"pages of group {bounded.group.name} that nobody looks at are still named"
 
     # -- what must hold -----------------------------------------------------------------------------------
 
