@@ -230,7 +230,7 @@ MUTANTS = [
     Mutant(
         "what only the victim holds is not counted",
         "starvation or crash under pressure",
-        "scheduler/preemption.py",
+        "memory/memory.py",
         " + sum(node.page_count for node in released)",
         "",
     ),
@@ -322,8 +322,8 @@ MUTANTS = [
         "excess is reserved for nobody",
         "starvation or crash under pressure",
         "scheduler/admission.py",
-        "return self.page_count_of(request, match) + reserved + taken <=",
-        "return self.page_count_of(request, match) + taken <=",
+        "self._memory.unheld_page_counts(match) + reserved\n        return bool(",
+        "self._memory.unheld_page_counts(match)\n        return bool(",
     ),
     Mutant(
         "a row is handed to a prompt beyond the budget",

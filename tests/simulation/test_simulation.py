@@ -12,19 +12,22 @@ from freehold.config import EngineConfig
 from freehold.memory.ledger.epochs import Epochs
 from freehold.planning.replay import Speed, replay
 from freehold.planning.trace import read_trace
+from freehold.simulation.groups import GROUPS
 from freehold.simulation.runs import jobs_for, run_many
-from freehold.simulation.scenario import Cell, Happening, Scenario, Verb, matrix
+from freehold.simulation.scenario import Cell, Happening, Scenario, Verb, diagonal, matrix
 from freehold.simulation.shrink import shrink
 from freehold.simulation.world import Violation, World, uncovered
 
 CELL = Cell(True, 4, "ngram", "fcfs", "tight")
 
 
-def test_the_matrix_with_one_seed():
-    """Every cell once; `freehold simulate --matrix` goes on with more seeds."""
-    *_, tally = run_many(jobs_for(7_000, 1, None), processes=2)
+def test_the_diagonal_of_the_matrix():
+    """Every combination of the first axes once; `freehold simulate --matrix` takes all cells, and more seeds."""
+    cells = list(diagonal())
+    *_, tally = run_many(jobs_for(7_000, 1, None, cells), processes=2)
     assert tally.violation is None, tally.violation
-    assert tally.scenarios == len(list(matrix()))
+    assert tally.scenarios == len(cells)
+    assert len({cell.groups for cell in cells}) == len(GROUPS)
     assert tally.steps > 10_000
     assert tally.retractions > 100
     assert not uncovered(tally.cover)

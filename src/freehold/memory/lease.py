@@ -2,17 +2,44 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
-from freehold.arrays import Int32
+from freehold.arrays import Int32, Int64
+from freehold.memory.group import CacheGroup
 from freehold.memory.ledger import owner
 from freehold.memory.ledger.errors import LeaseError
+from freehold.memory.ledger.pool import PagePool
+from freehold.memory.page_tables import PageTables
 from freehold.memory.prefix.node import Node, PinKind
+from freehold.memory.prefix.tree import PrefixTree
+from freehold.memory.tails import TailTable
 
-if TYPE_CHECKING:
-    from freehold.memory.lease_table import LeaseTable
+
+class Rows(Protocol):
+    """What a lease needs of the lease table, which explains each."""
+
+    pools: list[PagePool]
+    groups: Sequence[CacheGroup]
+    tree: PrefixTree
+    tails: TailTable
+    page_tables: PageTables
+    page_size: int
+    shared: Int64
+    committed: Int64
+    reserved: Int64
+    allocated: Int64
+    fence: Int64
+    checkpoints: Int64
+    leases: list[Lease | None]
+
+    def extend(self, rows: Int64, targets: Int64) -> None: ...
+
+    def commit(self, rows: Int64, written: Int64, reserved: Int64) -> None: ...
+
+    def close_row(self, row: int) -> None: ...
 
 
 class Lease:
@@ -20,7 +47,7 @@ class Lease:
 
     __slots__ = ("_table", "node", "row", "serial")
 
-    def __init__(self, table: LeaseTable, row: int, serial: int, node: Node):
+    def __init__(self, table: Rows, row: int, serial: int, node: Node):
         self._table = table
         self.row = row
         self.serial = serial
@@ -170,7 +197,7 @@ class Lease:
         """A request starts with this lease: what it found in the tree counts as used."""
         self._open_table().tree.use(self.node, priority)
 
-    def _open_table(self) -> LeaseTable:
+    def _open_table(self) -> Rows:
         if self._table.leases[self.row] is not self:
             raise LeaseError(f"lease {self.serial} has been released")
         return self._table

@@ -162,10 +162,7 @@ class Memory:
         return self._give_up(needed, may_unpin, keep)
 
     def _are_free(self, needed: Sequence[int]) -> bool:
-        for count, pool in zip(needed, self.pools, strict=True):
-            if count > pool.free_count:
-                return False
-        return True
+        return all(count <= pool.free_count for count, pool in zip(needed, self.pools, strict=True))
 
     def _give_up(self, needed: Sequence[int], may_unpin: bool, keep: str | None = None) -> bool:
         """Tails, then prefixes, then pins, until `needed` pages are coming -> whether they are free now."""
