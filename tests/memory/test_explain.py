@@ -75,7 +75,7 @@ def test_evicted_when_and_by_what():
     compute(memory, PROMPT)
     compute(memory, np.arange(100, 104, dtype=np.int32))
     other = memory.leases.open(memory.match("", sequence(7)))
-    assert memory.make_room(np.array([other.row]), np.array([12]))
+    assert memory.room.make(np.array([other.row]), np.array([12]))
     miss = explain(memory, PROMPT)
     assert miss.reason == "evicted"
     assert miss.cached == 8

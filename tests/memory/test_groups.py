@@ -43,7 +43,7 @@ def advance(memory: Memory, lease, count: int, decodes: bool = True) -> None:
     row = np.array([lease.row])
     target = np.array([lease.committed + count])
     memory.slide(row)
-    assert memory.make_room(row, target, np.array([decodes]))
+    assert memory.room.make(row, target, np.array([decodes]))
     memory.leases.extend(row, target, np.array([decodes]))
     step = memory.epochs.submit()
     memory.leases.submit(row, step)

@@ -166,10 +166,10 @@ def test_evicting_a_prefix_that_a_step_in_flight_reads_goes_through_limbo():
     lease.release()
     other = memory.leases.open(memory.match("", prompt[:1] + 9))
     everything = np.array([other.row]), np.array([16])
-    assert not memory.make_room(*everything), "two pages are on their way"
+    assert not memory.room.make(*everything), "two pages are on their way"
     assert (memory.counts().free, memory.counts().limbo, memory.counts().tree) == (2, 2, 0)
     memory.complete(step)
-    assert memory.make_room(*everything)
+    assert memory.room.make(*everything)
 
 
 def test_room_is_made_of_what_rejected_drafts_left_before_anything_is_evicted():
@@ -180,12 +180,12 @@ def test_room_is_made_of_what_rejected_drafts_left_before_anything_is_evicted():
     memory.leases.commit(row, np.array([5]), np.array([5]))
     assert memory.counts().free == 0
     other = memory.leases.open(memory.match("", tokens(2)))
-    assert memory.make_room(np.array([other.row]), np.array([8]))
+    assert memory.room.make(np.array([other.row]), np.array([8]))
     assert (lease.allocated, lease.reserved, memory.counts().free) == (8, 5, 2)
     # The row that gives back may be the one that asks.
     memory.leases.extend(row, np.array([16]))
     memory.leases.commit(row, np.array([5]), np.array([5]))
-    assert memory.make_room(row, np.array([12]))
+    assert memory.room.make(row, np.array([12]))
     memory.leases.extend(row, np.array([12]))
 
 
@@ -227,10 +227,10 @@ def test_tails_are_given_up_before_prefixes_oldest_first():
         lease.release()
     assert (memory.counts().free, memory.counts().tail, memory.counts().tree) == (1, 2, 2)
     other = memory.leases.open(memory.match("", tokens(1)))
-    assert memory.make_room(np.array([other.row]), np.array([8]))
+    assert memory.room.make(np.array([other.row]), np.array([8]))
     assert [name for name, _ in memory.tails] == ["s1"]
     assert memory.counts().tree == 2
-    assert memory.reachable_page_counts.tolist() == [5]
+    assert memory.room.reachable.tolist() == [5]
 
 
 @pytest.mark.parametrize(("policy", "first_gone"), [("lru", 1), ("lfu", 2), ("fifo", 0), ("priority", 1)])

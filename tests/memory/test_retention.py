@@ -221,9 +221,9 @@ def test_pins_are_given_up_before_a_request_starves():
     memory.pin("a", "", tokens(0, 4), None)
     lease = memory.leases.open(memory.match("", tokens(100)))
     rows, targets = np.array([lease.row]), np.array([8 * SIZE])
-    assert not memory.make_room(rows, targets)
+    assert not memory.room.make(rows, targets)
     assert len(memory.pins) == 1
-    assert memory.make_room(rows, targets, may_unpin=True)
+    assert memory.room.make(rows, targets, may_unpin=True)
     assert memory.pins.given_up_count == 1
     memory.leases.extend(rows, targets)
     memory.audit()

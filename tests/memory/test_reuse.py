@@ -26,7 +26,7 @@ def use(memory: Memory, tokens: np.ndarray, chunk: int | None = None) -> int:
     while lease.committed < len(tokens):
         count = min(step, len(tokens) - lease.committed)
         row = np.array([lease.row])
-        assert memory.make_room(row, np.array([lease.committed + count]))
+        assert memory.room.make(row, np.array([lease.committed + count]))
         lease.extend(count)
         lease.commit(count)
         lease.publish(tokens)

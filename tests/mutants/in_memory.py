@@ -90,8 +90,8 @@ MUTANTS = [
     Mutant(
         "excess of rejected drafts is never taken back",
         "starvation or crash under pressure",
-        "memory/memory.py",
-        "        self.leases.give_back_excess()\n        # What",
+        "memory/room.py",
+        "        self._leases.give_back_excess()\n        # What",
         "        # What",
     ),
     Mutant(
@@ -265,8 +265,8 @@ MUTANTS = [
     Mutant(
         "parked sessions are never given up",
         "starvation or crash under pressure",
-        "memory/memory.py",
-        "            self.tails.give_up(int(missing.max()), keep)\n",
+        "memory/room.py",
+        "            self._tails.give_up(int(missing.max()), keep)\n",
         "",
     ),
     Mutant(
@@ -328,8 +328,8 @@ MUTANTS = [
     Mutant(
         "pins are never given up",
         "starvation or crash under pressure",
-        "memory/memory.py",
-        "            self.pins.give_up()\n",
+        "memory/room.py",
+        "            self._pins.give_up()\n",
         "",
     ),
     Mutant(

@@ -68,7 +68,7 @@ def _hits(arrivals: Sequence[Arrival], page_size: int, page_count: int, policy: 
         fits = memory.capacity_tokens - memory.tree.holds.page_count * page_size + match.length
         end = min(len(arrival.prompt), max(fits, match.length))
         row, target = np.array([lease.row]), np.array([end - end % page_size])
-        assert memory.make_room(row, target)
+        assert memory.room.make(row, target)
         memory.leases.extend(row, target)
         memory.leases.commit(row, target, target)
         lease.publish(arrival.prompt)

@@ -137,10 +137,10 @@ class Admission:
         begin, covered = (match.length, match.length) if tail is None else (tail.end, match.length + size)
         target = min(len(request.tokens), begin + budget)
         needed = memory.shape.pages_of_a_chunk(max(target - covered, 0))
-        if not memory.can_make_room(needed, match, may_unpin=is_alone):
+        if not memory.room.can_be_made(needed, match, may_unpin=is_alone):
             return None
         lease = memory.leases.open(match)
-        if not memory.make_room_for(needed, is_alone, keep=None if tail is None else request.session):
+        if not memory.room.make_for(needed, is_alone, keep=None if tail is None else request.session):
             lease.withdraw()
             return None
         if tail is not None and request.session is not None:
@@ -159,8 +159,8 @@ class Admission:
         taking what the running requests are expected to need. The first request always fits."""
         if len(self._running) == 0:
             return True
-        needed = self.page_counts_of(request, match) + self._memory.unheld_page_counts(match) + reserved
-        return bool((needed <= self._memory.reachable_page_counts).all())
+        needed = self.page_counts_of(request, match) + self._memory.room.taken_by(match) + reserved
+        return bool((needed <= self._memory.room.reachable).all())
 
     def page_counts_of(self, request: Request, match: Match) -> Int64:
         """Pages of each group that a waiting request is expected to need beyond its match, int64 [groups]."""

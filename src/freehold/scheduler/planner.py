@@ -130,7 +130,7 @@ class Planner:
         return sizes
 
     def _make_room(self, batch: Batch, may_unpin: bool = False) -> bool:
-        return self._memory.make_room(batch.rows, batch.targets, batch.decodes, may_unpin)
+        return self._memory.room.make(batch.rows, batch.targets, batch.decodes, may_unpin)
 
     def _retract_until_it_fits(self) -> Batch:
         """Free memory by sending the least important requests back to the queue. The most important one

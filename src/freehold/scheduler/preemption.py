@@ -78,8 +78,8 @@ class Preemption:
 
     def _has_place(self, request: Request, match: Match) -> bool:
         memory, admission = self._memory, self._admission
-        needed = admission.page_counts_of(request, match) + memory.unheld_page_counts(match)
-        is_room = (needed + admission.reserved_page_counts() <= memory.reachable_page_counts).all()
+        needed = admission.page_counts_of(request, match) + memory.room.taken_by(match)
+        is_room = (needed + admission.reserved_page_counts() <= memory.room.reachable).all()
         return memory.leases.free_row_count > 0 and bool(is_room)
 
     def _would_fit(self, request: Request, match: Match, rows: Int64) -> bool:
@@ -87,9 +87,9 @@ class Preemption:
         the tree. Prompts are published as they are computed, so that is most of it."""
         memory, admission = self._memory, self._admission
         others = np.setdiff1d(self._running.order, rows)
-        gained, released = memory.gain_of(rows)
-        needed = admission.page_counts_of(request, match) + memory.unheld_page_counts(match, released)
-        room = memory.reachable_page_counts + gained
+        gained, released = memory.room.gained_by(rows)
+        needed = admission.page_counts_of(request, match) + memory.room.taken_by(match, released)
+        room = memory.room.reachable + gained
         return len(others) == 0 or bool((needed + admission.growth_page_counts(others) <= room).all())
 
     def _inferior(self, request: Request) -> Int64:

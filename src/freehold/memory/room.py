@@ -1,0 +1,117 @@
+"""Room: how many pages of each group can be had, and how they are had."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+
+from freehold.arrays import Bool, Int64
+from freehold.memory.parts import Parts
+from freehold.memory.prefix.node import Match, Node
+
+
+class Room:
+    """Numbers of pages are int64 [groups]. Pages are free, or on their way (in limbo) until steps in flight complete;
+    room is made by giving up tails, prefixes and at last what operators have pinned."""
+
+    def __init__(self, memory: Parts):
+        self._pools = memory.pools
+        self._groups = memory.groups
+        self._page_size = memory.page_size
+        self._tree = memory.tree
+        self._tails = memory.tails
+        self._pins = memory.pins
+        self._leases = memory.leases
+
+    @property
+    def _coming(self) -> Int64:
+        """Pages of each group that are free now or when steps in flight complete."""
+        return np.array([pool.free_count + pool.limbo_count for pool in self._pools], np.int64)
+
+    @property
+    def reachable(self) -> Int64:
+        """Pages of each group that are free, can be evicted, or come back when steps in flight complete."""
+        evictable = self._by_group(self._tree.evictable_page_count, [one.evictable_count for one in self._tree.bounded])
+        return self._coming + self._tails.page_count + evictable
+
+    def _by_group(self, full: int, bounded: Sequence[int]) -> Int64:
+        """One number for all full groups, and one for each bounded group -> int64 [groups]."""
+        counts: Int64 = np.full(len(self._pools), full, np.int64)
+        for one, count in zip(self._tree.bounded, bounded, strict=True):
+            counts[one.number] = count
+        return counts
+
+    def taken_by(self, match: Match, released: Collection[Node] = ()) -> Int64:
+        """Pages of each group that could be evicted now, and no longer once the match is leased. `released` nodes count
+        as not held."""
+        full = self._tree.holds.unheld_page_count(match, released)
+        return self._by_group(full, [bounded.unread_count(match) for bounded in self._tree.bounded])
+
+    def gained_by(self, rows: Int64) -> tuple[Int64, set[Node]]:
+        """What would come back if the leases in `rows` [n] ended -> pages of each group, and the nodes that nothing
+        would hold any more."""
+        leases = self._leases
+        mine = leases.in_rows(rows)
+        released = self._tree.holds.only_by([lease.node for lease in mine])
+        columns = int(((leases.allocated[rows] - leases.shared[rows]) // self._page_size).sum())
+        full = columns + sum(node.page_count for node in released)
+        bounded = [
+            one.gain_of([leases.row_pages(lease.row, one.number) for lease in mine]) for one in self._tree.bounded
+        ]
+        return self._by_group(full, bounded), released
+
+    def make(self, rows: Int64, targets: Int64, decodes: Bool | None = None, may_unpin: bool = False) -> bool:
+        """Make what room there can be for `extend(rows, targets, decodes)`: take back what rejected drafts left, give
+        up tails, then evict; as a last resort, `may_unpin`, even what operators have pinned -> whether the
+        pages are free now; they may also be on their way, in limbo."""
+        shortage = self._leases.lacking(rows, targets, decodes)
+        if len(shortage.rows) == 0 or self._are_free(shortage.pages):
+            return True
+        self._leases.give_back_excess()
+        # What was given back may have been these rows' own.
+        return self._give_up(self._leases.lacking(rows, targets, decodes).pages, may_unpin)
+
+    def make_for(self, needed: Sequence[int], may_unpin: bool = False, keep: str | None = None) -> bool:
+        """The same for so many pages of each group. The tail of `keep` is not given up."""
+        if self._are_free(needed):
+            return True
+        self._leases.give_back_excess()
+        return self._give_up(needed, may_unpin, keep)
+
+    def _are_free(self, needed: Sequence[int]) -> bool:
+        return all(count <= pool.free_count for count, pool in zip(needed, self._pools, strict=True))
+
+    def _give_up(self, needed: Sequence[int], may_unpin: bool, keep: str | None = None) -> bool:
+        """Tails, then prefixes, then pins, until `needed` pages are coming -> whether they are free now."""
+        missing = self._missing(needed)
+        if missing.any():
+            self._tails.give_up(int(missing.max()), keep)
+            self._evict(needed)
+        if may_unpin and len(self._pins) and self._missing(needed).any():
+            self._pins.give_up()
+            self._evict(needed)
+        return self._are_free(needed)
+
+    def _missing(self, needed: Sequence[int]) -> Int64:
+        """Pages of each group that are not coming, int64 [groups]."""
+        return np.maximum(np.array(needed, np.int64) - self._coming, 0)
+
+    def can_be_made(self, needed: Sequence[int], match: Match, may_unpin: bool = False) -> bool:
+        """Whether `needed` pages of each group can be had, now or when steps in flight complete, without evicting the
+        match. Changes nothing."""
+        room = self.reachable - self.taken_by(match)
+        if may_unpin:  # what is held is held by operators
+            bounded = self._tree.bounded
+            mine = self._by_group(match.length // self._page_size, [len(one.needed(match)) for one in bounded])
+            cached = self._by_group(self._tree.page_count, [one.page_count for one in bounded])
+            room = self._coming + self._tails.page_count + cached - mine
+        return bool((np.array(needed, np.int64) <= room).all())
+
+    def _evict(self, needed: Sequence[int]) -> None:
+        cause = f"a step that needed {max(needed)} pages"
+        full = [number for number, group in enumerate(self._groups) if not group.is_bounded]
+        if full and (most := int(self._missing(needed)[full].max())):
+            self._tree.evictor.evict(most, cause)
+        for bounded in self._tree.bounded:
+            bounded.evict(int(self._missing(needed)[bounded.number]))
