@@ -162,6 +162,8 @@ class Scenario:
         interval = rng.choice([0, 0, 0, 1, 5])
         if interval and cell.page_size > 64:
             interval = 5  # a retraction forgets up to a page: every step, there would hardly be progress
+        if interval and cell.pool == "tight" and cell.groups != "full":
+            interval = 25  # likewise: if its window or state is evicted meanwhile, it begins anew
         return cls(
             cell=cell,
             seed=seed,
