@@ -28,6 +28,8 @@ def shrunk(body):
     }
     if "messages" in body and body.get("max_completion_tokens") is None:
         smaller["max_tokens"] = smaller.get("max_tokens") or 3  # without, it is as much as fits
+    if "prompt" in body and "max_tokens" in body and body["max_tokens"] is None:
+        smaller["max_tokens"] = 3  # likewise
     if body.get("timeout") is not None:
         smaller["timeout"] = 60.0  # a deadline of its own that passes is a 503, and meant
     if body.keys() & {"text", "input_ids"}:
