@@ -496,3 +496,32 @@ def test_whoever_is_due_does_not_wait_for_a_prefix(monkeypatch):
     monkeypatch.setattr(h.scheduler.queue, "is_due", lambda request: request is second)
     assert not admission.waits(second, match, computed)
     h.run()
+
+
+def test_a_prompt_in_many_small_chunks_is_progress_without_overlap():
+    """Between two iterations nothing is in flight and nobody has had a token, and all is well."""
+    h = harness(disable_overlap_schedule=True, chunked_prefill_size=2)
+    h.submit(list(range(300)), greedy(2))
+    assert len(h.run()) == 1
+
+
+@pytest.mark.parametrize("rows", [2, 3])
+def test_a_more_important_request_goes_before_its_own_clients_prompt(rows):
+    """That prompt has its client's tokens of every step. Nobody else gives way for it, again and again, in vain."""
+    h = harness(
+        schedule_policy="priority", priority_scheduling_preemption_threshold=1, max_running_requests=rows,
+        chunked_prefill_size=8, num_pages=400,
+    )  # fmt: skip
+    other = h.submit(list(range(300, 500)), greedy(2), priority=0, client="b")
+    own = h.submit(list(range(200)), greedy(2), priority=0, client="a")
+    for _ in range(6):
+        h.step()
+    assert [other.state, own.state] == [RequestState.PREFILLING] * 2
+    important = h.submit(list(range(600, 620)), greedy(2), priority=1, client="a")
+    for _ in range(30):
+        h.step()
+        if important.state is RequestState.ENDED:
+            break
+    assert important.state is RequestState.ENDED
+    assert (own.retractions, other.retractions) == (1, 0)
+    h.run()

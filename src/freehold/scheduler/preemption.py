@@ -43,24 +43,30 @@ class Preemption:
         if head is None or not self._may_gain(head):
             return None
         found = self._next_in_line()
-        if found is None or self._has_place(*found):
+        if found is None:
             return None
         request, match = found
+        prompts = self._prompts_before(request)
+        if self._has_place(request, match):
+            return self._first_of(prompts, self._inferior(request))
         for rows in (self._inferior(request), self._ahead(request, match)):
             if len(rows) and self._would_fit(request, match, rows):
-                return self._first_to_go(request, rows)
+                return self._first_of(prompts, rows) if len(prompts) else int(rows[0])
         return None
 
-    def _first_to_go(self, request: Request, rows: Int64) -> int | None:
-        """Of `rows` [n] that might give way. While clients compete, prompts of its own client have the tokens that the
-        request would begin with: those go first, and if one need not give way nobody else does in vain."""
+    def _prompts_before(self, request: Request) -> Int64:
+        """Rows that have the tokens which the request would begin with: while clients compete, prompts of its own
+        client that go on. As long as there are any, nobody else need give way."""
         running = self._running
-        prompts = running.order[(running.client[running.order] == request.client_number)]
-        prompts = prompts[running.todo(prompts) > 0]
-        if len(self._shares) < 2 or len(prompts) == 0:
-            return int(rows[0])
-        theirs = rows[np.isin(rows, prompts)]
-        return int(theirs[0]) if len(theirs) == len(prompts) else None
+        if len(self._shares) < 2:
+            return running.order[:0]
+        mine = running.order[running.client[running.order] == request.client_number]
+        return mine[running.todo(mine) > 0]
+
+    def _first_of(self, prompts: Int64, rows: Int64) -> int | None:
+        """The first of `rows` [n] that is one of `prompts` [m], if each of those must give way."""
+        giving = rows[np.isin(rows, prompts)]
+        return int(giving[0]) if 0 < len(giving) == len(prompts) else None
 
     def _may_gain(self, request: Request) -> bool:
         """A quick look at whether anybody might give way."""
