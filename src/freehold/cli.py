@@ -85,7 +85,7 @@ def check(
     config_file: ConfigFile = None,
 ) -> None:
     """Validate a configuration, print the memory plan, and exit. No weights are loaded."""
-    from freehold.assembly import plan_memory
+    from freehold.memory_plan import plan_memory
     from freehold.models.loading.resolve import open_checkpoint, resolve_model
     from freehold.terminal import show_plan
 

@@ -88,9 +88,9 @@ class StepResult:
 
 @dataclass(frozen=True)
 class KVShape:
-    """The memory that an engine is given: pages for each cache group, and rows of page tables."""
+    """The memory that an engine is given: pages of each cache group, a draft model's last, and rows of page tables."""
 
-    page_count: int
+    page_counts: tuple[int, ...]
     page_size: int
     row_count: int
     token_limit: int

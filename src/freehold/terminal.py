@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from freehold.assembly import MemoryPlan
 from freehold.llm import LLM
+from freehold.memory_plan import MemoryPlan
 from freehold.sampling_params import SamplingParams
 
 console = Console(highlight=False)
@@ -65,8 +65,11 @@ def show_plan(plan: MemoryPlan, sources: Mapping[str, str]) -> None:
     tokens = shape.page_count * shape.page_size
     table = Table(title="Memory plan", show_header=False)
     table.add_row("model", f"{plan.path.name} ({spec.architecture}, {spec.layer_count} layers)")
-    table.add_row("KV memory", f"{shape.page_count * plan.page_bytes / 2**20:,.1f} MiB, {plan.config.kv_cache_dtype}")
-    table.add_row("pages", f"{shape.page_count:,} of {shape.page_size} tokens, {plan.page_bytes:,} bytes each")
+    total = sum(count * cost for count, cost in zip(shape.page_counts, plan.page_bytes, strict=True))
+    table.add_row("KV memory", f"{total / 2**20:,.1f} MiB, {plan.config.kv_cache_dtype}")
+    for group, count, cost in zip(shape.groups, shape.page_counts, plan.page_bytes, strict=True):
+        name = "pages" if len(shape.groups) == 1 else f"pages, {group.name}"
+        table.add_row(name, f"{count:,} of {shape.page_size} tokens, {cost:,} bytes each")
     table.add_row("capacity", f"{tokens:,} tokens")
     table.add_row("longest request", f"{min(shape.token_limit, tokens + 1):,} tokens, prompt and output")
     table.add_row("batch", f"{shape.row_count:,} requests at most")

@@ -132,14 +132,14 @@ def attention_run(shape, page_size, tokens, chunks, seed=0, kind="float32"):
     """Attention outputs of one sequence computed in `chunks`, and the qkv that went in."""
     rng = np.random.default_rng(seed)
     pages = -(-tokens // page_size)
-    backend = CpuBackend(shape, soiled_kv(shape, pages + 3, page_size, kind), 1024)
+    backend = CpuBackend(shape, [soiled_kv(shape, pages + 3, page_size, kind)], 1024)
     width = (shape.head_count + 2 * shape.kv_head_count) * shape.head_size
     qkv = rng.standard_normal((tokens, width)).astype(np.float32)
     table = rng.permutation(np.arange(1, pages + 4))[:pages].astype(np.int32)[None, :]
     outputs, at = [], 0
     for count in chunks:
         batch = CpuBatch.of(table, page_size, np.array([0]), np.array([at]), np.array([count]))
-        outputs.append(backend.attend(shape, 0, qkv[at : at + count].copy(), batch))
+        outputs.append(backend.attend(shape, 0, qkv[at : at + count].copy(), [batch]))
         at += count
     assert at == tokens
     return np.concatenate(outputs), qkv, backend
@@ -197,7 +197,7 @@ def test_sequences_that_share_pages_get_the_same_bits_together_and_alone(kind, p
     lengths = [201, 230, 310, 311, 250, 202, 390, 333, 40]
     shared = [200, 200, 200, 300, 200, 200, 200, 0, 32]
     columns = 400 // page_size + 1
-    backend = CpuBackend(shape, soiled_kv(shape, columns * 9, page_size, kind), 1024)
+    backend = CpuBackend(shape, [soiled_kv(shape, columns * 9, page_size, kind)], 1024)
     tables = (1 + rng.permutation(columns * 9)).astype(np.int32).reshape(9, columns)
     for row, common in enumerate(shared[1:], start=1):
         first = 2 if row == 3 else 0
@@ -207,32 +207,32 @@ def test_sequences_that_share_pages_get_the_same_bits_together_and_alone(kind, p
         start = shared[row] // page_size * page_size if row else 0
         prompt = rng.standard_normal((length - start, width)).astype(np.float32)
         one = CpuBatch.of(tables, page_size, np.array([row]), np.array([start]), np.array([length - start]))
-        backend.attend(shape, 0, prompt, one)
+        backend.attend(shape, 0, prompt, [one])
     rows, starts, counts = np.arange(9), np.array(lengths), np.ones(9, np.int64)
     qkv = rng.standard_normal((9, width)).astype(np.float32)
     batch = CpuBatch.of(tables, page_size, rows, starts, counts)
     assert batch.item_shared.max() >= 192
     assert len(batch.item_shared) < 9
-    together = backend.attend(shape, 0, qkv, batch)
+    together = backend.attend(shape, 0, qkv, [batch])
     assert np.isfinite(together).all()
     for row in range(9):
         one = CpuBatch.of(tables, page_size, rows[row : row + 1], starts[row : row + 1], counts[:1])
-        np.testing.assert_array_equal(together[row], backend.attend(shape, 0, qkv[row : row + 1], one)[0])
+        np.testing.assert_array_equal(together[row], backend.attend(shape, 0, qkv[row : row + 1], [one])[0])
 
 
 def test_several_sequences_in_one_batch_do_not_see_each_other():
     shape = spec(4, 2, 32)
-    backend = CpuBackend(shape, CpuKV(shape, 20, 4), 1024)
+    backend = CpuBackend(shape, [CpuKV(shape, 20, 4)], 1024)
     rng = np.random.default_rng(5)
     tables = rng.permutation(np.arange(1, 21)).astype(np.int32).reshape(4, 5)
     qkv = rng.standard_normal((20, 8 * 32)).astype(np.float32)
     rows, counts = np.array([2, 0, 3]), np.array([9, 1, 10])
     batch = CpuBatch.of(tables, 4, rows, np.zeros(3, np.int64), counts)
-    together = backend.attend(shape, 0, qkv.copy(), batch)
+    together = backend.attend(shape, 0, qkv.copy(), [batch])
     for i, start in enumerate((0, 9, 10)):
         part = slice(start, start + counts[i])
         single = CpuBatch.of(tables, 4, rows[i : i + 1], np.zeros(1, np.int64), counts[i : i + 1])
-        alone = backend.attend(shape, 0, qkv[part].copy(), single)
+        alone = backend.attend(shape, 0, qkv[part].copy(), [single])
         np.testing.assert_array_equal(together[part], alone)
 
 

@@ -95,7 +95,7 @@ def drafting(checkpoint):
     sequences = Sequences(1, 128)
     start = RowStart(0, SamplingParams(temperature=0), 0, np.arange(20, dtype=np.int32), 20, (), 128, cached=16)
     sampler = Sampler(1, checkpoint.spec.vocab_size, drawing)
-    speculator = DraftModelSpeculator(checkpoint, KVShape(8, 16, 1, 128), CpuDevice(), sampler)
+    speculator = DraftModelSpeculator(checkpoint, KVShape((8,), 16, 1, 128), CpuDevice(), sampler)
     sequences.start(start)
     speculator.start(start)
     speculator.update_pages([(np.zeros(2, np.int32), np.arange(2, dtype=np.int32), np.arange(1, 3, dtype=np.int32))])

@@ -66,10 +66,10 @@ def _compare(checkpoint: Checkpoint, formats: tuple[str, str], texts: Int32, ref
 def _log_probabilities(checkpoint: Checkpoint, formats: tuple[str, str], tokens: Int32) -> Float32:
     """float32 [n, vocab] after each of `tokens` int32 [n], computed as one prompt."""
     (compute, kv), pages = formats, -(-len(tokens) // PAGE)
-    shape = KVShape(pages, PAGE, 1, len(tokens), kv)
+    shape = KVShape((pages,), PAGE, 1, len(tokens), kv)
     model = PlacedModel(checkpoint, CpuDevice(), shape, compute)
     columns = np.arange(pages, dtype=np.int32)
-    model.update_pages((np.zeros(pages, np.int32), columns, columns + 1))
+    model.update_pages([(np.zeros(pages, np.int32), columns, columns + 1)])
     one = np.zeros(1, np.int64)
     logits = model.logits(model.forward(tokens, one, one, one + len(tokens)))
     logits -= logits.max(axis=1, keepdims=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -60,11 +61,20 @@ class Device(Protocol):
         ...
 
     def backend(self, spec: DecoderSpec, shape: KVShape, compute: str) -> Backend[Any, Any, Any]:
-        """KV for one model in pages of `shape`, and the operations on it. `compute` says what inputs of quantized
-        weights are rounded to."""
+        """KV for one model in the groups and pages of `shape`, and the operations on it. `compute` says what inputs of
+        quantized weights are rounded to."""
         ...
 
-    def batch(self, tables: Int32, page_size: int, rows: Int64, starts: Int64, counts: Int64) -> Any:
-        """Sequence i has `counts[i]` new tokens from position `starts[i]`, its pages in `tables[rows[i]]`, for
-        `Backend.attend`."""
+    def batch(
+        self,
+        tables: Sequence[Int32],
+        page_size: int,
+        rows: Int64,
+        starts: Int64,
+        counts: Int64,
+        may_share: Sequence[bool],
+    ) -> Any:
+        """Sequence i has `counts[i]` new tokens from position `starts[i]`, its pages of each cache group in
+        `tables[group][rows[i]]`, for `Backend.attend`. In groups that `may_share`, sequences that begin with the same
+        pages may read them together."""
         ...

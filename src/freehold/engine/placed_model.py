@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,11 @@ class PlacedModel:
     def __init__(self, checkpoint: Checkpoint, device: Device, shape: KVShape, compute: str):
         self._device = device
         self._page_size = shape.page_size
-        self._tables: Int32 = np.zeros((shape.row_count, -(-shape.token_limit // shape.page_size)), np.int32)
+        columns = -(-shape.token_limit // shape.page_size)
+        self._tables: list[Int32] = [np.zeros((shape.row_count, columns), np.int32) for _ in shape.page_counts]
+        lookbacks = checkpoint.spec.layers_by_lookback()
+        is_one = len(shape.page_counts) == 1
+        self._may_share = [all(one is None for one in lookbacks)] if is_one else [one is None for one in lookbacks]
         self._backend: Any = device.backend(checkpoint.spec, shape, compute)
         self._decoder: Decoder = make_decoder(checkpoint, self._backend)
 
@@ -33,14 +38,19 @@ class PlacedModel:
         """Compute with other weights of the same shape from now on."""
         self._decoder = make_decoder(checkpoint, self._backend)
 
-    def update_pages(self, update: PageUpdate) -> None:
-        """Write to the page tables: (rows, columns, pages), in order."""
-        rows, columns, pages = update
-        self._tables[rows, columns] = pages
+    @property
+    def group_count(self) -> int:
+        return len(self._tables)
+
+    def update_pages(self, updates: Sequence[PageUpdate]) -> None:
+        """Write to the page table of each group: (rows, columns, pages), in order."""
+        for table, (rows, columns, pages) in zip(self._tables, updates, strict=True):
+            table[rows, columns] = pages
 
     def forward(self, tokens: Int32, rows: Int64, starts: Int64, counts: Int64) -> Float32:
         """`counts` [n] tokens from positions `starts` [n] of `rows` [n], flat -> hidden states [tokens, features]."""
-        return self._decoder.forward(tokens, self._device.batch(self._tables, self._page_size, rows, starts, counts))
+        batch = self._device.batch(self._tables, self._page_size, rows, starts, counts, self._may_share)
+        return self._decoder.forward(tokens, batch)
 
     def logits(self, hidden: Float32) -> Float32:
         """[n, features] -> [n, vocab]"""

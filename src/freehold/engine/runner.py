@@ -34,7 +34,9 @@ class Runner:
     def __init__(self, config: EngineConfig, checkpoint: Checkpoint, shape: KVShape, device: Device):
         self._config = config
         self._device = device
-        self._model = PlacedModel(checkpoint, device, shape, config.linear_compute)
+        count = len(checkpoint.spec.layers_by_lookback())
+        own = replace(shape, page_counts=shape.page_counts[:count])
+        self._model = PlacedModel(checkpoint, device, own, config.linear_compute)
         self._sampler = Sampler(shape.row_count, checkpoint.spec.vocab_size, device.drawing)
         self._sequences = Sequences(shape.row_count, shape.token_limit)
         self._speculator = make_speculator(config, checkpoint, shape, device, self._sampler)
@@ -86,7 +88,7 @@ class Runner:
         """Compute all new tokens of the step, sample where asked."""
         started = time.perf_counter()
         if step.page_updates:
-            self._model.update_pages(step.page_updates[0])
+            self._model.update_pages(step.page_updates[: self._model.group_count])
         for start in step.row_starts:
             self._sequences.start(start)
             self._sampler.start(start)
@@ -99,8 +101,8 @@ class Runner:
         none = np.zeros(len(step.rows), np.int64)
         if self._speculator is None:
             return np.zeros((len(step.rows), 0), np.int32), none
-        if step.page_updates[1:]:
-            self._speculator.update_pages(step.page_updates[1:])
+        if updates := step.page_updates[self._model.group_count :]:
+            self._speculator.update_pages(updates)
         for start in step.row_starts:
             self._speculator.start(start)
         limits = self._sequences.room(step)

@@ -48,6 +48,6 @@ class Backend(Protocol[Array, Weight, Batch]):
         q_norm: Array | None = None,
         k_norm: Array | None = None,
     ) -> Array:
-        """Rotate q and k, write k and v to the pages of the batch, attend causally over each
-        sequence's pages -> [tokens, heads * head_size]."""
+        """Rotate q and k, write k and v to the pages of the layer's cache group, attend causally over each sequence's
+        pages, as far back as the layer looks -> [tokens, heads * head_size]."""
         ...

@@ -31,11 +31,24 @@ class DecoderSpec:
     qk_norm: bool = False
     tied_embeddings: bool = False
     rope_divisors: Float32 | None = None  # [head_size / 2], scaled RoPE (Llama 3)
+    windows: tuple[int | None, ...] = ()  # of each layer: tokens that it looks at, its own included. Empty: all
 
-    def kv_bytes_per_token(self, kind: str) -> int:
-        """`kind`: float32, bfloat16, or int8, which has a float32 scale for each key and value of a head."""
+    def lookback_of(self, layer: int) -> int | None:
+        """How many tokens before its own a position of a layer looks at; None is all of them."""
+        window = self.windows[layer] if self.windows else None
+        return None if window is None else window - 1
+
+    def layers_by_lookback(self) -> dict[int | None, tuple[int, ...]]:
+        """The layers of each cache group, those that look at everything first."""
+        lookbacks = [self.lookback_of(layer) for layer in range(self.layer_count)]
+        kinds = sorted(set(lookbacks), key=lambda lookback: (lookback is not None, lookback or 0))
+        return {kind: tuple(layer for layer, one in enumerate(lookbacks) if one == kind) for kind in kinds}
+
+    def kv_bytes_per_token(self, kind: str, layer_count: int | None = None) -> int:
+        """Of so many layers, or all. `kind`: float32, bfloat16, or int8, which has a float32 scale for each key and
+        value of a head."""
         vector = {"float32": 4 * self.head_size, "bfloat16": 2 * self.head_size, "int8": self.head_size + 4}[kind]
-        return 2 * self.layer_count * self.kv_head_count * vector
+        return 2 * (self.layer_count if layer_count is None else layer_count) * self.kv_head_count * vector
 
 
 class TensorFormat(StrEnum):

@@ -78,7 +78,7 @@ class Scratch(NamedTuple):
 
 class Block(NamedTuple):
     """A block of keys from position `start`, of which those before `end` exist, for rows `row` up to `row + rows`. Row
-    `row + r` sees the positions below `first + r // group + 1`."""
+    `row + r` sees the positions below `first + r // group + 1`; if `lookback` is not 0, only so many before its own."""
 
     start: int
     end: int
@@ -86,6 +86,7 @@ class Block(NamedTuple):
     rows: int
     first: int
     group: int
+    lookback: int
 
 
 @njit(inline="always")
@@ -119,11 +120,13 @@ def _scale_tile(scores, rows, scales, pages, base, count, head, heads):
 
 
 @njit(inline="always")
-def _online_softmax(scratch, row, valid, size):
-    """Turn one row of scores into probabilities and rescale what was summed before. `valid` keys of the block are
-    visible to this row: the rest get probability 0."""
+def _online_softmax(scratch, row, hidden, valid, size):
+    """Turn one row of scores into probabilities and rescale what was summed before. Keys `hidden` up to `valid` of the
+    block are visible to this row: the rest get probability 0."""
     scores, at = scratch.scores, row * KEYS
     low = splat(np.float32(-np.inf))
+    if hidden > 0:
+        scores[at : at + hidden] = np.float32(-np.inf)
     top = low
     for t in range(TILES):
         visible = load(scores, at + t * LANES)
@@ -191,9 +194,10 @@ def _add_values(scratch, kv, pages, block, head, heads):
 def _attend_block(scratch, kv, pages, block, head, heads):
     _score(scratch, kv, pages, block, head, heads)
     for r in range(block.rows):
-        row, valid = block.row + r, block.first + r // block.group + 1 - block.start
-        if valid > 0:
-            _online_softmax(scratch, row, valid, heads.size)
+        row, own = block.row + r, block.first + r // block.group - block.start
+        hidden = own - block.lookback if block.lookback else 0
+        if own >= 0 and hidden < KEYS:
+            _online_softmax(scratch, row, hidden, own + 1, heads.size)
         else:
             scratch.scores[row * KEYS : (row + 1) * KEYS] = np.float32(0)
     _add_values(scratch, kv, pages, block, head, heads)
@@ -212,8 +216,8 @@ def _make_scratch(rows, size, is_gathered):
 
 
 @njit(nogil=True, error_model="numpy")
-def _attend_item(q, kv, tables, page_size, members, item, head, heads, out):
-    """One item, with one head of keys and values."""
+def _attend_item(q, kv, tables, page_size, lookback, members, item, head, heads, out):
+    """One item, with one head of keys and values. Blocks that no row looks back on are not read."""
     size, group = heads.size, heads.queries // heads.kv
     scale, shared = np.float32(1) / np.sqrt(np.float32(size)), item.shared
     total = group * np.sum(members.counts[item.first : item.stop])
@@ -232,8 +236,10 @@ def _attend_item(q, kv, tables, page_size, members, item, head, heads, out):
         rows = total if is_shared else members.counts[m] * group
         start, end = (0, shared) if is_shared else (shared, members.positions[m] + members.counts[m])
         first = shared if is_shared else members.positions[m]
+        if lookback and first > lookback:
+            start = max(start, (first - lookback) // KEYS * KEYS)
         for at in range(start, end, KEYS):
-            _attend_block(scratch, kv, pages, Block(at, end, row, rows, first, group), head, heads)
+            _attend_block(scratch, kv, pages, Block(at, end, row, rows, first, group, lookback), head, heads)
         if not is_shared:
             for r in range(rows):
                 at = ((members.tokens[m] + r // group) * heads.queries + head * group + r % group) * size
@@ -245,13 +251,14 @@ def _attend_item(q, kv, tables, page_size, members, item, head, heads, out):
 @njit(parallel=True, nogil=True, cache=True, error_model="numpy")
 def attend(
     qkv, token_positions, slots, cos, sin, q_norm, k_norm, epsilon, keys, values, key_scales, value_scales,
-    tables, page_size, item_members, item_shared, rows, tokens, counts, positions, query_heads, kv_heads, size, out,
+    tables, page_size, lookback, item_members, item_shared, rows, tokens, counts, positions, query_heads, kv_heads,
+    size, out,
 ):  # fmt: skip
     """Rotate queries and keys, write keys and values to their slots, attend: out flat [tokens, heads, size].
 
     Arguments of an entry point are plain: records are slow to pass from Python, so they are made here. Item i has
     members `item_members[i]` up to `item_members[i + 1]`, which share their first `item_shared[i]` positions, a
-    multiple of 64; tables int32 [rows, pages].
+    multiple of 64, and 0 where `lookback` is not; tables int32 [rows, pages].
     """
     q = np.empty_like(out)
     if len(slots) < ROWS_PARALLEL:
@@ -271,4 +278,4 @@ def attend(
         kv, heads = LayerKV(keys, values, key_scales, value_scales), Heads(query_heads, kv_heads, size)
         item = Item(item_members[number], item_members[number + 1], item_shared[number])
         members = Members(rows, tokens, counts, positions)
-        _attend_item(q, kv, tables, page_size, members, item, head, heads, out)
+        _attend_item(q, kv, tables, page_size, lookback, members, item, head, heads, out)

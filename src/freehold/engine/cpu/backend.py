@@ -19,19 +19,21 @@ Matrix = PackedMatrix | IntegerMatrix
 
 
 class CpuKV:
-    """The KV of all pages: for each layer keys [tiles, kv_heads, head_size, 16] and values
+    """The KV of all pages of a cache group: for each of its layers keys [tiles, kv_heads, head_size, 16] and values
     [tiles, kv_heads, 16, head_size], flat; a tile is 16 slots. Memory is touched only when written.
 
     `kind`: float32, bfloat16 (kept as uint16), or int8 with a float32 scale for each position and head:
     [tiles, kv_heads, 16], flat, empty for the others.
     """
 
-    def __init__(self, spec: DecoderSpec, page_count: int, page_size: int, kind: str = "float32"):
+    def __init__(
+        self, spec: DecoderSpec, page_count: int, page_size: int, kind: str = "float32", layer_count: int | None = None
+    ):
         tiles = -(-(page_count + 1) * page_size // LANES)
         positions = tiles * LANES * spec.kv_head_count
         dtype = {"float32": np.float32, "bfloat16": np.uint16, "int8": np.int8}[kind]
         scales = positions if kind == "int8" else 0
-        layers = range(spec.layer_count)
+        layers = range(spec.layer_count if layer_count is None else layer_count)
         self.page_size = page_size
         self.keys = [np.zeros(positions * spec.head_size, dtype) for _ in layers]
         self.values = [np.zeros(positions * spec.head_size, dtype) for _ in layers]
@@ -40,11 +42,13 @@ class CpuKV:
 
 
 class CpuBackend:
-    """Implements `freehold.models.backend.Backend` for float32 arrays. `compute` says what inputs are
-    rounded to for products with weights that are stored in a few bits: int16, int8, or nothing (float32)."""
+    """Implements `freehold.models.backend.Backend` for float32 arrays, with the KV of each cache group. `compute` says
+    what inputs are rounded to for products with weights that are stored in a few bits: int16, int8, or nothing
+    (float32)."""
 
-    def __init__(self, spec: DecoderSpec, kv: CpuKV, position_count: int, compute: str = "float32"):
+    def __init__(self, spec: DecoderSpec, kv: Sequence[CpuKV], position_count: int, compute: str = "float32"):
         self.kv = kv
+        self._places = places_of_layers(spec, len(kv))
         self._compute = compute
         self._cos, self._sin = rotary_tables(spec, position_count)
 
@@ -80,21 +84,35 @@ class CpuBackend:
         spec: DecoderSpec,
         layer: int,
         qkv: Float32,
-        batch: CpuBatch,
+        batch: Sequence[CpuBatch],
         q_norm: Float32 | None = None,
         k_norm: Float32 | None = None,
     ) -> Float32:
         out = np.empty((len(qkv), spec.head_count * spec.head_size), np.float32)
-        kv = self.kv
+        group, at = self._places[layer]
+        kv, of = self.kv[group], batch[group]
         attend(
-            qkv.ravel(), batch.positions, batch.slots, self._cos, self._sin, NO_NORM if q_norm is None else q_norm,
+            qkv.ravel(), of.positions, of.slots, self._cos, self._sin, NO_NORM if q_norm is None else q_norm,
             NO_NORM if k_norm is None else k_norm, np.float32(spec.norm_epsilon),
-            kv.keys[layer], kv.values[layer], kv.key_scales[layer], kv.value_scales[layer],
-            batch.tables, kv.page_size, batch.item_members, batch.item_shared,
-            batch.member_rows, batch.member_tokens, batch.member_counts, batch.member_positions,
+            kv.keys[at], kv.values[at], kv.key_scales[at], kv.value_scales[at],
+            of.tables, kv.page_size, spec.lookback_of(layer) or 0, of.item_members, of.item_shared,
+            of.member_rows, of.member_tokens, of.member_counts, of.member_positions,
             spec.head_count, spec.kv_head_count, spec.head_size, out.ravel(),
         )  # fmt: skip
         return out
+
+
+def places_of_layers(spec: DecoderSpec, group_count: int) -> list[tuple[int, int]]:
+    """Of each layer its cache group, and its number among the group's layers. One group has all layers, however far
+    they look back."""
+    if group_count == 1:
+        return [(0, layer) for layer in range(spec.layer_count)]
+    places = {
+        layer: (group, at)
+        for group, layers in enumerate(spec.layers_by_lookback().values())
+        for at, layer in enumerate(layers)
+    }
+    return [places[layer] for layer in range(spec.layer_count)]
 
 
 def rotary_tables(spec: DecoderSpec, position_count: int) -> tuple[Float32, Float32]:

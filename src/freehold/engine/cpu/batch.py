@@ -27,8 +27,11 @@ class CpuBatch:
     member_positions: Int64
 
     @classmethod
-    def of(cls, tables: Int32, page_size: int, rows: Int64, starts: Int64, counts: Int64) -> CpuBatch:
-        """Sequence i has `counts[i]` new tokens from position `starts[i]`, its pages in `tables[rows[i]]`."""
+    def of(
+        cls, tables: Int32, page_size: int, rows: Int64, starts: Int64, counts: Int64, may_share: bool = True
+    ) -> CpuBatch:
+        """Sequence i has `counts[i]` new tokens from position `starts[i]`, its pages in `tables[rows[i]]`. Layers that
+        look back so far and no further may not share: where they don't look, tables name nobody's pages."""
         sequence, index = ragged(counts)
         first = np.cumsum(counts) - counts
         positions = starts[sequence] + index
@@ -38,7 +41,7 @@ class CpuBatch:
         offset = part * QUERIES
         member_positions = starts[member] + offset
         member_counts = np.minimum(counts[member] - offset, QUERIES)
-        items = _items(tables, page_size, rows, starts, counts, parts)
+        items = _items(tables, page_size, rows, starts, counts, parts, may_share)
         items = _balanced(items, (member_positions + member_counts) * member_counts)
         order = np.concatenate([members for members, _ in items]) if items else np.zeros(0, np.int64)
         return cls(
@@ -55,9 +58,11 @@ class CpuBatch:
 
 
 def _items(
-    tables: Int32, page_size: int, rows: Int64, starts: Int64, counts: Int64, parts: Int64
+    tables: Int32, page_size: int, rows: Int64, starts: Int64, counts: Int64, parts: Int64, may_share: bool
 ) -> list[tuple[list[int], int]]:
     """The members of each item, numbered through the parts of all sequences, and how many positions they share."""
+    if not may_share:
+        return [([member], 0) for member in range(int(parts.sum()))]
     first = np.cumsum(parts) - parts
     items: list[tuple[list[int], int]] = [([m], 0) for m in np.flatnonzero(np.repeat(counts > 1, parts)).tolist()]
     for group, shared in _sharing(tables, page_size, rows, starts, np.flatnonzero(counts == 1)):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from freehold.arrays import Int32, Int64
 from freehold.engine.cpu import drawing
 from freehold.engine.cpu.backend import CpuBackend, CpuKV
@@ -31,8 +33,25 @@ class CpuDevice:
         return CompileProgress()
 
     def backend(self, spec: DecoderSpec, shape: KVShape, compute: str) -> CpuBackend:
-        kv = CpuKV(spec, shape.page_count, shape.page_size, shape.kind)
+        layers = [len(group) for group in spec.layers_by_lookback().values()]
+        if len(shape.page_counts) == 1:
+            layers = [spec.layer_count]
+        kv = [
+            CpuKV(spec, pages, shape.page_size, shape.kind, count)
+            for pages, count in zip(shape.page_counts, layers, strict=True)
+        ]
         return CpuBackend(spec, kv, shape.token_limit, compute)
 
-    def batch(self, tables: Int32, page_size: int, rows: Int64, starts: Int64, counts: Int64) -> CpuBatch:
-        return CpuBatch.of(tables, page_size, rows, starts, counts)
+    def batch(
+        self,
+        tables: Sequence[Int32],
+        page_size: int,
+        rows: Int64,
+        starts: Int64,
+        counts: Int64,
+        may_share: Sequence[bool],
+    ) -> list[CpuBatch]:
+        return [
+            CpuBatch.of(table, page_size, rows, starts, counts, shares)
+            for table, shares in zip(tables, may_share, strict=True)
+        ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import numpy as np
 
@@ -26,7 +27,8 @@ class DraftModelSpeculator:
     """
 
     def __init__(self, checkpoint: Checkpoint, shape: KVShape, device: Device, sampler: Sampler):
-        self._model = PlacedModel(checkpoint, device, shape, "float32")
+        own = replace(shape, page_counts=shape.page_counts[-1:])
+        self._model = PlacedModel(checkpoint, device, own, "float32")
         self._sampler = sampler
         self._written: Int64 = np.zeros(shape.row_count, np.int64)
 
@@ -34,8 +36,7 @@ class DraftModelSpeculator:
         self._written[start.row] = start.cached
 
     def update_pages(self, updates: list[tuple[Int32, Int32, Int32]]) -> None:
-        (update,) = updates
-        self._model.update_pages(update)
+        self._model.update_pages(updates)
 
     def propose(self, sequences: Sequences, rows: Int64, limits: Int64) -> tuple[Int32, Int64]:
         found = np.zeros((len(rows), int(limits.max(initial=0))), np.int32)

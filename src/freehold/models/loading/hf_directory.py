@@ -23,10 +23,6 @@ class HfCheckpoint:
         self.config: dict[str, Any] = json.loads((path / "config.json").read_text())
         self.architecture = str(self.config.get("model_type"))
         check_architecture(self.architecture, path)
-        if self.config.get("use_sliding_window") or (
-            self.architecture == "mistral" and self.config.get("sliding_window")
-        ):
-            raise ValueError(f"{path}: sliding-window attention is not supported yet")
         self._files = self._open_files()
         self._spec = self._read_spec()
 
@@ -70,7 +66,24 @@ class HfCheckpoint:
             qk_norm=self._name("layers.0.self_attn.q_norm.weight") in self._files,
             tied_embeddings=bool(config.get("tie_word_embeddings")) or "lm_head.weight" not in self._files,
             rope_divisors=rope_divisors(rope, theta, head_size),
+            windows=self._windows(int(config.get("max_position_embeddings", 2048))),
         )
+
+    def _windows(self, context_length: int) -> tuple[int | None, ...]:
+        """How many tokens each layer looks at. A window as large as the context is none."""
+        config, layers = self.config, int(self.config["num_hidden_layers"])
+        window = config.get("sliding_window")
+        is_used = self.architecture == "mistral" or bool(config.get("use_sliding_window"))
+        if not (window and is_used) or window >= context_length:
+            return ()
+        if self.architecture == "mistral":
+            return (int(window),) * layers
+        kinds = config.get("layer_types") or [
+            "sliding_attention" if layer >= config.get("max_window_layers", 0) else "full_attention"
+            for layer in range(layers)
+        ]
+        windows = tuple(int(window) if kind == "sliding_attention" else None for kind in kinds)
+        return windows if any(windows) else ()
 
     def field(self, name: str, default: Any = None) -> Any:
         return self.config.get(name, default)

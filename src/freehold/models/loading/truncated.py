@@ -16,7 +16,7 @@ class TruncatedCheckpoint:
             raise ValueError(f"speculative_draft_layers must be 1 to {whole.spec.layer_count}, not {layer_count}")
         self._whole = whole
         self.path = whole.path
-        self.spec = replace(whole.spec, layer_count=layer_count)
+        self.spec = replace(whole.spec, layer_count=layer_count, windows=whole.spec.windows[:layer_count])
 
     def field(self, name: str, default: Any = None) -> Any:
         return self._whole.field(name, default)
