@@ -1,5 +1,7 @@
 """CPU kernels against plain torch, and against themselves: a row's bits never depend on its neighbours."""
 
+from dataclasses import replace
+
 import gguf
 import numpy as np
 import pytest
@@ -179,6 +181,40 @@ def test_attention_is_the_same_bits_for_any_chunks_and_pages(kind):
         for chunks in ([150], [1] * 150, [7] * 21 + [3], [64, 64, 22]):
             out, _, _ = attention_run(shape, page_size, 150, chunks, kind=kind)
             np.testing.assert_array_equal(out, whole)
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16, 64, 256])
+@pytest.mark.parametrize("window", [2, 16, 63, 64, 65, 100, 149, 150])
+def test_attention_with_a_window(page_size, window):
+    """As the reference, the same bits for any chunks, and nothing is read below the window's first block."""
+    shape = replace(spec(6, 2, 32), windows=(window,))
+    whole, qkv, backend = attention_run(shape, 16, 150, [150])
+    q, k, v = rotated(backend, qkv, shape)
+    expected = reference_attention(q, k, v, 0, window - 1).reshape(150, -1)
+    np.testing.assert_allclose(whole, expected.numpy(), rtol=1e-4, atol=1e-5)
+    for chunks in ([70, 1, 1, 64, 14], [1] * 150):
+        out, _, _ = attention_run(shape, page_size, 150, chunks)
+        np.testing.assert_array_equal(out, whole)
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16, 64])
+def test_a_window_reads_nothing_behind_its_block(page_size):
+    """What is older than the block of 64 where the window begins may be anything, even no number."""
+    shape = replace(spec(6, 2, 32), windows=(40,))
+    expected, qkv, _ = attention_run(shape, 16, 300, [299, 1])
+    pages = -(-300 // page_size)
+    kv = CpuKV(shape, pages, page_size)
+    backend = CpuBackend(shape, [kv], 1024)
+    table = np.arange(1, pages + 1, dtype=np.int32)[None, :]
+    rows, one = np.array([0]), np.array([1])
+    backend.attend(shape, 0, qkv[:299].copy(), [CpuBatch.of(table, page_size, rows, np.array([0]), np.array([299]))])
+    soiled = soiled_kv(shape, 1, page_size)
+    for array, nan in ((kv.keys[0], soiled.keys[0][0]), (kv.values[0], soiled.values[0][0])):
+        slots = array.reshape(-1, shape.kv_head_count * shape.head_size * 16)
+        begin = (299 - 39) // 64 * 64 + page_size  # slots of that position on; page 0 comes before all
+        slots[: begin // 16] = nan
+    batch = CpuBatch.of(table, page_size, rows, np.array([299]), one, may_share=False)
+    np.testing.assert_array_equal(backend.attend(shape, 0, qkv[299:].copy(), [batch]), expected[299:])
 
 
 @pytest.mark.parametrize(("kind", "error"), [("bfloat16", 0.02), ("int8", 0.03)])

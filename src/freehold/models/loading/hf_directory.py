@@ -76,6 +76,8 @@ class HfCheckpoint:
         is_used = self.architecture == "mistral" or bool(config.get("use_sliding_window"))
         if not (window and is_used) or window >= context_length:
             return ()
+        if window < 2:
+            raise ValueError(f"{self.path}: a sliding_window of {window} is not supported")
         if self.architecture == "mistral":
             return (int(window),) * layers
         kinds = config.get("layer_types") or [
