@@ -1,0 +1,108 @@
+"""What the scheduler does for groups that forget: checkpoints where they are useful, and room counted by group."""
+
+import numpy as np
+
+from freehold.config import EngineConfig
+from freehold.memory import CacheGroup
+from freehold.sampling_params import SamplingParams
+from freehold.simulation.assembly import SimulatedModel
+from harness import Harness
+
+FULL = CacheGroup()
+
+
+def harness(*groups: CacheGroup, **options) -> Harness:
+    defaults = {"page_size": 4, "num_pages": 400, "max_running_requests": 8, "chunked_prefill_size": 64}
+    return Harness(EngineConfig(**{**defaults, **options}), token_limit=1000, model=SimulatedModel(groups=groups))
+
+
+def state(pages: int) -> CacheGroup:
+    return CacheGroup("state", lookback=1, is_state=True, page_count=pages)
+
+
+def greedy(max_tokens: int) -> SamplingParams:
+    return SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+
+
+def cached(h: Harness, prompt: list[int], max_tokens: int = 2) -> int:
+    request = h.submit(prompt, greedy(max_tokens))
+    h.run()
+    return request.cached_tokens
+
+
+def test_a_prompt_is_found_again_to_its_end():
+    h = harness(FULL, state(40))
+    prompt = list(range(150))
+    assert cached(h, prompt) == 0
+    assert cached(h, prompt) == 148
+    assert cached(h, [*prompt, 900]) >= 148
+
+
+def test_a_turn_goes_on_where_the_last_one_ended():
+    h = harness(FULL, state(40))
+    request = h.submit(list(range(50)), greedy(33))
+    h.run()
+    history = request.tokens.tolist()
+    assert cached(h, [*history, 900]) >= len(history) - 1 - 4
+
+
+def test_where_prompts_branch_off_the_third_begins():
+    """The first leaves no state there; the second computes through it and does."""
+    h = harness(FULL, state(40))
+    shared = list(range(40))
+    found = [cached(h, shared + [900 + i] * 30) for i in range(3)]
+    assert found == [0, 0, 40]
+
+
+def test_a_row_has_few_states_while_its_prompt_is_computed():
+    h = harness(FULL, state(5), chunked_prefill_size=16)
+    request = h.submit(list(range(300)), greedy(2))
+    h.run()
+    assert request.retractions == 0
+    assert request.finish.kind == "length"
+
+
+def test_of_a_bounded_group_a_request_needs_no_more_than_a_row_holds():
+    window = CacheGroup("window", lookback=8, page_count=100)
+    h = harness(FULL, window, state(20), chunked_prefill_size=16)
+    admission, memory = h.scheduler._planner.admission, h.memory
+    long, short = (h.submit(list(range(count)), greedy(40)) for count in (200, 6))
+    row = memory.shape.row_needs
+    assert row == [1, 2 + 2 + 2 * 4, 5]
+    needs = [admission.page_counts_of(request, admission.match(request)).tolist() for request in (long, short)]
+    assert needs == [[54, 12, 5], [5, 5, 5]]
+    for _ in range(4):
+        h.step()
+    rows = h.scheduler.running.order
+    growth = admission.growth_page_counts(rows)
+    assert growth[0] > 30
+    assert growth[1] <= row[1]
+    h.run()
+
+
+def test_a_request_waits_for_room_in_a_bounded_group():
+    window = CacheGroup("window", lookback=8, page_count=4 * 12)
+    h = harness(FULL, window, num_pages=2000, chunked_prefill_size=16)
+    for i in range(12):
+        h.submit(list(range(50 * i, 50 * i + 40)), greedy(30))
+    h.step()
+    assert len(h.scheduler.running) < 8
+    ended = h.run()
+    assert sum(request.retractions for request in ended) == 0
+
+
+def test_two_thousand_sessions_on_few_states():
+    """Sessions hold nothing between turns: what they left can be evicted, and each goes on."""
+    h = harness(FULL, state(50), num_pages=3000, page_size=16, max_queued_requests=3000)
+    rng = np.random.default_rng(0)
+    histories: dict[int, list[int]] = {}
+    for turn in range(2):
+        for session in range(0, 2000, 40 if turn else 1):
+            prompt = histories.get(session, []) + rng.integers(4, 900, 20).tolist()
+            request = h.submit(prompt, greedy(3))
+            request.session = f"s{session}"
+            while h.scheduler.has_work:
+                h.scheduler.step()
+            histories[session] = request.tokens.tolist()
+    h.memory.audit()
+    assert h.memory.pools[1].capacity == 50
