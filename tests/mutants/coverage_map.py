@@ -23,6 +23,7 @@ MEASURED = [
      "tests/engine/test_sequences.py", "tests/engine/test_ngram.py", "tests/engine/test_step_thread.py",
      "tests/engine/test_prompt_logprobs.py", "tests/engine/test_session_turns.py",
      "tests/models/test_families.py::test_new_weights_are_those_that_compute"],
+    ["tests/models/test_windows.py"],
     ["tests/memory"],
     ["tests/text", "tests/test_llm.py", "tests/server/test_session_table.py", "tests/server/test_engine_loop.py",
      "tests/server/test_errors.py", "tests/server/test_restarts.py",
@@ -30,11 +31,11 @@ MEASURED = [
 ]  # fmt: skip
 # Tests whose code runs in other processes, which no measurement here sees, by the folder that they look at.
 DRIVERS = {
-    "memory/": ["tests/simulation/test_simulation.py::test_the_matrix_with_one_seed",
+    "memory/": ["tests/simulation/test_simulation.py::test_the_diagonal_of_the_matrix",
                 "tests/simulation/test_exhaustive.py::test_four_events_deep_in_every_scope"],
-    "scheduler/": ["tests/simulation/test_simulation.py::test_the_matrix_with_one_seed",
+    "scheduler/": ["tests/simulation/test_simulation.py::test_the_diagonal_of_the_matrix",
                    "tests/simulation/test_exhaustive.py::test_four_events_deep_in_every_scope"],
-    "step.py": ["tests/simulation/test_simulation.py::test_the_matrix_with_one_seed"],
+    "step.py": ["tests/simulation/test_simulation.py::test_the_diagonal_of_the_matrix"],
     "engine/": ["tests/server/test_control.py"],
     "ipc/": ["tests/server/test_sessions.py", "tests/server/test_native.py", "tests/server/test_server.py"],
     "server/access/": ["tests/server/test_access.py"],
