@@ -159,6 +159,7 @@ def inspect(
     server: Annotated[str | None, typer.Argument(metavar="[URL]", help="The same as --url.")] = None,
     url: Url = "http://127.0.0.1:8000",
     page: Annotated[int | None, typer.Option(help="Explain one page.")] = None,
+    group: Annotated[int, typer.Option(help="The number of the page's cache group.")] = 0,
     request: Annotated[str | None, typer.Option(help="What a request, running or ended, went through.")] = None,
     prompt: Annotated[str | None, typer.Option(help="How much of a prompt is cached, and why no more.")] = None,
     api_key: Annotated[str | None, typer.Option(help="The server's (admin) key.")] = None,
@@ -176,7 +177,7 @@ def inspect(
             elif prompt is not None:
                 answer = client.post("/debug/miss", json={"prompt": prompt})
             else:
-                answer = client.get("/debug/memory", params={} if page is None else {"page": page})
+                answer = client.get("/debug/memory", params={} if page is None else {"page": page, "group": group})
         body = answer.json()
         if answer.status_code != 200:
             raise ValueError(body["error"]["message"])

@@ -38,12 +38,14 @@ def show_memory(report: dict[str, Any]) -> None:
     if "explanation" in report:
         console.print(report["explanation"], markup=False, soft_wrap=True)
         return
-    table = Table("pages", "count", title=f"KV memory, {report['page_size']} tokens a page")
-    table.columns[1].justify = "right"
-    for owner, count in report["pages"].items():
-        table.add_row(owner, str(count))
+    groups = report["groups"]
+    table = Table("pages", title=f"KV memory, {report['page_size']} tokens a page")
+    for number, group in enumerate(groups):
+        table.add_column("count" if len(groups) == 1 else f"{number}: {group['name']}", justify="right")
+    for owner in report["pages"]:
+        table.add_row(owner, *(str(group["pages"][owner]) for group in groups))
     console.print(table)
-    columns = ("request", "state", "row", "shared", "committed", "allocated")
+    columns = ("request", "state", "row", "shared", "committed", "allocated", "pages")
     leases = Table(*columns, title=f"{len(report['leases'])} leases, {report['waiting']} requests waiting")
     for lease in report["leases"]:
         leases.add_row(*(str(lease[name]) for name in columns))

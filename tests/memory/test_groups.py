@@ -441,3 +441,18 @@ def test_the_audit_finds(break_it, message):
     break_it(memory, lease)
     with pytest.raises(AuditError, match=message):
         memory.audit()
+
+
+def test_each_page_of_each_group_is_explained():
+    memory = memory_of(FULL, window(9), STATE)
+    lease = compute(memory, range(22))
+    for group, columns in ((0, [0, 5]), (1, [3, 5]), (2, [5])):
+        for column in columns:
+            page = int(memory.leases.row_pages(lease.row, group)[column])
+            assert f"positions {4 * column}..{4 * column + 3}" in memory.explain(page, group)
+    borrowed = int(memory.leases.row_pages(lease.row, 1)[3])
+    assert "read by 1" in memory.explain(borrowed, 1)
+    lease.release()
+    assert "evictable: nobody looks at it" in memory.explain(borrowed, 1)
+    with pytest.raises(ValueError, match=r"group must be 0 \.\. 2, not 3"):
+        memory.explain(1, 3)

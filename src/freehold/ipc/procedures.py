@@ -65,10 +65,18 @@ class Procedures:
             request = running.request(lease.row)
             numbers = {name: getattr(lease, name) for name in ("row", "shared", "committed", "reserved", "allocated")}
             length = int(running.length[lease.row])
-            leases.append({"request": request.id, "state": request.state.value, **numbers, "length": length})
+            rows = [memory.leases.row_pages(lease.row, group) for group in range(len(memory.groups))]
+            pages = [int(np.count_nonzero(row)) for row in rows]
+            leases.append(
+                {"request": request.id, "state": request.state.value, **numbers, "length": length, "pages": pages}
+            )
         return {
             "page_size": memory.page_size,
             "pages": memory.counts().as_dict(),
+            "groups": [
+                {"name": group.name, "lookback": group.lookback, "pages": memory.counts(number).as_dict()}
+                for number, group in enumerate(memory.groups)
+            ],
             "page_ages_in_steps": memory.tree.history.ages.as_dict(),
             "epoch": {"submitted": memory.epochs.submitted, "completed": memory.epochs.completed},
             "weights": memory.tree.weights,
@@ -77,11 +85,11 @@ class Procedures:
             "leases": leases,
         }
 
-    def _page(self, page: int) -> str:
+    def _page(self, argument: dict[str, int]) -> str:
         try:
-            return self._scheduler.memory.explain(page)
+            return self._scheduler.memory.explain(argument["page"], argument["group"])
         except ValueError as error:
-            raise BadRequest(str(error), "page") from error
+            raise BadRequest(str(error), str(error).split()[0]) from error
 
     def _update_weights(self, source: str) -> None:
         try:

@@ -121,7 +121,9 @@ def _nearest(match: Match, tokens: Int32) -> tuple[int, Int32 | None]:
 
 
 def explain(memory: Parts, page: int, group: int = 0) -> str:
-    """Who holds a page, since which step, and why it can't be evicted. ValueError if out of range."""
+    """Who holds a page of a group, since which step, and why it can't be evicted. ValueError if there is none."""
+    if not 0 <= group < len(memory.pools):
+        raise ValueError(f"group must be 0 .. {len(memory.pools) - 1}, not {group}")
     pool = memory.pools[group]
     if not 0 <= page <= pool.capacity:
         raise ValueError(f"page must be 0 .. {pool.capacity}, not {page}")
@@ -156,6 +158,10 @@ def _explain_node(memory: Parts, page: int, group: int, serial: int) -> str:
     text = f"; positions {at}..{at + memory.page_size - 1} of a prefix{_scope(node.namespace)}"
     if node.level:
         text += f"; kept by a hint of priority {node.level}" if node.level > 0 else "; first to go, said its user"
+    for bounded in memory.tree.bounded:
+        if bounded.number == group:
+            readers = int(bounded.readers[page])
+            return f"{text}; read by {readers}" if readers else f"{text}; evictable: nobody looks at it"
     pins = [f"{count} {PinKind(kind).name.lower()}" for kind, count in enumerate(node.pins) if count]
     if pins:
         return f"{text}; pinned by {', '.join(pins)}"

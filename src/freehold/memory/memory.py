@@ -122,9 +122,9 @@ class Memory:
         """The audit in short slices, for as long as nothing changes between them. Raises AuditError."""
         return auditing(self)
 
-    def explain(self, page: int) -> str:
-        """Who holds a page, since which step, and why it can't be evicted. ValueError if out of range."""
-        return explain(self, page)
+    def explain(self, page: int, group: int = 0) -> str:
+        """Who holds a page of a group, since which step, and why it can't be evicted. ValueError if there is none."""
+        return explain(self, page, group)
 
     def explain_miss(self, match: Match, tokens: Int32, limit: int | None = None) -> Miss:
         """Why not more of `tokens` [n] than `match`, made now with that `limit`, is cached."""

@@ -22,11 +22,11 @@ def insight_routes(engine: AsyncEngine, metrics: Metrics) -> APIRouter:
         return Response(metrics.render(), media_type="text/plain; version=0.0.4")
 
     @routes.get("/debug/memory")
-    async def memory(page: int | None = None) -> dict[str, Any]:
-        """Who holds what, recounted; one page explained."""
+    async def memory(page: int | None = None, group: int = 0) -> dict[str, Any]:
+        """Who holds what, recounted; one page of a cache group explained."""
         if page is None:
             return await engine.call("memory")
-        return {"page": page, "explanation": await engine.call("page", page)}
+        return {"page": page, "explanation": await engine.call("page", {"page": page, "group": group})}
 
     @routes.get("/debug/requests/{name}")
     async def request(name: str) -> dict[str, Any]:
