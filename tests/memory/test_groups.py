@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from freehold.memory import AuditError, CacheGroup, LeaseError, Memory, MemoryShape, Namespace, Retention
@@ -88,7 +88,7 @@ def boundary_by_force(held: dict[int, set[int]], groups, size: int, columns: int
     return 0
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, phases=(Phase.explicit, Phase.reuse, Phase.generate))  # shrinking would take minutes
 @given(st.data())
 def test_a_match_ends_where_every_group_can_go_on(data):
     """Holes anywhere, nodes of any length: the same as trying every boundary."""
@@ -222,6 +222,23 @@ def test_only_what_a_row_looks_at_is_borrowed_and_the_rest_can_go():
     other.release()
     assert bounded.evict(100) == 2
     memory.audit()
+
+
+def test_room_is_counted_without_what_is_read_or_will_be():
+    memory = memory_of(FULL, window(9, 40), page_count=100)
+    tokens = np.arange(61, dtype=np.int32)
+    lease = compute(memory, tokens[:60])
+    assert memory.room.reachable.tolist() == [100 - 15, 40 - 2]
+    assert memory.room.gained_by(np.array([lease.row]))[0].tolist() == [15, 2]
+    lease.release()
+    assert memory.room.reachable.tolist() == [100, 40]
+    match = memory.match("", tokens)
+    assert memory.room.taken_by(match).tolist() == [15, 2]
+    assert memory.room.can_be_made([85, 38], match)
+    assert not memory.room.can_be_made([85, 39], match)
+    assert not memory.room.can_be_made([86, 38], match)
+    assert memory.room.can_be_made([85, 38], match, may_unpin=True)
+    assert not memory.room.can_be_made([85, 39], match, may_unpin=True)
 
 
 def test_pages_that_a_step_in_flight_may_read_wait_for_it():
