@@ -171,11 +171,4 @@ MUTANTS = [
         "kv, of = self.kv[group], batch[group]",
         "kv, of = self.kv[group], batch[0]",
     ),
-    Mutant(
-        "a draft model uses the model's pages",
-        "groups that forget",
-        "engine/speculative/draft_model.py",
-        "page_counts=shape.page_counts[-1:]",
-        "page_counts=shape.page_counts[:1]",
-    ),
 ]

@@ -512,8 +512,8 @@ def test_a_more_important_request_goes_before_its_own_clients_prompt(rows):
         schedule_policy="priority", priority_scheduling_preemption_threshold=1, max_running_requests=rows,
         chunked_prefill_size=8, num_pages=400,
     )  # fmt: skip
-    other = h.submit(list(range(300, 500)), greedy(2), priority=0, client="b")
     own = h.submit(list(range(200)), greedy(2), priority=0, client="a")
+    other = h.submit(list(range(300, 500)), greedy(2), priority=0, client="b")
     for _ in range(6):
         h.step()
     assert [other.state, own.state] == [RequestState.PREFILLING] * 2
@@ -525,3 +525,17 @@ def test_a_more_important_request_goes_before_its_own_clients_prompt(rows):
     assert important.state is RequestState.ENDED
     assert (own.retractions, other.retractions) == (1, 0)
     h.run()
+
+
+@pytest.mark.parametrize("priorities", [(0, 0), (1, 0), (0, 1)])
+def test_the_least_important_request_gives_way_when_memory_runs_out(priorities):
+    """The least important first, among equals the one that came last."""
+    h = harness(num_pages=20, schedule_policy="priority")
+    first, second = (
+        h.submit(list(range(100 * i, 100 * i + 28)), greedy(40), priority=priority)
+        for i, priority in enumerate(priorities)
+    )
+    h.run()
+    stays, goes = (second, first) if priorities == (0, 1) else (first, second)
+    assert goes.retractions > 0
+    assert stays.retractions == 0
