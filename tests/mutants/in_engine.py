@@ -161,8 +161,8 @@ MUTANTS = [
         "layers of a window share what they don't look at",
         "groups that forget",
         "engine/placed_model.py",
-        "if is_one else [one is None for one in lookbacks]",
-        "if is_one else [True for _ in lookbacks]",
+        "[all(spec.lookback_of(layer) is None for layer in layers) for layers in groups]",
+        "[True for _ in groups]",
     ),
     Mutant(
         "layers of all groups use the first group's tables",

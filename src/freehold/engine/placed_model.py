@@ -24,10 +24,10 @@ class PlacedModel:
         self._page_size = shape.page_size
         columns = -(-shape.token_limit // shape.page_size)
         self._tables: list[Int32] = [np.zeros((shape.row_count, columns), np.int32) for _ in shape.page_counts]
-        lookbacks = checkpoint.spec.layers_by_lookback()
-        is_one = len(shape.page_counts) == 1
-        self._may_share = [all(one is None for one in lookbacks)] if is_one else [one is None for one in lookbacks]
-        self._backend: Any = device.backend(checkpoint.spec, shape, compute)
+        spec = checkpoint.spec
+        groups = spec.layers_of_groups(len(self._tables))
+        self._may_share = [all(spec.lookback_of(layer) is None for layer in layers) for layers in groups]
+        self._backend: Any = device.backend(spec, shape, compute)
         self._decoder: Decoder = make_decoder(checkpoint, self._backend)
 
     @property

@@ -44,6 +44,10 @@ class DecoderSpec:
         kinds = sorted(set(lookbacks), key=lambda lookback: (lookback is not None, lookback or 0))
         return {kind: tuple(layer for layer, one in enumerate(lookbacks) if one == kind) for kind in kinds}
 
+    def layers_of_groups(self, group_count: int) -> list[tuple[int, ...]]:
+        """The layers of each cache group. If there is one group, it has all layers, however far they look back."""
+        return [tuple(range(self.layer_count))] if group_count == 1 else list(self.layers_by_lookback().values())
+
     def kv_bytes_per_token(self, kind: str, layer_count: int | None = None) -> int:
         """Of so many layers, or all. `kind`: float32, bfloat16, or int8, which has a float32 scale for each key and
         value of a head."""

@@ -48,7 +48,11 @@ class CpuBackend:
 
     def __init__(self, spec: DecoderSpec, kv: Sequence[CpuKV], position_count: int, compute: str = "float32"):
         self.kv = kv
-        self._places = places_of_layers(spec, len(kv))
+        self._places = {  # of each layer: its cache group, and its number among the group's layers
+            layer: (group, at)
+            for group, layers in enumerate(spec.layers_of_groups(len(kv)))
+            for at, layer in enumerate(layers)
+        }
         self._compute = compute
         self._cos, self._sin = rotary_tables(spec, position_count)
 
@@ -100,19 +104,6 @@ class CpuBackend:
             spec.head_count, spec.kv_head_count, spec.head_size, out.ravel(),
         )  # fmt: skip
         return out
-
-
-def places_of_layers(spec: DecoderSpec, group_count: int) -> list[tuple[int, int]]:
-    """Of each layer its cache group, and its number among the group's layers. One group has all layers, however far
-    they look back."""
-    if group_count == 1:
-        return [(0, layer) for layer in range(spec.layer_count)]
-    places = {
-        layer: (group, at)
-        for group, layers in enumerate(spec.layers_by_lookback().values())
-        for at, layer in enumerate(layers)
-    }
-    return [places[layer] for layer in range(spec.layer_count)]
 
 
 def rotary_tables(spec: DecoderSpec, position_count: int) -> tuple[Float32, Float32]:

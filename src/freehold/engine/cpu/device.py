@@ -33,12 +33,10 @@ class CpuDevice:
         return CompileProgress()
 
     def backend(self, spec: DecoderSpec, shape: KVShape, compute: str) -> CpuBackend:
-        layers = [len(group) for group in spec.layers_by_lookback().values()]
-        if len(shape.page_counts) == 1:
-            layers = [spec.layer_count]
+        groups = spec.layers_of_groups(len(shape.page_counts))
         kv = [
-            CpuKV(spec, pages, shape.page_size, shape.kind, count)
-            for pages, count in zip(shape.page_counts, layers, strict=True)
+            CpuKV(spec, pages, shape.page_size, shape.kind, len(layers))
+            for pages, layers in zip(shape.page_counts, groups, strict=True)
         ]
         return CpuBackend(spec, kv, shape.token_limit, compute)
 
