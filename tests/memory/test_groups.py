@@ -33,7 +33,7 @@ def compute(memory: Memory, tokens, match=None, checkpoints=(), chunk: int = 16)
     while lease.committed < len(tokens):
         advance(memory, lease, min(chunk, len(tokens) - lease.committed), decodes=False)
         memory.publish(lease, tokens[: lease.committed])
-    memory.slide(row)
+    memory.leases.slide(row)
     memory.audit()
     return lease
 
@@ -42,7 +42,7 @@ def advance(memory: Memory, lease, count: int, decodes: bool = True) -> None:
     """One step of `count` tokens."""
     row = np.array([lease.row])
     target = np.array([lease.committed + count])
-    memory.slide(row)
+    memory.leases.slide(row)
     assert memory.room.make(row, target, np.array([decodes]))
     memory.leases.extend(row, target, np.array([decodes]))
     step = memory.epochs.submit()
@@ -159,7 +159,7 @@ def test_a_row_holds_two_states_and_three_while_it_crosses_a_page():
         assert last in named(memory, lease, 1)
         if lease.committed >= 4:
             assert lease.committed // 4 - 1 in named(memory, lease, 1), "the state at the last page's end is gone"
-        memory.slide(np.array([lease.row]))
+        memory.leases.slide(np.array([lease.row]))
         assert len(named(memory, lease, 1)) <= 2
     lease.release()
     memory.audit()
@@ -249,7 +249,7 @@ def test_pages_that_a_step_in_flight_may_read_wait_for_it():
     step = memory.epochs.submit()
     memory.leases.submit(row, step)
     memory.leases.commit(row, np.array([17]), np.array([17]))
-    memory.slide(row)
+    memory.leases.slide(row)
     bounded = memory.tree.bounded[0]
     read = 1  # column that the step looks at, and nobody after it
     before = bounded.pool.limbo_count

@@ -650,9 +650,9 @@ MUTANTS = [
     Mutant(
         "a row never slides",
         "groups that forget",
-        "memory/memory.py",
-        "if self.tree.bounded and len(rows):",
-        "if False:",
+        "memory/lease_table.py",
+        "if len(moved) == 0:",
+        "if True:",
     ),
     Mutant(
         "pages that a row gives back do not wait for its step",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from freehold.arrays import Int32, Int64
+from freehold.arrays import Int32
 from freehold.memory.audit import PageCounts, audit, auditing, count_pages
 from freehold.memory.explain import Miss, explain, explain_miss
 from freehold.memory.lease import Lease
@@ -88,11 +88,6 @@ class Memory:
         """What hints and pins promised for a time ends with it. Called in every iteration."""
         self.tree.hints.fade(now)
         self.pins.expire(now)
-
-    def slide(self, rows: Int64) -> None:
-        """Give back what no later step of `rows` [n] looks at. Called before each step is planned."""
-        if self.tree.bounded and len(rows):
-            self.leases.slide(rows)
 
     def publish(self, lease: Lease, tokens: Int32, priority: int = 0) -> None:
         """Share what the lease has committed, if there is a prefix cache."""

@@ -75,7 +75,7 @@ class Planner:
                 self._lifecycle.retract(victim, Event.PREEMPTED)
             else:
                 self._retract_for_test()
-        self._memory.slide(self._running.order)
+        self._memory.leases.slide(self._running.order)
         batch, budget = self._continue()
         fits = self._make_room(batch)
         if not fits and np.count_nonzero(batch.drafts):

@@ -261,6 +261,8 @@ class World:
             self._ballast.release()
             self._ballast = None
 
+    # -- what must hold -----------------------------------------------------------------------------------
+
     def _observe(self, step: Step) -> None:
         """Each step, before it runs."""
         self._fair_shares.check(step)
@@ -270,8 +272,6 @@ class World:
             table = self.engine.planned_table(bounded.number)[step.rows]
             named = table[np.arange(table.shape[1]) < first[:, None]]
             assert not named.any(), f"pages of group {bounded.group.name} that nobody looks at are still named"
-
-    # -- what must hold -----------------------------------------------------------------------------------
 
     def _take(self, output: StepOutput) -> None:
         assert set(output.logprobs) <= set(range(len(output.tokens))), "log-probabilities of no token"
