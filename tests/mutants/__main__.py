@@ -109,6 +109,9 @@ def main(names: list[str]) -> int:
     caught = sum(verdict.caught_by is not None for verdict in verdicts)
     if not names:
         PAGE.write_text(f"{HEAD}\n{table(verdicts)}\n")
+    for verdict in verdicts:
+        if verdict.caught_by is None:
+            console.print(f"SURVIVED: {verdict.mutant.name}", highlight=False, markup=False, soft_wrap=True)
     console.print(f"{caught} of {len(verdicts)} mutants caught")
     return 0 if caught == len(verdicts) else 1
 
