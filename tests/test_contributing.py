@@ -68,9 +68,9 @@ def test_an_eviction_policy(scratch):
 def test_a_model(scratch, tmp_path):
     import torch
 
-    from models.test_families import CONFIGS, save_random
+    from models.tiny_models import TINY_MODELS, save_random
 
-    save_random(CONFIGS["llama"], 3, torch.float32, tmp_path)
+    save_random(TINY_MODELS["llama"].make_config(), 3, torch.float32, tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": "dummy"}))
     program = (

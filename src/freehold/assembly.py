@@ -12,7 +12,8 @@ from freehold.engine.runner import Runner
 from freehold.memory import Memory
 from freehold.memory_plan import plan_memory
 from freehold.models.loading.resolve import open_checkpoint, resolve_model
-from freehold.models.spec import Checkpoint, DecoderSpec
+from freehold.models.spec import ModelSpec
+from freehold.models.tensor import Checkpoint
 from freehold.scheduler.scheduler import Scheduler
 from freehold.step import KVShape
 from freehold.text.loading import load_tokenizer
@@ -23,7 +24,7 @@ from freehold.text.tokenizer import Tokenizer
 class Assembly:
     config: EngineConfig
     path: Path
-    spec: DecoderSpec
+    spec: ModelSpec
     tokenizer: Tokenizer
     scheduler: Scheduler
     engine: StepThread
@@ -37,8 +38,9 @@ def assemble(config: EngineConfig, checkpoint: Checkpoint | None = None) -> Asse
     checkpoint = checkpoint or open_checkpoint(resolve_model(config.model))
     tokenizer = load_tokenizer(checkpoint, config.chat_template)
     shape = plan_memory(config, checkpoint).shape
+    drafts = 0 if config.speculative_algorithm is None else config.speculative_num_draft_tokens
     kv_shape = KVShape(
-        tuple(shape.page_counts), shape.page_size, shape.row_count, shape.token_limit, config.kv_cache_dtype
+        tuple(shape.page_counts), shape.page_size, shape.row_count, shape.token_limit, config.kv_cache_dtype, drafts
     )
     runner = Runner(config, checkpoint, kv_shape, CpuDevice(config.num_threads))
     engine = StepThread(runner)

@@ -18,7 +18,7 @@ from freehold.config import EngineConfig
 from freehold.engine_options import EngineOptions
 from freehold.errors import ChatTemplateError, EngineStuck
 from freehold.memory import PageCounts
-from freehold.models.spec import Checkpoint
+from freehold.models.tensor import Checkpoint
 from freehold.sampling_params import SamplingParams
 from freehold.scheduler.request import Request, check_token_ids, make_requests
 from freehold.scheduler.results import StepOutput

@@ -8,7 +8,8 @@ from pathlib import Path
 from freehold.config import EngineConfig
 from freehold.engine.speculative.choice import open_draft
 from freehold.memory import CacheGroup, MemoryShape
-from freehold.models.spec import Checkpoint, DecoderSpec
+from freehold.models.spec import CacheLayout, ModelSpec
+from freehold.models.tensor import Checkpoint
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,7 @@ class MemoryPlan:
 
     config: EngineConfig
     path: Path
-    spec: DecoderSpec
+    spec: ModelSpec
     shape: MemoryShape
     page_bytes: list[int]  # of each cache group
 
@@ -30,15 +31,23 @@ def plan_memory(config: EngineConfig, checkpoint: Checkpoint) -> MemoryPlan:
     if limit > spec.context_length:
         raise ValueError(f"max_model_len must be at most the model's {spec.context_length}, not {limit}")
     size, kind = config.page_size, config.kv_cache_dtype
-    layers = spec.layers_by_lookback()
-    groups = [CacheGroup() if one is None else CacheGroup(f"window of {one + 1}", one) for one in layers]
-    costs = [size * spec.kv_bytes_per_token(kind, len(of)) for of in layers.values()]
+    layouts = spec.cache_layouts()
+    groups = [_group(layout) for layout in layouts]
+    costs = [layout.page_bytes(kind, size) for layout in layouts]
     if config.speculative_algorithm == "draft":
         draft = open_draft(config, checkpoint).spec
-        costs.append(size * draft.kv_bytes_per_token(kind))
+        costs.append(draft.one_layout()[0].page_bytes(kind, size))
     groups, pages = _cut(config, groups, costs, limit)
     shape = MemoryShape.of(config, pages, limit, groups=groups)
     return MemoryPlan(config, checkpoint.path, spec, shape, costs)
+
+
+def _group(layout: CacheLayout) -> CacheGroup:
+    if layout.lookback is None:
+        return CacheGroup()
+    if layout.is_state:
+        return CacheGroup("states", layout.lookback, is_state=True)
+    return CacheGroup(f"window of {layout.lookback + 1}", layout.lookback)
 
 
 def _cut(config: EngineConfig, groups: list[CacheGroup], costs: list[int], limit: int) -> tuple[list[CacheGroup], int]:

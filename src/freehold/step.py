@@ -95,6 +95,7 @@ class KVShape:
     row_count: int
     token_limit: int
     kind: str = "float32"  # what a number of KV is kept as: one of KV_CACHE_DTYPES
+    draft_limit: int = 0  # how many drafts of a row may be verified in a step
 
 
 @dataclass(frozen=True)

@@ -1,22 +1,25 @@
 """CPU kernels against plain torch, and against themselves: a row's bits never depend on its neighbours."""
 
-from dataclasses import replace
-
 import gguf
 import numpy as np
 import pytest
 import torch
 
 from freehold.config import KV_CACHE_DTYPES
-from freehold.engine.cpu.backend import CpuBackend, CpuKV
+from freehold.engine.cpu.backend import CpuBackend
 from freehold.engine.cpu.batch import CpuBatch
+from freehold.engine.cpu.caches import GroupCache
 from freehold.engine.cpu.integer_linear import IntegerMatrix
 from freehold.engine.cpu.linear import pack
-from freehold.engine.cpu.pointwise import NORM, SWIGLU, prepare
+from freehold.engine.cpu.pointwise import CLAMPED, GEGLU, NORM, SWIGLU, prepare
 from freehold.engine.reference_attention import reference_attention
-from freehold.models.spec import DecoderSpec, StoredTensor, TensorFormat
+from freehold.models.backend import AttentionTensors, CachePlace
+from freehold.models.families.rotary import base_frequencies
+from freehold.models.spec import Attention, CacheLayout, Latent, Rotary
+from freehold.models.tensor import StoredTensor, TensorFormat
 
 FORMATS = list(TensorFormat)
+PLAIN_TENSORS = AttentionTensors()
 INTEGER_FORMATS = [TensorFormat.Q4_0, TensorFormat.Q4_1, TensorFormat.Q8_0]
 
 
@@ -116,44 +119,54 @@ def test_tensors_of_different_formats_make_one_matrix():
     np.testing.assert_allclose(product(pack(parts), x), expected, rtol=1e-4, atol=1e-4)
 
 
-def spec(heads: int, kv_heads: int, size: int) -> DecoderSpec:
-    return DecoderSpec("llama", 1, 64, heads, kv_heads, size, 64, 64, 1024, 10000.0, 1e-5)
+def layer(heads: int, kv_heads: int, size: int, **fields) -> Attention:
+    return Attention(heads, kv_heads, size, Rotary(tuple(base_frequencies(10000.0, size).tolist())), **fields)
 
 
-def soiled_kv(shape, pages, page_size, kind="float32"):
+def cache_of(mixer, pages, page_size, kind="float32"):
+    layout = CacheLayout(None, False, mixer.window is not None, ((0, 0),), (mixer.cache,))
+    return GroupCache(layout, pages, page_size, kind)
+
+
+def soiled_cache(mixer, pages, page_size, kind="float32"):
     """Slots hold NaN until they are written: whoever reads one shows it."""
-    kv = CpuKV(shape, pages, page_size, kind)
-    for array in (*kv.keys, *kv.values):
+    cache = cache_of(mixer, pages, page_size, kind)
+    (kv,) = cache.kv
+    for array in (kv.keys, kv.values):
         array[:] = {"float32": np.nan, "bfloat16": 0x7FC0, "int8": 127}[kind]
-    for array in (*kv.key_scales, *kv.value_scales):
+    for array in (kv.key_scales, kv.value_scales):
         array[:] = np.nan
-    return kv
+    return cache
 
 
-def attention_run(shape, page_size, tokens, chunks, seed=0, kind="float32"):
+def attend(backend, attention, qkv, batch, tensors=PLAIN_TENSORS) -> np.ndarray:
+    return backend.attend(CachePlace(0, 0), attention, qkv, [batch], tensors)
+
+
+def attention_run(attention, page_size, tokens, chunks, seed=0, kind="float32", tensors=PLAIN_TENSORS):
     """Attention outputs of one sequence computed in `chunks`, and the qkv that went in."""
     rng = np.random.default_rng(seed)
     pages = -(-tokens // page_size)
-    backend = CpuBackend(shape, [soiled_kv(shape, pages + 3, page_size, kind)], 1024)
-    width = (shape.head_count + 2 * shape.kv_head_count) * shape.head_size
+    backend = CpuBackend([soiled_cache(attention, pages + 3, page_size, kind)], 1e-5, 1024)
+    width = (attention.head_count + 2 * attention.kv_head_count) * attention.head_size
     qkv = rng.standard_normal((tokens, width)).astype(np.float32)
     table = rng.permutation(np.arange(1, pages + 4))[:pages].astype(np.int32)[None, :]
     outputs, at = [], 0
     for count in chunks:
         batch = CpuBatch.of(table, page_size, np.array([0]), np.array([at]), np.array([count]))
-        outputs.append(backend.attend(shape, 0, qkv[at : at + count].copy(), [batch]))
+        outputs.append(attend(backend, attention, qkv[at : at + count].copy(), batch, tensors))
         at += count
     assert at == tokens
-    return np.concatenate(outputs), qkv, backend
+    return np.concatenate(outputs), qkv
 
 
-def rotated(backend, qkv, shape):
+def rotated(qkv, attention):
     """q, k, v as torch tensors, q and k with rotary embedding as transformers writes it."""
-    tokens, size = len(qkv), shape.head_size
-    cos = torch.from_numpy(backend._cos.reshape(-1, size // 2)[:tokens]).repeat(1, 2)[:, None]
-    sin = torch.from_numpy(backend._sin.reshape(-1, size // 2)[:tokens]).repeat(1, 2)[:, None]
+    tokens, size = len(qkv), attention.head_size
+    angles = torch.arange(tokens)[:, None].float() * torch.tensor(attention.rotary.frequencies)
+    cos, sin = angles.cos().repeat(1, 2)[:, None], angles.sin().repeat(1, 2)[:, None]
     heads = torch.from_numpy(qkv).view(tokens, -1, size)
-    q, k, v = heads.split([shape.head_count, shape.kv_head_count, shape.kv_head_count], dim=1)
+    q, k, v = heads.split([attention.head_count, attention.kv_head_count, attention.kv_head_count], dim=1)
 
     def rotate(x):
         half = torch.cat([-x[..., size // 2 :], x[..., : size // 2]], dim=-1)
@@ -165,21 +178,21 @@ def rotated(backend, qkv, shape):
 @pytest.mark.parametrize("page_size", [1, 4, 16, 64, 256])
 @pytest.mark.parametrize(("heads", "kv_heads", "size"), [(9, 3, 64), (4, 4, 32), (8, 2, 128), (6, 1, 16)])
 def test_paged_attention_equals_the_reference(page_size, heads, kv_heads, size):
-    shape = spec(heads, kv_heads, size)
-    out, qkv, backend = attention_run(shape, page_size, 150, [70, 1, 1, 64, 14])
-    q, k, v = rotated(backend, qkv, shape)
+    attention = layer(heads, kv_heads, size)
+    out, qkv = attention_run(attention, page_size, 150, [70, 1, 1, 64, 14])
+    q, k, v = rotated(qkv, attention)
     expected = reference_attention(q, k, v, first=0).reshape(150, -1)
     np.testing.assert_allclose(out, expected.numpy(), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", KV_CACHE_DTYPES)
 def test_attention_is_the_same_bits_for_any_chunks_and_pages(kind):
-    shape = spec(9, 3, 64)
-    whole, _, _ = attention_run(shape, 16, 150, [150], kind=kind)
+    attention = layer(9, 3, 64)
+    whole, _ = attention_run(attention, 16, 150, [150], kind=kind)
     assert np.isfinite(whole).all()
     for page_size in (1, 4, 64, 256):
         for chunks in ([150], [1] * 150, [7] * 21 + [3], [64, 64, 22]):
-            out, _, _ = attention_run(shape, page_size, 150, chunks, kind=kind)
+            out, _ = attention_run(attention, page_size, 150, chunks, kind=kind)
             np.testing.assert_array_equal(out, whole)
 
 
@@ -187,41 +200,96 @@ def test_attention_is_the_same_bits_for_any_chunks_and_pages(kind):
 @pytest.mark.parametrize("window", [2, 16, 63, 64, 65, 100, 149, 150])
 def test_attention_with_a_window(page_size, window):
     """As the reference, the same bits for any chunks, and nothing is read below the window's first block."""
-    shape = replace(spec(6, 2, 32), windows=(window,))
-    whole, qkv, backend = attention_run(shape, 16, 150, [150])
-    q, k, v = rotated(backend, qkv, shape)
+    attention = layer(6, 2, 32, window=window)
+    whole, qkv = attention_run(attention, 16, 150, [150])
+    q, k, v = rotated(qkv, attention)
     expected = reference_attention(q, k, v, 0, window - 1).reshape(150, -1)
     np.testing.assert_allclose(whole, expected.numpy(), rtol=1e-4, atol=1e-5)
     for chunks in ([70, 1, 1, 64, 14], [1] * 150):
-        out, _, _ = attention_run(shape, page_size, 150, chunks)
+        out, _ = attention_run(attention, page_size, 150, chunks)
         np.testing.assert_array_equal(out, whole)
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 16, 64])
 def test_a_window_reads_nothing_behind_its_block(page_size):
     """What is older than the block of 64 where the window begins may be anything, even no number."""
-    shape = replace(spec(6, 2, 32), windows=(40,))
-    expected, qkv, _ = attention_run(shape, 16, 300, [299, 1])
+    attention = layer(6, 2, 32, window=40)
+    expected, qkv = attention_run(attention, 16, 300, [299, 1])
     pages = -(-300 // page_size)
-    kv = CpuKV(shape, pages, page_size)
-    backend = CpuBackend(shape, [kv], 1024)
+    cache = cache_of(attention, pages, page_size)
+    backend = CpuBackend([cache], 1e-5, 1024)
     table = np.arange(1, pages + 1, dtype=np.int32)[None, :]
     rows, one = np.array([0]), np.array([1])
-    backend.attend(shape, 0, qkv[:299].copy(), [CpuBatch.of(table, page_size, rows, np.array([0]), np.array([299]))])
-    soiled = soiled_kv(shape, 1, page_size)
-    for array, nan in ((kv.keys[0], soiled.keys[0][0]), (kv.values[0], soiled.values[0][0])):
-        slots = array.reshape(-1, shape.kv_head_count * shape.head_size * 16)
+    first = CpuBatch.of(table, page_size, rows, np.array([0]), np.array([299]))
+    attend(backend, attention, qkv[:299].copy(), first)
+    for array in (cache.kv[0].keys, cache.kv[0].values):
+        slots = array.reshape(-1, attention.kv_head_count * attention.head_size * 16)
         begin = (299 - 39) // 64 * 64 + page_size  # slots of that position on; page 0 comes before all
-        slots[: begin // 16] = nan
+        slots[: begin // 16] = np.nan
     batch = CpuBatch.of(table, page_size, rows, np.array([299]), one, may_share=False)
-    np.testing.assert_array_equal(backend.attend(shape, 0, qkv[299:].copy(), [batch]), expected[299:])
+    np.testing.assert_array_equal(attend(backend, attention, qkv[299:].copy(), batch), expected[299:])
+
+
+@pytest.mark.parametrize("kind", KV_CACHE_DTYPES)
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+def test_capped_scores_and_sinks(page_size, kind):
+    """As the reference with float32; with any format the same bits for any chunks and pages."""
+    attention = layer(6, 2, 32, scale=0.7, soft_cap=3.0)
+    sinks = np.linspace(-2, 3, 6, dtype=np.float32)
+    tensors = AttentionTensors(sinks=sinks)
+    whole, qkv = attention_run(attention, 16, 150, [150], kind=kind, tensors=tensors)
+    if kind == "float32":
+        q, k, v = rotated(qkv, attention)
+        expected = reference_attention(q, k, v, 0, scale=0.7, cap=3.0, sinks=torch.from_numpy(sinks))
+        np.testing.assert_allclose(whole, expected.reshape(150, -1).numpy(), rtol=1e-4, atol=1e-5)
+    for chunks in ([70, 1, 1, 64, 14], [1] * 150):
+        out, _ = attention_run(attention, page_size, 150, chunks, kind=kind, tensors=tensors)
+        np.testing.assert_array_equal(out, whole)
+
+
+@pytest.mark.parametrize("kind", KV_CACHE_DTYPES)
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+def test_latents(page_size, kind):
+    """The value of a latent is its first numbers. Only the last ones are rotated."""
+    rotary = Rotary(tuple(base_frequencies(10000.0, 16).tolist()))
+    latent = Latent(head_count=6, rank=48, plain_size=16, value_size=16, rotary=rotary, scale=0.2)
+    rng, tokens = np.random.default_rng(3), 150
+    queries = rng.standard_normal((tokens, 6 * 64)).astype(np.float32)
+    latents = rng.standard_normal((tokens, 64)).astype(np.float32)
+
+    def run(size, chunks):
+        pages, outputs, at = -(-tokens // size), [], 0
+        backend = CpuBackend([soiled_cache(latent, pages, size, kind)], 1e-5, 1024)
+        table = (1 + rng.permutation(pages)).astype(np.int32)[None, :]
+        for count in chunks:
+            batch = CpuBatch.of(table, size, np.array([0]), np.array([at]), np.array([count]))
+            part = slice(at, at + count)
+            outputs.append(backend.attend_latent(CachePlace(0, 0), latent, queries[part], latents[part], [batch]))
+            at += count
+        return np.concatenate(outputs)
+
+    whole = run(16, [tokens])
+    for chunks in ([70, 1, 1, 64, 14], [1] * tokens):
+        np.testing.assert_array_equal(run(page_size, chunks), whole)
+    if kind != "float32":
+        return
+    angles = torch.arange(tokens)[:, None].float() * torch.tensor(rotary.frequencies)
+    turn = torch.polar(torch.ones_like(angles), angles)[:, None]
+
+    def rotate(x):
+        pairs = torch.complex(*x[..., 48:].chunk(2, dim=-1)) * turn
+        return torch.cat([x[..., :48], pairs.real, pairs.imag], dim=-1)
+
+    q, k = rotate(torch.from_numpy(queries).view(tokens, 6, 64)), rotate(torch.from_numpy(latents)[:, None])
+    expected = reference_attention(q, k, k[..., :48], 0, scale=0.2).reshape(tokens, -1)
+    np.testing.assert_allclose(whole, expected.numpy(), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(("kind", "error"), [("bfloat16", 0.02), ("int8", 0.03)])
 def test_attention_over_rounded_kv_is_near(kind, error):
-    shape = spec(9, 3, 64)
-    exact, _, _ = attention_run(shape, 16, 150, [150])
-    rounded, _, _ = attention_run(shape, 16, 150, [150], kind=kind)
+    attention = layer(9, 3, 64)
+    exact, _ = attention_run(attention, 16, 150, [150])
+    rounded, _ = attention_run(attention, 16, 150, [150], kind=kind)
     assert 0 < np.abs(rounded - exact).max() < error * np.abs(exact).max()
 
 
@@ -229,11 +297,11 @@ def test_attention_over_rounded_kv_is_near(kind, error):
 @pytest.mark.parametrize("page_size", [1, 16, 64])
 def test_sequences_that_share_pages_get_the_same_bits_together_and_alone(kind, page_size):
     """Seven with 200 positions in common, two of them with 300, one that shares nothing, one that is short."""
-    shape, rng = spec(9, 3, 64), np.random.default_rng(7)
+    attention, rng = layer(9, 3, 64), np.random.default_rng(7)
     lengths = [201, 230, 310, 311, 250, 202, 390, 333, 40]
     shared = [200, 200, 200, 300, 200, 200, 200, 0, 32]
     columns = 400 // page_size + 1
-    backend = CpuBackend(shape, [soiled_kv(shape, columns * 9, page_size, kind)], 1024)
+    backend = CpuBackend([soiled_cache(attention, columns * 9, page_size, kind)], 1e-5, 1024)
     tables = (1 + rng.permutation(columns * 9)).astype(np.int32).reshape(9, columns)
     for row, common in enumerate(shared[1:], start=1):
         first = 2 if row == 3 else 0
@@ -243,32 +311,32 @@ def test_sequences_that_share_pages_get_the_same_bits_together_and_alone(kind, p
         start = shared[row] // page_size * page_size if row else 0
         prompt = rng.standard_normal((length - start, width)).astype(np.float32)
         one = CpuBatch.of(tables, page_size, np.array([row]), np.array([start]), np.array([length - start]))
-        backend.attend(shape, 0, prompt, [one])
+        attend(backend, attention, prompt, one)
     rows, starts, counts = np.arange(9), np.array(lengths), np.ones(9, np.int64)
     qkv = rng.standard_normal((9, width)).astype(np.float32)
     batch = CpuBatch.of(tables, page_size, rows, starts, counts)
     assert batch.item_shared.max() >= 192
     assert len(batch.item_shared) < 9
-    together = backend.attend(shape, 0, qkv, [batch])
+    together = attend(backend, attention, qkv, batch)
     assert np.isfinite(together).all()
     for row in range(9):
         one = CpuBatch.of(tables, page_size, rows[row : row + 1], starts[row : row + 1], counts[:1])
-        np.testing.assert_array_equal(together[row], backend.attend(shape, 0, qkv[row : row + 1], [one])[0])
+        np.testing.assert_array_equal(together[row], attend(backend, attention, qkv[row : row + 1], one)[0])
 
 
 def test_several_sequences_in_one_batch_do_not_see_each_other():
-    shape = spec(4, 2, 32)
-    backend = CpuBackend(shape, [CpuKV(shape, 20, 4)], 1024)
+    attention = layer(4, 2, 32)
+    backend = CpuBackend([cache_of(attention, 20, 4)], 1e-5, 1024)
     rng = np.random.default_rng(5)
     tables = rng.permutation(np.arange(1, 21)).astype(np.int32).reshape(4, 5)
     qkv = rng.standard_normal((20, 8 * 32)).astype(np.float32)
     rows, counts = np.array([2, 0, 3]), np.array([9, 1, 10])
     batch = CpuBatch.of(tables, 4, rows, np.zeros(3, np.int64), counts)
-    together = backend.attend(shape, 0, qkv.copy(), [batch])
+    together = attend(backend, attention, qkv.copy(), batch)
     for i, start in enumerate((0, 9, 10)):
         part = slice(start, start + counts[i])
         single = CpuBatch.of(tables, 4, rows[i : i + 1], np.zeros(1, np.int64), counts[i : i + 1])
-        alone = backend.attend(shape, 0, qkv[part].copy(), [single])
+        alone = attend(backend, attention, qkv[part].copy(), single)
         np.testing.assert_array_equal(together[part], alone)
 
 
@@ -286,3 +354,10 @@ def test_pointwise_operations():
     ours = np.empty((5, 64), np.float32)
     prepare(SWIGLU, x.ravel(), weight, np.float32(0), 64, ours.ravel())
     np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-6)
+    prepare(GEGLU, x.ravel(), weight, np.float32(0), 64, ours.ravel())
+    expected = torch.nn.functional.gelu(gate, approximate="tanh") * up
+    np.testing.assert_allclose(ours, expected.numpy(), rtol=1e-5, atol=1e-5)
+    prepare(CLAMPED, x.ravel(), np.array([1.702, 7.0], np.float32), np.float32(0), 64, ours.ravel())
+    low, high = gate.clamp(max=7), up.clamp(-7, 7)
+    expected = low * torch.sigmoid(1.702 * low) * (high + 1)
+    np.testing.assert_allclose(ours, expected.numpy(), rtol=1e-5, atol=1e-5)

@@ -88,6 +88,21 @@ def boundary_by_force(held: dict[int, set[int]], groups, size: int, columns: int
     return 0
 
 
+@pytest.mark.parametrize(("hole", "reached"), [(9, 36), (8, 32), (5, 40), (7, 40)])
+def test_behind_a_hole_an_earlier_boundary_is_found(hole, reached):
+    """Ten pages, a window of two: the longest part that nothing is missing for, however far back that is."""
+    memory = memory_of(FULL, window(8))
+    tokens = np.arange(40, dtype=np.int32)
+    compute(memory, tokens).release()
+    (bounded,) = memory.tree.bounded
+    (node,) = memory.tree.path(memory.tree.match(Namespace("", 0), tokens).node)
+    bounded.pool.free(node.pages[bounded.number][hole : hole + 1], owner.node(node.serial), 0)
+    bounded.page_count -= 1
+    node.pages[bounded.number][hole] = 0
+    memory.audit()
+    assert memory.tree.match(Namespace("", 0), tokens).length == reached
+
+
 @settings(max_examples=200, phases=(Phase.explicit, Phase.reuse, Phase.generate))  # shrinking would take minutes
 @given(st.data())
 def test_a_match_ends_where_every_group_can_go_on(data):

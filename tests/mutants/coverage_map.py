@@ -23,7 +23,7 @@ MEASURED = [
      "tests/engine/test_sequences.py", "tests/engine/test_ngram.py", "tests/engine/test_step_thread.py",
      "tests/engine/test_prompt_logprobs.py", "tests/engine/test_session_turns.py",
      "tests/models/test_families.py::test_new_weights_are_those_that_compute"],
-    ["tests/models/test_windows.py"],
+    ["tests/models/test_sharing.py"],
     ["tests/memory"],
     ["tests/text", "tests/test_llm.py", "tests/server/test_session_table.py", "tests/server/test_engine_loop.py",
      "tests/server/test_errors.py", "tests/server/test_restarts.py",

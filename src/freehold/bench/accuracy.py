@@ -14,7 +14,7 @@ from freehold.config import KV_CACHE_DTYPES, LINEAR_COMPUTE
 from freehold.engine.cpu.device import CpuDevice
 from freehold.engine.placed_model import PlacedModel
 from freehold.models.loading.resolve import open_checkpoint, resolve_model
-from freehold.models.spec import Checkpoint
+from freehold.models.tensor import Checkpoint
 from freehold.step import KVShape
 from freehold.text.loading import load_tokenizer
 
@@ -66,11 +66,12 @@ def _compare(checkpoint: Checkpoint, formats: tuple[str, str], texts: Int32, ref
 def _log_probabilities(checkpoint: Checkpoint, formats: tuple[str, str], tokens: Int32) -> Float32:
     """float32 [n, vocab] after each of `tokens` int32 [n], computed as one prompt."""
     (compute, kv), pages = formats, -(-len(tokens) // PAGE)
-    shape = KVShape((pages,), PAGE, 1, len(tokens), kv)
-    model = PlacedModel(checkpoint, CpuDevice(), shape, compute)
+    layouts = checkpoint.spec.cache_layouts()
+    shape = KVShape((pages,) * len(layouts), PAGE, 1, len(tokens), kv)
+    model = PlacedModel(checkpoint, CpuDevice(), shape, layouts, compute)
     columns = np.arange(pages, dtype=np.int32)
-    model.update_pages([(np.zeros(pages, np.int32), columns, columns + 1)])
-    one = np.zeros(1, np.int64)
-    logits = model.logits(model.forward(tokens, one, one, one + len(tokens)))
+    model.update_pages([(np.zeros(pages, np.int32), columns, columns + 1)] * len(layouts))
+    zero = np.zeros(1, np.int64)
+    logits = model.logits(model.forward(tokens, model.batch(zero, zero, zero + len(tokens))))
     logits -= logits.max(axis=1, keepdims=True)
     return logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))

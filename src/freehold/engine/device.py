@@ -10,7 +10,7 @@ import numpy as np
 
 from freehold.arrays import Float32, Int32, Int64
 from freehold.models.backend import Backend
-from freehold.models.spec import DecoderSpec
+from freehold.models.spec import CacheLayout
 from freehold.step import KVShape
 
 
@@ -60,21 +60,21 @@ class Device(Protocol):
         """Entered while the first steps run, which may compile kernels: tells the user why that takes time."""
         ...
 
-    def backend(self, spec: DecoderSpec, shape: KVShape, compute: str) -> Backend[Any, Any, Any]:
-        """KV for one model in the groups and pages of `shape`, and the operations on it. `compute` says what inputs of
-        quantized weights are rounded to."""
+    def backend(self, layouts: Sequence[CacheLayout], shape: KVShape, epsilon: float, compute: str) -> DeviceBackend:
+        """Caches for one model in the groups and pages of `shape`, and the operations on them. `epsilon` is that of its
+        norms; `compute` says what inputs of quantized weights are rounded to."""
         ...
 
-    def batch(
-        self,
-        tables: Sequence[Int32],
-        page_size: int,
-        rows: Int64,
-        starts: Int64,
-        counts: Int64,
-        may_share: Sequence[bool],
-    ) -> Any:
-        """Sequence i has `counts[i]` new tokens from position `starts[i]`, its pages of each cache group in
-        `tables[group][rows[i]]`, for `Backend.attend`. In groups that `may_share`, sequences that begin with the same
-        pages may read them together."""
+
+class DeviceBackend(Backend[Any, Any, Any], Protocol):
+    """The operations of decoders, and the batches that they take."""
+
+    def batch(self, tables: Sequence[Int32], rows: Int64, starts: Int64, counts: Int64, proposed: Int64) -> Any:
+        """Sequence i has `counts[i]` new tokens from position `starts[i]`, the last `proposed[i]` of them drafts, its
+        pages of each cache group in `tables[group][rows[i]]`."""
+        ...
+
+    def settle(self, batch: Any, written: Int64) -> None:
+        """The drafts of a batch were verified: the first `written[i]` tokens of sequence i are right. States are left
+        as those after so many."""
         ...

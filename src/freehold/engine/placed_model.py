@@ -1,4 +1,4 @@
-"""A model on a device, with its KV and page tables."""
+"""A model on a device, with its caches and page tables."""
 
 from __future__ import annotations
 
@@ -8,35 +8,34 @@ from typing import Any
 import numpy as np
 
 from freehold.arrays import Float32, Int32, Int64
-from freehold.engine.device import Device
-from freehold.models.registry import Decoder, make_decoder
-from freehold.models.spec import Checkpoint, DecoderSpec
+from freehold.engine.device import Device, DeviceBackend
+from freehold.models.decoder import Decoder
+from freehold.models.spec import CacheLayout, ModelSpec
+from freehold.models.tensor import Checkpoint
 from freehold.step import KVShape
 
 PageUpdate = tuple[Int32, Int32, Int32]
 
 
 class PlacedModel:
-    """Owns no page: every slot it touches was named by the scheduler."""
+    """Owns no page: every slot it touches was named by the scheduler. `layouts`: its cache groups, those of `shape`."""
 
-    def __init__(self, checkpoint: Checkpoint, device: Device, shape: KVShape, compute: str):
-        self._device = device
-        self._page_size = shape.page_size
+    def __init__(
+        self, checkpoint: Checkpoint, device: Device, shape: KVShape, layouts: Sequence[CacheLayout], compute: str
+    ):
         columns = -(-shape.token_limit // shape.page_size)
-        self._tables: list[Int32] = [np.zeros((shape.row_count, columns), np.int32) for _ in shape.page_counts]
-        spec = checkpoint.spec
-        groups = spec.layers_of_groups(len(self._tables))
-        self._may_share = [all(spec.lookback_of(layer) is None for layer in layers) for layers in groups]
-        self._backend: Any = device.backend(spec, shape, compute)
-        self._decoder: Decoder = make_decoder(checkpoint, self._backend)
+        self._layouts = layouts
+        self._tables: list[Int32] = [np.zeros((shape.row_count, columns), np.int32) for _ in layouts]
+        self._backend: DeviceBackend = device.backend(layouts, shape, checkpoint.spec.norm_epsilon, compute)
+        self._decoder: Decoder[Any, Any, Any] = Decoder(checkpoint, self._backend, layouts)
 
     @property
-    def spec(self) -> DecoderSpec:
+    def spec(self) -> ModelSpec:
         return self._decoder.spec
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Compute with other weights of the same shape from now on."""
-        self._decoder = make_decoder(checkpoint, self._backend)
+        self._decoder = Decoder(checkpoint, self._backend, self._layouts)
 
     @property
     def group_count(self) -> int:
@@ -47,10 +46,18 @@ class PlacedModel:
         for table, (rows, columns, pages) in zip(self._tables, updates, strict=True):
             table[rows, columns] = pages
 
-    def forward(self, tokens: Int32, rows: Int64, starts: Int64, counts: Int64) -> Float32:
-        """`counts` [n] tokens from positions `starts` [n] of `rows` [n], flat -> hidden states [tokens, features]."""
-        batch = self._device.batch(self._tables, self._page_size, rows, starts, counts, self._may_share)
+    def batch(self, rows: Int64, starts: Int64, counts: Int64, proposed: Int64 | None = None) -> Any:
+        """`counts` [n] tokens from positions `starts` [n] of `rows` [n], the last `proposed` [n] of them drafts."""
+        proposed = np.zeros_like(counts) if proposed is None else proposed
+        return self._backend.batch(self._tables, rows, starts, counts, proposed)
+
+    def forward(self, tokens: Int32, batch: Any) -> Float32:
+        """The tokens of a batch, flat -> hidden states [tokens, features]."""
         return self._decoder.forward(tokens, batch)
+
+    def settle(self, batch: Any, written: Int64) -> None:
+        """Of each sequence of the batch, the first `written` [n] tokens are right: its other drafts were not."""
+        self._backend.settle(batch, written)
 
     def logits(self, hidden: Float32) -> Float32:
         """[n, features] -> [n, vocab]"""

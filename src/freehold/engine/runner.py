@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from freehold.engine.sequences import Sequences, Work
 from freehold.engine.speculative.choice import make_speculator
 from freehold.engine.speculative.speculator import Speculator
 from freehold.models.loading.resolve import open_checkpoint, resolve_model
-from freehold.models.spec import Checkpoint
+from freehold.models.tensor import Checkpoint
 from freehold.sampling_params import SamplingParams
 from freehold.step import DraftCost, KVShape, RowStart, Step, StepResult, StepTiming, TokenLogprobs
 
@@ -34,9 +35,9 @@ class Runner:
     def __init__(self, config: EngineConfig, checkpoint: Checkpoint, shape: KVShape, device: Device):
         self._config = config
         self._device = device
-        count = len(checkpoint.spec.layers_by_lookback())
-        own = replace(shape, page_counts=shape.page_counts[:count])
-        self._model = PlacedModel(checkpoint, device, own, config.linear_compute)
+        layouts = checkpoint.spec.cache_layouts()
+        own = replace(shape, page_counts=shape.page_counts[: len(layouts)])
+        self._model = PlacedModel(checkpoint, device, own, layouts, config.linear_compute)
         self._sampler = Sampler(shape.row_count, checkpoint.spec.vocab_size, device.drawing)
         self._sequences = Sequences(shape.row_count, shape.token_limit)
         self._speculator = make_speculator(config, checkpoint, shape, device, self._sampler)
@@ -80,7 +81,7 @@ class Runner:
     def load_weights(self, source: str) -> None:
         """Raises ModelUnavailable, or ValueError if the model has another shape; then nothing has changed."""
         checkpoint = open_checkpoint(resolve_model(source))
-        if replace(checkpoint.spec, rope_divisors=None) != replace(self._model.spec, rope_divisors=None):
+        if checkpoint.spec != self._model.spec:
             raise ValueError(f"model_path: {source} is another kind of model")
         self._model.load(checkpoint)
 
@@ -93,8 +94,9 @@ class Runner:
             self._sequences.start(start)
             self._sampler.start(start)
         work = self._sequences.take_up(step, *self._propose(step))
-        hidden = self._model.forward(work.tokens, work.rows, work.starts, work.sizes)
-        return replace(self._conclude(work, hidden), seconds=time.perf_counter() - started)
+        batch = self._model.batch(work.rows, work.starts, work.sizes, work.proposed)
+        hidden = self._model.forward(work.tokens, batch)
+        return replace(self._conclude(work, batch, hidden), seconds=time.perf_counter() - started)
 
     def _propose(self, step: Step) -> tuple[Int32, Int64]:
         """-> drafts int32 [sequences, k], their counts [sequences]"""
@@ -110,7 +112,7 @@ class Runner:
             return np.zeros((len(step.rows), 0), np.int32), none
         return self._speculator.propose(self._sequences, step.rows, limits)
 
-    def _conclude(self, work: Work, hidden: Float32) -> StepResult:
+    def _conclude(self, work: Work, batch: Any, hidden: Float32) -> StepResult:
         """Sample, append, and report how far each sequence has come."""
         counts = np.zeros(len(work.rows), np.int64)
         chosen = np.flatnonzero(work.samples)
@@ -128,6 +130,7 @@ class Runner:
             )
             self._sequences.append(rows, counts[chosen], tokens)
         written = work.starts + work.counts + np.maximum(counts - 1, 0)
+        self._model.settle(batch, written)
         if self._speculator is not None:
             written = self._speculator.follow(self._sequences, work, hidden, written)
         return StepResult(tokens, counts, written, work.proposed, logprobs, self._scores(work, hidden))

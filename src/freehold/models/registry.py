@@ -1,47 +1,26 @@
-"""Which decoder computes which architecture."""
+"""Which families of models there are."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from freehold.models.families import deepseek, gemma, gpt_oss, lfm2, llama, mamba, olmo, qwen_delta
+from freehold.models.families.family import Family
 
-from freehold.models.backend import Backend
-from freehold.models.llama import LlamaDecoder
-from freehold.models.spec import Checkpoint, DecoderSpec
-
-
-class Decoder(Protocol):
-    """A model: tokens to hidden states to logits, on the arrays of its device."""
-
-    spec: DecoderSpec
-
-    def __init__(self, checkpoint: Checkpoint, backend: Backend[Any, Any, Any]): ...
-
-    def forward(self, tokens: Any, batch: Any) -> Any:
-        """tokens int32 [n] of all sequences of the batch -> hidden states [n, hidden_size]."""
-        ...
-
-    def logits(self, hidden: Any) -> Any:
-        """[n, hidden_size] -> [n, vocab_size]"""
-        ...
-
-
-# By the name in config.json (`model_type`) or in a GGUF file (`general.architecture`).
-DECODERS: dict[str, type[Decoder]] = {
-    "llama": LlamaDecoder,
-    "mistral": LlamaDecoder,
-    "qwen2": LlamaDecoder,
-    "qwen3": LlamaDecoder,
+# By `model_type` in config.json.
+FAMILIES: dict[str, Family] = {
+    **llama.FAMILIES,
+    **gemma.FAMILIES,
+    **olmo.FAMILIES,
+    **gpt_oss.FAMILIES,
+    **deepseek.FAMILIES,
+    **mamba.FAMILIES,
+    **lfm2.FAMILIES,
+    **qwen_delta.FAMILIES,
 }
 
 
-def check_architecture(name: str, where: object) -> None:
-    """Raises ValueError for an architecture that nobody computes; `where` it was found."""
-    if name not in DECODERS:
-        known = ", ".join(DECODERS)
+def family_of(name: str, where: object) -> Family:
+    """Raises ValueError for a family that we don't have; `where` the name was found."""
+    if name not in FAMILIES:
+        known = ", ".join(FAMILIES)
         raise ValueError(f"{where}: model type '{name}' is not supported ({known} are)")
-
-
-def make_decoder(checkpoint: Checkpoint, backend: Backend[Any, Any, Any]) -> Decoder:
-    """The model of a checkpoint. Raises ValueError."""
-    check_architecture(checkpoint.spec.architecture, checkpoint.path)
-    return DECODERS[checkpoint.spec.architecture](checkpoint, backend)
+    return FAMILIES[name]

@@ -1,110 +1,305 @@
-"""The shape of a decoder, and tensors as they come from a file."""
+"""What a model is made of: its layers, what they keep for later tokens, and how that falls into cache groups."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-import numpy as np
-
-from freehold.arrays import Float32
+# Bytes of a vector of so many numbers, by how KV is kept: int8 has a float32 scale for each vector.
+_VECTOR_BYTES = {"float32": (4, 0), "bfloat16": (2, 0), "int8": (1, 4)}
 
 
 @dataclass(frozen=True)
-class DecoderSpec:
-    """A Llama-family decoder. `qk_norm` is Qwen3's, `qkv_bias` Qwen2's."""
+class Rotary:
+    """Rotary position embedding (Su et al. 2021), halves layout: number k turns with number k + len(frequencies).
 
-    architecture: str
-    layer_count: int
-    hidden_size: int
+    `frequencies`: radians a position, of each pair. `magnitude` scales cos and sin (YaRN; Peng et al. 2023).
+    """
+
+    frequencies: tuple[float, ...]
+    magnitude: float = 1.0
+
+    @property
+    def size(self) -> int:
+        """How many numbers of a head are rotated."""
+        return 2 * len(self.frequencies)
+
+
+@dataclass(frozen=True)
+class KVCache:
+    """A key and a value for each token, or a latent, whose first `value_size` numbers are the value."""
+
+    head_count: int
+    key_size: int
+    value_size: int
+    is_latent: bool = False
+
+    def bytes_per_token(self, kind: str) -> int:
+        """`kind`: one of KV_CACHE_DTYPES."""
+        number, scale = _VECTOR_BYTES[kind]
+        value = 0 if self.is_latent else number * self.value_size + scale
+        return self.head_count * (number * self.key_size + scale + value)
+
+
+@dataclass(frozen=True)
+class StateCache:
+    """One state of so many float32 numbers, after all tokens so far: the last inputs of a convolution, then the state
+    of a recurrence."""
+
+    convolution: int
+    recurrence: int = 0
+
+    @property
+    def size(self) -> int:
+        return self.convolution + self.recurrence
+
+
+class Mixer(Protocol):
+    """The part of a layer in which tokens see each other."""
+
+    @property
+    def cache(self) -> KVCache | StateCache:
+        """What it keeps for later tokens."""
+        ...
+
+    @property
+    def window(self) -> int | None:
+        """How many tokens a position looks at, its own included. None is all of them."""
+        ...
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Grouped-query attention. Biases, norms of queries and keys, and sinks are there if the checkpoint has them.
+
+    `scale` None is 1 / sqrt(head_size). `soft_cap` c turns a score s into c * tanh(s / c); 0 leaves it. With an
+    `output_gate` the query projection has a gate behind the query of each head. `input_multiplier` scales queries, keys
+    and values, `key_multiplier` keys.
+    """
+
     head_count: int
     kv_head_count: int
     head_size: int
-    ffn_size: int
-    vocab_size: int
-    context_length: int
-    rope_theta: float
-    norm_epsilon: float
-    qkv_bias: bool = False
-    qk_norm: bool = False
-    tied_embeddings: bool = False
-    rope_divisors: Float32 | None = None  # [head_size / 2], scaled RoPE (Llama 3)
-    windows: tuple[int | None, ...] = ()  # of each layer: tokens that it looks at, its own included. Empty: all
+    rotary: Rotary | None
+    window: int | None = None
+    scale: float | None = None
+    soft_cap: float = 0.0
+    output_gate: bool = False
+    input_multiplier: float = 1.0
+    key_multiplier: float = 1.0
 
-    def lookback_of(self, layer: int) -> int | None:
-        """How many tokens before its own a position of a layer looks at; None is all of them."""
-        window = self.windows[layer] if self.windows else None
-        return None if window is None else window - 1
-
-    def layers_by_lookback(self) -> dict[int | None, tuple[int, ...]]:
-        """The layers of each cache group, those that look at everything first."""
-        lookbacks = [self.lookback_of(layer) for layer in range(self.layer_count)]
-        kinds = sorted(set(lookbacks), key=lambda lookback: (lookback is not None, lookback or 0))
-        return {kind: tuple(layer for layer, one in enumerate(lookbacks) if one == kind) for kind in kinds}
-
-    def layers_of_groups(self, group_count: int) -> list[tuple[int, ...]]:
-        """The layers of each cache group. If there is one group, it has all layers, however far they look back."""
-        return [tuple(range(self.layer_count))] if group_count == 1 else list(self.layers_by_lookback().values())
-
-    def kv_bytes_per_token(self, kind: str, layer_count: int | None = None) -> int:
-        """Of so many layers, or all. `kind`: float32, bfloat16, or int8, which has a float32 scale for each key and
-        value of a head."""
-        vector = {"float32": 4 * self.head_size, "bfloat16": 2 * self.head_size, "int8": self.head_size + 4}[kind]
-        return 2 * (self.layer_count if layer_count is None else layer_count) * self.kv_head_count * vector
-
-
-class TensorFormat(StrEnum):
-    F32 = "F32"
-    F16 = "F16"
-    BF16 = "BF16"
-    Q4_0 = "Q4_0"
-    Q4_1 = "Q4_1"
-    Q8_0 = "Q8_0"
+    @property
+    def cache(self) -> KVCache:
+        return KVCache(self.kv_head_count, self.head_size, self.head_size)
 
 
 @dataclass(frozen=True)
-class StoredTensor:
-    """A tensor in the format of its file: `data` uint8 [rows, bytes of a row]; vectors have one row."""
+class Latent:
+    """Multi-head latent attention (DeepSeek-AI 2024): all heads share a latent of `rank` numbers and a rotated key.
 
-    format: TensorFormat
-    rows: int
-    columns: int
-    data: np.ndarray
+    `plain_size` numbers of a head's query and key are not rotated. `is_interleaved`: the file has rotated numbers in
+    neighbouring pairs.
+    """
 
-    def reorder(self, order: np.ndarray) -> StoredTensor:
-        """The same tensor with its rows in another order."""
-        return StoredTensor(self.format, self.rows, self.columns, self.data[order])
-
-    def to_float32(self) -> Float32:
-        """[rows, columns], for small tensors and tests."""
-        raw = np.ascontiguousarray(self.data)
-        if self.format is TensorFormat.F32:
-            return raw.view(np.float32).reshape(self.rows, self.columns)
-        if self.format is TensorFormat.F16:
-            return raw.view(np.float16).astype(np.float32).reshape(self.rows, self.columns)
-        if self.format is TensorFormat.BF16:
-            wide = raw.view(np.uint16).astype(np.uint32) << 16
-            return wide.view(np.float32).reshape(self.rows, self.columns)
-        import gguf
-
-        kind = gguf.GGMLQuantizationType[self.format.value]
-        return gguf.dequantize(raw, kind).reshape(self.rows, self.columns)
-
-
-class Checkpoint(Protocol):
-    """A model on disk. Tensor names are those of Hugging Face's Llama, without `model.`."""
-
-    path: Path
+    head_count: int
+    rank: int
+    plain_size: int
+    value_size: int
+    rotary: Rotary
+    scale: float
+    is_interleaved: bool = False
+    window: None = None
 
     @property
-    def spec(self) -> DecoderSpec: ...
+    def cache(self) -> KVCache:
+        return KVCache(1, self.rank + self.rotary.size, self.rank, is_latent=True)
 
-    def field(self, name: str, default: Any = None) -> Any:
-        """A value of the file's metadata (GGUF) or of config.json."""
-        ...
 
-    def tensor(self, name: str) -> StoredTensor:
-        """Raises KeyError with the name if the checkpoint lacks it."""
-        ...
+@dataclass(frozen=True)
+class ShortConv:
+    """A gated convolution over the last `taps` tokens (LFM2; Liquid AI 2025)."""
+
+    channels: int
+    taps: int
+    window: int = 2
+
+    @property
+    def cache(self) -> StateCache:
+        return StateCache((self.taps - 1) * self.channels)
+
+
+@dataclass(frozen=True)
+class Mamba2:
+    """A state space (Dao and Gu 2024): each head has a state [state_size, head_size]; `group_count` groups of heads
+    share inputs and outputs of the state. `multipliers` scale gate, input, B, C and time step of the projection."""
+
+    head_count: int
+    head_size: int
+    state_size: int
+    group_count: int
+    taps: int
+    time_step_limit: tuple[float, float] = (0.0, float("inf"))
+    multipliers: tuple[float, float, float, float, float] = (1.0, 1.0, 1.0, 1.0, 1.0)
+    norm_before_gate: bool = False
+    window: int = 2
+
+    @property
+    def inner_size(self) -> int:
+        return self.head_count * self.head_size
+
+    @property
+    def channels(self) -> int:
+        """Of the convolution: inputs, B and C."""
+        return self.inner_size + 2 * self.group_count * self.state_size
+
+    @property
+    def cache(self) -> StateCache:
+        return StateCache((self.taps - 1) * self.channels, self.head_count * self.head_size * self.state_size)
+
+
+@dataclass(frozen=True)
+class GatedDelta:
+    """The gated delta rule (Yang, Kautz and Hatamizadeh 2024): each value head has a state [key_size, value_size]."""
+
+    key_head_count: int
+    value_head_count: int
+    key_size: int
+    value_size: int
+    taps: int
+    window: int = 2
+
+    @property
+    def channels(self) -> int:
+        """Of the convolution: queries, keys and values."""
+        return 2 * self.key_head_count * self.key_size + self.value_head_count * self.value_size
+
+    @property
+    def cache(self) -> StateCache:
+        return StateCache((self.taps - 1) * self.channels, self.value_head_count * self.key_size * self.value_size)
+
+
+@dataclass(frozen=True)
+class Activation:
+    """What becomes of the two halves of a feed-forward layer's input, gate and up: `kind` is "silu" or "gelu" (its tanh
+    form), gate's times up; or "clamped", gpt-oss's: both clamped to `limit`, gate * sigmoid(alpha * gate) * (up + 1).
+    """
+
+    kind: str = "silu"
+    alpha: float = 0.0
+    limit: float = 0.0
+
+
+@dataclass(frozen=True)
+class Dense:
+    size: int
+    activation: Activation = Activation()
+    gate_multiplier: float = 1.0
+
+
+@dataclass(frozen=True)
+class Routing:
+    """Which experts compute a token, and with which weights.
+
+    `scores` of an expert: "softmax" over all, "sigmoid" of its own, or "chosen", a softmax over those that were chosen.
+    If `group_count` is more than 1, only the best `groups_used` groups of experts count; the best of a group, or the
+    sum of its best two (`group_by_two`), says how good it is.
+    """
+
+    used: int
+    scores: str = "softmax"
+    normalize: bool = True
+    factor: float = 1.0
+    group_count: int = 1
+    groups_used: int = 1
+    group_by_two: bool = False
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A mixture of experts. `shared_size`: of the expert that computes every token, 0 for none."""
+
+    count: int
+    size: int
+    routing: Routing
+    activation: Activation = Activation()
+    shared_size: int = 0
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    """A layer: mixers side by side, each added to the stream of hidden states, then a feed-forward part, if any.
+
+    `mixer_multiplier` and `ffn_multiplier` scale what is added. Norms before and after a part are there if the
+    checkpoint has them.
+    """
+
+    mixers: tuple[Mixer, ...]
+    ffn: Dense | Experts | None
+    mixer_multipliers: tuple[float, ...] = (1.0,)
+    ffn_multiplier: float = 1.0
+
+
+@dataclass(frozen=True)
+class CacheLayout:
+    """A cache group as the engine sees it: the caches of those mixers that look back equally far. `members`: layer, and
+    number among the layer's mixers. `has_windows`: one of them looks no further back than a window."""
+
+    lookback: int | None
+    is_state: bool
+    has_windows: bool
+    members: tuple[tuple[int, int], ...]
+    caches: tuple[KVCache | StateCache, ...]
+
+    def page_bytes(self, kind: str, page_size: int) -> int:
+        """Of one page of the group: KV of `page_size` tokens, or a state."""
+        return sum(
+            4 * cache.size if isinstance(cache, StateCache) else page_size * cache.bytes_per_token(kind)
+            for cache in self.caches
+        )
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A decoder. `logit_multiplier` scales logits, `logit_cap` c turns a logit x into c * tanh(x / c); 0 leaves it."""
+
+    architecture: str
+    hidden_size: int
+    vocab_size: int
+    context_length: int
+    norm_epsilon: float
+    layers: tuple[LayerSpec, ...]
+    tied_embeddings: bool = False
+    embedding_multiplier: float = 1.0
+    logit_multiplier: float = 1.0
+    logit_cap: float = 0.0
+
+    @property
+    def layer_count(self) -> int:
+        return len(self.layers)
+
+    @property
+    def has_states(self) -> bool:
+        return any(layout.is_state for layout in self.cache_layouts())
+
+    def cache_layouts(self) -> list[CacheLayout]:
+        """The cache groups: full attention first, then windows, the smallest first, then states."""
+        found: dict[tuple[bool, int | None], list[tuple[int, int]]] = {}
+        for layer, spec in enumerate(self.layers):
+            for number, mixer in enumerate(spec.mixers):
+                lookback = None if mixer.window is None else mixer.window - 1
+                found.setdefault((isinstance(mixer.cache, StateCache), lookback), []).append((layer, number))
+        order = sorted(found, key=lambda kind: (kind[0], kind[1] is not None, kind[1] or 0))
+        return [self._layout(kind[1], kind[0], tuple(found[kind])) for kind in order]
+
+    def one_layout(self) -> list[CacheLayout]:
+        """All layers in one group that keeps every token, however far they look back. Not for models with states."""
+        assert not self.has_states
+        everything = tuple(
+            (layer, number) for layer, spec in enumerate(self.layers) for number in range(len(spec.mixers))
+        )
+        return [self._layout(None, False, everything)]
+
+    def _layout(self, lookback: int | None, is_state: bool, members: tuple[tuple[int, int], ...]) -> CacheLayout:
+        mixers = [self.layers[layer].mixers[number] for layer, number in members]
+        has_windows = any(mixer.window is not None for mixer in mixers)
+        return CacheLayout(lookback, is_state, has_windows, members, tuple(mixer.cache for mixer in mixers))

@@ -9,7 +9,7 @@ from typing import Any
 from jinja2 import TemplateSyntaxError
 from tokenizers import Tokenizer as FastTokenizer
 
-from freehold.models.spec import Checkpoint
+from freehold.models.tensor import Checkpoint
 from freehold.text.chat_template import ChatTemplate
 from freehold.text.gguf_tokenizer import gguf_tokenizer
 from freehold.text.tokenizer import Tokenizer

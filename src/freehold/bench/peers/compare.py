@@ -56,7 +56,8 @@ def run_peers(names: list[str], rounds: int, workloads: list[str], output: Path)
     with contextlib.ExitStack() as stack:
         model = exported(resolve_model(None))
         # As much KV as we would take by default in float32: the same number of tokens for everybody.
-        tokens = KV_BYTES_DEFAULT // open_checkpoint(model.gguf).spec.kv_bytes_per_token("float32") // 512 * 512
+        (layout,) = open_checkpoint(model.gguf).spec.cache_layouts()
+        tokens = KV_BYTES_DEFAULT // layout.page_bytes("float32", 1) // 512 * 512
         assert tokens > CONTEXT
         peers = (FREEHOLD, *(PEERS[name] for name in names))
         entrants = [_start(peer, model, tokens, output, stack, console) for peer in peers]

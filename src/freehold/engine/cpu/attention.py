@@ -24,6 +24,7 @@ from freehold.engine.cpu.simd import (
     max_lanes,
     maximum,
     mul,
+    reciprocal,
     splat,
     store,
     sub,
@@ -76,6 +77,15 @@ class Scratch(NamedTuple):
     tiles_v: Any
 
 
+class Scoring(NamedTuple):
+    """How a score is made of a query and a key: `scale` times their product, then `cap * tanh(score / cap)` unless the
+    cap is 0. `sinks` [query heads], empty for none, are scores that take attention away from all keys."""
+
+    scale: Any
+    cap: Any
+    sinks: Any
+
+
 class Block(NamedTuple):
     """A block of keys from position `start`, of which those before `end` exist, for rows `row` up to `row + rows`. Row
     `row + r` sees the positions below `first + r // group + 1`; if `lookback` is not 0, only so many before its own."""
@@ -95,17 +105,28 @@ def _slot(pages, position):
 
 
 @njit(inline="always")
-def _gather_tile(source, pages, base, count, head, heads, keys_in_lanes, out):
-    """Pages smaller than a tile: collect the 16 positions from `base` into a contiguous tile."""
+def _gather_keys(keys, pages, base, count, head, heads, out):
+    """Pages smaller than a tile: collect the 16 keys from position `base` into a contiguous tile [size, 16]."""
     size = heads.size
     for j in range(count):
         slot = _slot(pages, base + j)
         start, lane = ((slot // LANES) * heads.kv + head) * size * LANES, slot % LANES
         for k in range(size):
-            if keys_in_lanes:
-                out[k * LANES + j] = element(source, start + k * LANES + lane)
+            out[k * LANES + j] = element(keys, start + k * LANES + lane)
+
+
+@njit(inline="always")
+def _gather_values(kv, pages, base, count, head, heads, out):
+    """The 16 values from position `base` in a contiguous tile [16, value size]. Those of latents lie in lanes."""
+    size = heads.value_size
+    for j in range(count):
+        slot = _slot(pages, base + j)
+        row, lane = (slot // LANES) * heads.kv + head, slot % LANES
+        for k in range(size):
+            if heads.is_latent:
+                out[j * size + k] = element(kv.keys, row * heads.size * LANES + k * LANES + lane)
             else:
-                out[j * size + k] = element(source, start + lane * size + k)
+                out[j * size + k] = element(kv.values, row * size * LANES + lane * size + k)
 
 
 @njit(inline="always")
@@ -160,7 +181,7 @@ def _score(scratch, kv, pages, block, head, heads):
     for base in range(block.start, min(block.end, block.start + KEYS), LANES):
         count, at = min(LANES, block.end - base), row * KEYS + base - block.start
         if pages.size < LANES:
-            _gather_tile(kv.keys, pages, base, count, head, heads, True, scratch.tiles_k)
+            _gather_keys(kv.keys, pages, base, count, head, heads, scratch.tiles_k)
             tile_rows(queries, Rows(scratch.tiles_k, 0, LANES), size, Rows(scratch.scores, at, KEYS), rows)
         else:
             tile = ((_slot(pages, base) // LANES) * heads.kv + head) * size * LANES
@@ -170,65 +191,87 @@ def _score(scratch, kv, pages, block, head, heads):
 
 
 @njit(inline="always")
+def _cap(scratch, block, cap):
+    """score = cap * tanh(score / cap), as cap - 2 cap / (exp(2 score / cap) + 1)."""
+    slope, top, twice = splat(np.float32(2) / cap), splat(cap), splat(np.float32(2) * cap)
+    one = splat(np.float32(1))
+    for at in range(block.row * KEYS, (block.row + block.rows) * KEYS, LANES):
+        grown = add(exp(mul(slope, load(scratch.scores, at))), one)
+        store(scratch.scores, at, sub(top, mul(twice, reciprocal(grown))))
+
+
+@njit(inline="always")
 def _add_values(scratch, kv, pages, block, head, heads):
     """Probabilities times values."""
-    size, row, rows = heads.size, block.row, block.rows
+    size, row, rows = heads.value_size, block.row, block.rows
+    value_scales = kv.key_scales if heads.is_latent else kv.value_scales
     for base in range(block.start, min(block.end, block.start + KEYS), LANES):
         count, at = min(LANES, block.end - base), row * KEYS + base - block.start
         scores, to = Rows(scratch.scores, at, KEYS), row * size
-        if len(kv.value_scales):
-            _scale_tile(scratch.scores[at:], rows, kv.value_scales, pages, base, count, head, heads)
-        if pages.size < LANES:
-            _gather_tile(kv.values, pages, base, count, head, heads, False, scratch.tiles_v)
+        if len(value_scales):
+            _scale_tile(scratch.scores[at:], rows, value_scales, pages, base, count, head, heads)
+        if pages.size < LANES or heads.is_latent:
+            _gather_values(kv, pages, base, count, head, heads, scratch.tiles_v)
             for k in range(0, size, LANES):
                 tile_rows(scores, Rows(scratch.tiles_v, k, size), count, Rows(scratch.sums, to + k, size), rows)
         else:
             tile = ((_slot(pages, base) // LANES) * heads.kv + head) * size * LANES
             for k in range(0, size, LANES):
-                tile_rows(
-                    scores, Rows(kv.values, tile + k, size), count, Rows(scratch.sums, row * size + k, size), rows
-                )
+                tile_rows(scores, Rows(kv.values, tile + k, size), count, Rows(scratch.sums, to + k, size), rows)
 
 
 @njit(inline="always")
-def _attend_block(scratch, kv, pages, block, head, heads):
+def _attend_block(scratch, kv, pages, block, head, heads, cap):
     _score(scratch, kv, pages, block, head, heads)
+    if cap > 0:
+        _cap(scratch, block, cap)
     for r in range(block.rows):
         row, own = block.row + r, block.first + r // block.group - block.start
         hidden = own - block.lookback if block.lookback else 0
         if own >= 0 and hidden < KEYS:
-            _online_softmax(scratch, row, hidden, own + 1, heads.size)
+            _online_softmax(scratch, row, hidden, own + 1, heads.value_size)
         else:
             scratch.scores[row * KEYS : (row + 1) * KEYS] = np.float32(0)
     _add_values(scratch, kv, pages, block, head, heads)
 
 
 @njit(inline="always")
-def _make_scratch(rows, size, is_gathered):
-    room = np.zeros(rows * (2 * size + KEYS + 2), np.float32)
-    tile = LANES * size if is_gathered else 0
-    scores, state = 2 * rows * size, rows * (2 * size + KEYS)
+def _make_scratch(rows, heads, is_gathered):
+    size, value_size = heads.size, heads.value_size
+    room = np.zeros(rows * (size + value_size + KEYS + 2), np.float32)
+    sums, scores = rows * size, rows * (size + value_size)
+    state = scores + rows * KEYS
     room[state : state + rows] = np.float32(-np.inf)
+    tile_k, tile_v = LANES * size if is_gathered else 0, LANES * value_size if is_gathered or heads.is_latent else 0
     return Scratch(
-        room[: rows * size], room[rows * size : scores], room[scores:state], room[state : state + rows],
-        room[state + rows :], np.zeros(tile, np.float32), np.zeros(tile, np.float32),
+        room[:sums], room[sums:scores], room[scores:state], room[state : state + rows],
+        room[state + rows :], np.zeros(tile_k, np.float32), np.zeros(tile_v, np.float32),
     )  # fmt: skip
 
 
-@njit(nogil=True, error_model="numpy")
-def _attend_item(q, kv, tables, page_size, lookback, members, item, head, heads, out):
-    """One item, with one head of keys and values. Blocks that no row looks back on are not read."""
-    size, group = heads.size, heads.queries // heads.kv
-    scale, shared = np.float32(1) / np.sqrt(np.float32(size)), item.shared
-    total = group * np.sum(members.counts[item.first : item.stop])
-    scratch = _make_scratch(total, size, page_size < LANES)
-    row = 0
+@njit(inline="always")
+def _take_queries(q, scoring, members, item, head, heads, scratch):
+    """Scaled queries of all rows. A sink is a key that has been seen already, and whose value is 0."""
+    size, group, row = heads.size, heads.queries // heads.kv, 0
     for m in range(item.first, item.stop):
         for r in range(members.counts[m] * group):
-            at = ((members.tokens[m] + r // group) * heads.queries + head * group + r % group) * size
+            query_head = head * group + r % group
+            at = ((members.tokens[m] + r // group) * heads.queries + query_head) * size
             for k in range(size):
-                scratch.queries[row * size + k] = q[at + k] * scale
+                scratch.queries[row * size + k] = q[at + k] * scoring.scale
+            if len(scoring.sinks):
+                scratch.highest[row] = scoring.sinks[query_head]
+                scratch.weights[row] = np.float32(1)
             row += 1
+
+
+@njit(nogil=True, error_model="numpy")
+def _attend_item(q, kv, tables, page_size, lookback, scoring, members, item, head, heads, out):
+    """One item, with one head of keys and values. Blocks that no row looks back on are not read."""
+    size, group, shared = heads.value_size, heads.queries // heads.kv, item.shared
+    total = group * np.sum(members.counts[item.first : item.stop])
+    scratch = _make_scratch(total, heads, page_size < LANES)
+    _take_queries(q, scoring, members, item, head, heads, scratch)
     row = 0
     for m in range(item.first - 1, item.stop):  # first what all share, through the table of the first
         is_shared = m < item.first
@@ -239,7 +282,8 @@ def _attend_item(q, kv, tables, page_size, lookback, members, item, head, heads,
         if lookback and first > lookback:
             start = max(start, (first - lookback) // KEYS * KEYS)
         for at in range(start, end, KEYS):
-            _attend_block(scratch, kv, pages, Block(at, end, row, rows, first, group, lookback), head, heads)
+            block = Block(at, end, row, rows, first, group, lookback)
+            _attend_block(scratch, kv, pages, block, head, heads, scoring.cap)
         if not is_shared:
             for r in range(rows):
                 at = ((members.tokens[m] + r // group) * heads.queries + head * group + r % group) * size
@@ -250,32 +294,36 @@ def _attend_item(q, kv, tables, page_size, lookback, members, item, head, heads,
 
 @njit(parallel=True, nogil=True, cache=True, error_model="numpy")
 def attend(
-    qkv, token_positions, slots, cos, sin, q_norm, k_norm, epsilon, keys, values, key_scales, value_scales,
-    tables, page_size, lookback, item_members, item_shared, rows, tokens, counts, positions, query_heads, kv_heads,
-    size, out,
+    qkv, token_positions, slots, cos, sin, pairs, rotary_start, q_norm, k_norm, epsilon,
+    keys, values, key_scales, value_scales, tables, page_size, lookback, scale, cap, sinks,
+    item_members, item_shared, rows, tokens, counts, positions,
+    query_heads, kv_heads, size, value_size, is_latent, out,
 ):  # fmt: skip
-    """Rotate queries and keys, write keys and values to their slots, attend: out flat [tokens, heads, size].
+    """Rotate queries and keys, write keys and values to their slots, attend: out flat [tokens, heads, value size].
 
     Arguments of an entry point are plain: records are slow to pass from Python, so they are made here. Item i has
     members `item_members[i]` up to `item_members[i + 1]`, which share their first `item_shared[i]` positions, a
     multiple of 64, and 0 where `lookback` is not; tables int32 [rows, pages].
     """
-    q = np.empty_like(out)
+    q = np.empty(len(slots) * query_heads * size, np.float32)
     if len(slots) < ROWS_PARALLEL:
         for token in range(len(slots)):
-            kv, heads = LayerKV(keys, values, key_scales, value_scales), Heads(query_heads, kv_heads, size)
-            rotation = Rotation(cos, sin, q_norm, k_norm, epsilon)
+            kv = LayerKV(keys, values, key_scales, value_scales)
+            heads = Heads(query_heads, kv_heads, size, value_size, is_latent)
+            rotation = Rotation(cos, sin, pairs, rotary_start, q_norm, k_norm, epsilon)
             rotate_and_write(token, qkv, token_positions[token], slots[token], rotation, heads, kv, q)
     else:
         for token in prange(len(slots)):
-            kv, heads = LayerKV(keys, values, key_scales, value_scales), Heads(query_heads, kv_heads, size)
-            rotation = Rotation(cos, sin, q_norm, k_norm, epsilon)
+            kv = LayerKV(keys, values, key_scales, value_scales)
+            heads = Heads(query_heads, kv_heads, size, value_size, is_latent)
+            rotation = Rotation(cos, sin, pairs, rotary_start, q_norm, k_norm, epsilon)
             rotate_and_write(token, qkv, token_positions[token], slots[token], rotation, heads, kv, q)
     items = len(item_members) - 1
     for work in prange(items * kv_heads):
         # One head after the other: its KV, read by item after item, may fit a core's own cache.
         head, number = work // items, work % items
-        kv, heads = LayerKV(keys, values, key_scales, value_scales), Heads(query_heads, kv_heads, size)
+        kv = LayerKV(keys, values, key_scales, value_scales)
+        heads = Heads(query_heads, kv_heads, size, value_size, is_latent)
         item = Item(item_members[number], item_members[number + 1], item_shared[number])
-        members = Members(rows, tokens, counts, positions)
-        _attend_item(q, kv, tables, page_size, lookback, members, item, head, heads, out)
+        members, scoring = Members(rows, tokens, counts, positions), Scoring(scale, cap, sinks)
+        _attend_item(q, kv, tables, page_size, lookback, scoring, members, item, head, heads, out)

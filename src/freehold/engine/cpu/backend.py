@@ -3,58 +3,67 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from freehold.arrays import Float32, Int32
+from freehold.arrays import Float32, Int32, Int64
+from freehold.engine.cpu import recurrence, rows
 from freehold.engine.cpu.attention import attend
 from freehold.engine.cpu.batch import CpuBatch
+from freehold.engine.cpu.caches import GroupCache
+from freehold.engine.cpu.heads import HeadMatrices, multiply_heads
 from freehold.engine.cpu.integer_linear import IntegerMatrix, can_pack
 from freehold.engine.cpu.linear import PackedMatrix, pack
-from freehold.engine.cpu.pointwise import NO_NORM, NORM, SWIGLU
-from freehold.models.spec import DecoderSpec, StoredTensor
+from freehold.engine.cpu.pointwise import CLAMPED, GEGLU, NO_NORM, NORM, SWIGLU
+from freehold.engine.cpu.state_batch import StateBatch
+from freehold.models.backend import AttentionTensors, CachePlace, ExpertWeights, ScanTensors
+from freehold.models.spec import Activation, Attention, GatedDelta, KVCache, Latent, Mamba2, Rotary, Routing
+from freehold.models.tensor import StoredTensor
 
-LANES = 16
 Matrix = PackedMatrix | IntegerMatrix
+_ACTIVATIONS = {"silu": SWIGLU, "gelu": GEGLU, "clamped": CLAMPED}
+_SCORES = {"softmax": rows.SOFTMAX, "sigmoid": rows.SIGMOID, "chosen": rows.CHOSEN}
 
 
-class CpuKV:
-    """The KV of all pages of a cache group: for each of its layers keys [tiles, kv_heads, head_size, 16] and values
-    [tiles, kv_heads, 16, head_size], flat; a tile is 16 slots. Memory is touched only when written.
+class _Scoring(NamedTuple):
+    """How heads look at a cache. `rotary_start`: where the rotated numbers of a head begin. `lookback` 0 is all."""
 
-    `kind`: float32, bfloat16 (kept as uint16), or int8 with a float32 scale for each position and head:
-    [tiles, kv_heads, 16], flat, empty for the others.
-    """
-
-    def __init__(
-        self, spec: DecoderSpec, page_count: int, page_size: int, kind: str = "float32", layer_count: int | None = None
-    ):
-        tiles = -(-(page_count + 1) * page_size // LANES)
-        positions = tiles * LANES * spec.kv_head_count
-        dtype = {"float32": np.float32, "bfloat16": np.uint16, "int8": np.int8}[kind]
-        scales = positions if kind == "int8" else 0
-        layers = range(spec.layer_count if layer_count is None else layer_count)
-        self.page_size = page_size
-        self.keys = [np.zeros(positions * spec.head_size, dtype) for _ in layers]
-        self.values = [np.zeros(positions * spec.head_size, dtype) for _ in layers]
-        self.key_scales = [np.zeros(scales, np.float32) for _ in layers]
-        self.value_scales = [np.zeros(scales, np.float32) for _ in layers]
+    heads: int
+    cache: KVCache
+    rotary: Rotary | None
+    rotary_start: int
+    lookback: int
+    scale: float
+    cap: float
 
 
 class CpuBackend:
-    """Implements `freehold.models.backend.Backend` for float32 arrays, with the KV of each cache group. `compute` says
+    """Implements `freehold.models.backend.Backend` for float32 arrays, with the caches of each group. `compute` says
     what inputs are rounded to for products with weights that are stored in a few bits: int16, int8, or nothing
     (float32)."""
 
-    def __init__(self, spec: DecoderSpec, kv: Sequence[CpuKV], position_count: int, compute: str = "float32"):
-        self.kv = kv
-        self._places = {  # of each layer: its cache group, and its number among the group's layers
-            layer: (group, at)
-            for group, layers in enumerate(spec.layers_of_groups(len(kv)))
-            for at, layer in enumerate(layers)
-        }
-        self._compute = compute
-        self._cos, self._sin = rotary_tables(spec, position_count)
+    def __init__(self, caches: Sequence[GroupCache], epsilon: float, position_count: int, compute: str = "float32"):
+        self.caches = caches
+        self._epsilon, self._position_count, self._compute = np.float32(epsilon), position_count, compute
+        self._rotary: dict[Rotary | None, tuple[Float32, Float32]] = {None: (NO_NORM, NO_NORM)}
+
+    def batch(
+        self, tables: Sequence[Int32], rows: Int64, starts: Int64, counts: Int64, proposed: Int64
+    ) -> list[CpuBatch | StateBatch]:
+        return [
+            StateBatch.of(table, cache, rows, starts, counts, proposed)
+            if cache.layout.is_state
+            else CpuBatch.of(table, cache.page_size, rows, starts, counts, not cache.layout.has_windows)
+            for table, cache in zip(tables, self.caches, strict=True)
+        ]
+
+    def settle(self, batch: Sequence[CpuBatch | StateBatch], written: Int64) -> None:
+        for cache, of in zip(self.caches, batch, strict=True):
+            if isinstance(of, StateBatch):
+                of.settle(cache, written)
+
+    # Loading
 
     def pack(self, tensors: Sequence[StoredTensor]) -> Matrix:
         if self._compute != "float32" and can_pack(tensors):
@@ -62,11 +71,31 @@ class CpuBackend:
             return IntegerMatrix.pack(tensors[0].format, data, len(data), tensors[0].columns, self._compute)
         return pack(tensors)
 
+    def pack_heads(self, heads: Sequence[StoredTensor]) -> HeadMatrices:
+        return HeadMatrices.pack([head.to_float32() for head in heads])
+
     def vector(self, tensors: Sequence[StoredTensor]) -> Float32:
         return np.concatenate([tensor.to_float32().ravel() for tensor in tensors])
 
+    # Row by row
+
     def embed(self, table: Matrix, tokens: Int32) -> Float32:
         return table.gather(tokens)
+
+    def norm(self, x: Float32, norm: Float32, epsilon: float) -> Float32:
+        out = x.copy()
+        self.norm_columns(out, 0, norm, epsilon)
+        return out
+
+    def norm_columns(self, x: Float32, start: int, norm: Float32, epsilon: float) -> None:
+        rows.norm_columns(x.ravel(), x.shape[1], start, norm, np.float32(epsilon))
+
+    def linear(self, x: Float32, weight: Matrix, bias: Float32 | None = None) -> Float32:
+        out = np.zeros((len(x), weight.rows), np.float32)
+        weight.multiply_add(x, out)
+        if bias is not None:
+            out += bias
+        return out
 
     def norm_linear(
         self, x: Float32, norm: Float32, epsilon: float, weight: Matrix, bias: Float32 | None = None
@@ -77,40 +106,179 @@ class CpuBackend:
         weight.multiply_add(x, out, NORM, norm, epsilon)
         return out
 
-    def linear_add(self, weight: Matrix, x: Float32, residual: Float32) -> None:
-        weight.multiply_add(x, residual)
+    def heads_linear(self, x: Float32, weight: HeadMatrices) -> Float32:
+        return multiply_heads(x, weight)
 
-    def swiglu_linear_add(self, weight: Matrix, gate_up: Float32, residual: Float32) -> None:
-        weight.multiply_add(gate_up, residual, SWIGLU)
+    def linear_add(self, weight: Matrix, x: Float32, out: Float32) -> None:
+        weight.multiply_add(x, out)
+
+    def gated_linear_add(self, weight: Matrix, gate_up: Float32, out: Float32, activation: Activation) -> None:
+        parameters = np.array([activation.alpha, activation.limit], np.float32)
+        weight.multiply_add(gate_up, out, _ACTIVATIONS[activation.kind], parameters)
+
+    def zeros_like(self, x: Float32) -> Float32:
+        return np.zeros_like(x)
+
+    def scale(self, x: Float32, factor: Any) -> None:
+        x *= np.float32(factor) if isinstance(factor, float) else factor
+
+    def add(self, x: Float32, other: Float32) -> None:
+        x += other
+
+    def soft_cap(self, x: Float32, cap: float) -> None:
+        rows.soft_cap(x, np.float32(cap))
+
+    def sigmoid_gate(self, x: Float32, gate: Float32) -> None:
+        rows.sigmoid_gate(x, gate)
+
+    def silu_gate(
+        self, x: Float32, gate: Float32, norm: Float32 | None, group_count: int, epsilon: float, norm_first: bool
+    ) -> Float32:
+        out, norm = np.empty_like(x), NO_NORM if norm is None else norm
+        rows.silu_gate(x, gate, norm, group_count, np.float32(epsilon), norm_first, out)
+        return out
+
+    def columns(self, x: Float32, start: int, stop: int) -> Float32:
+        return np.ascontiguousarray(x[:, start:stop])
+
+    def join_columns(self, parts: Sequence[Float32], head_count: int = 1) -> Float32:
+        count = len(parts[0])
+        return np.concatenate([part.reshape(count, head_count, -1) for part in parts], axis=2).reshape(count, -1)
+
+    def route(self, logits: Float32, routing: Routing, correction: Float32 | None) -> tuple[Int64, Float32]:
+        experts, weights = (
+            np.empty((len(logits), routing.used), np.int64),
+            np.empty((len(logits), routing.used), np.float32),
+        )
+        rows.route(
+            logits, NO_NORM if correction is None else correction, _SCORES[routing.scores], routing.normalize,
+            np.float32(routing.factor), routing.group_count, routing.groups_used, routing.group_by_two,
+            experts, weights,
+        )  # fmt: skip
+        return experts, weights
+
+    def experts(
+        self,
+        x: Float32,
+        choice: tuple[Int64, Float32],
+        experts: Sequence[ExpertWeights[Float32, Matrix]],
+        activation: Activation,
+    ) -> Float32:
+        """Experts answer in ascending order, so that the sum of a token's answers has one order in any batch."""
+        chosen, weights = choice
+        out = np.zeros_like(x)
+        for number in np.unique(chosen).tolist():
+            token, place = np.nonzero(chosen == number)
+            expert = experts[number]
+            gate_up = self.linear(x[token], expert.gate_up, expert.gate_up_bias)
+            answer = np.zeros((len(token), x.shape[1]), np.float32)
+            self.gated_linear_add(expert.down, gate_up, answer, activation)
+            if expert.down_bias is not None:
+                answer += expert.down_bias
+            out[token] += weights[token, place][:, None] * answer
+        return out
+
+    # Over the tokens of a sequence
 
     def attend(
         self,
-        spec: DecoderSpec,
-        layer: int,
+        place: CachePlace,
+        attention: Attention,
         qkv: Float32,
-        batch: Sequence[CpuBatch],
-        q_norm: Float32 | None = None,
-        k_norm: Float32 | None = None,
+        batch: Sequence[Any],
+        tensors: AttentionTensors[Float32],
     ) -> Float32:
-        out = np.empty((len(qkv), spec.head_count * spec.head_size), np.float32)
-        group, at = self._places[layer]
-        kv, of = self.kv[group], batch[group]
+        scale = attention.head_size**-0.5 if attention.scale is None else attention.scale
+        lookback = 0 if attention.window is None else attention.window - 1
+        cap, rotary = attention.soft_cap, attention.rotary
+        scoring = _Scoring(attention.head_count, attention.cache, rotary, 0, lookback, scale, cap)
+        return self._attend(place, scoring, qkv, batch[place.group], tensors)
+
+    def attend_latent(
+        self, place: CachePlace, latent: Latent, queries: Float32, latents: Float32, batch: Sequence[Any]
+    ) -> Float32:
+        qkv = np.concatenate([queries, latents], axis=1)
+        scoring = _Scoring(latent.head_count, latent.cache, latent.rotary, latent.rank, 0, latent.scale, 0.0)
+        return self._attend(place, scoring, qkv, batch[place.group], AttentionTensors())
+
+    def _attend(
+        self,
+        place: CachePlace,
+        scoring: _Scoring,
+        qkv: Float32,
+        batch: CpuBatch,
+        tensors: AttentionTensors[Float32],
+    ) -> Float32:
+        heads, cache, rotary, rotary_start, lookback, scale, cap = scoring
+        out = np.empty((len(qkv), heads * cache.value_size), np.float32)
+        group = self.caches[place.group]
+        kv, (cos, sin) = group.kv[place.member], self._rotary_tables(rotary)
+        pairs = 0 if rotary is None else rotary.size // 2
+        q_norm, k_norm, sinks = (
+            NO_NORM if one is None else one for one in (tensors.q_norm, tensors.k_norm, tensors.sinks)
+        )
         attend(
-            qkv.ravel(), of.positions, of.slots, self._cos, self._sin, NO_NORM if q_norm is None else q_norm,
-            NO_NORM if k_norm is None else k_norm, np.float32(spec.norm_epsilon),
-            kv.keys[at], kv.values[at], kv.key_scales[at], kv.value_scales[at],
-            of.tables, kv.page_size, spec.lookback_of(layer) or 0, of.item_members, of.item_shared,
-            of.member_rows, of.member_tokens, of.member_counts, of.member_positions,
-            spec.head_count, spec.kv_head_count, spec.head_size, out.ravel(),
+            qkv.ravel(), batch.positions, batch.slots, cos, sin, pairs, rotary_start, q_norm, k_norm, self._epsilon,
+            kv.keys, kv.values, kv.key_scales, kv.value_scales,
+            batch.tables, group.page_size, lookback, np.float32(scale), np.float32(cap), sinks,
+            batch.item_members, batch.item_shared, batch.member_rows, batch.member_tokens, batch.member_counts,
+            batch.member_positions, heads, cache.head_count, cache.key_size, cache.value_size, cache.is_latent,
+            out.ravel(),
         )  # fmt: skip
         return out
 
+    def _rotary_tables(self, rotary: Rotary | None) -> tuple[Float32, Float32]:
+        """cos and sin of every position's angles, flat [positions, pairs]."""
+        if rotary not in self._rotary:
+            frequencies = np.array(rotary.frequencies if rotary else (), np.float32)
+            angles = np.arange(self._position_count, dtype=np.float32)[:, None] * frequencies[None, :]
+            magnitude = np.float32(rotary.magnitude if rotary else 1)
+            self._rotary[rotary] = ((np.cos(angles) * magnitude).ravel(), (np.sin(angles) * magnitude).ravel())
+        return self._rotary[rotary]
 
-def rotary_tables(spec: DecoderSpec, position_count: int) -> tuple[Float32, Float32]:
-    """cos and sin of every position's angles, flat [positions, head_size / 2]."""
-    exponents = np.arange(0, spec.head_size, 2, dtype=np.float32) / np.float32(spec.head_size)
-    frequencies = (1.0 / np.float32(spec.rope_theta) ** exponents).astype(np.float32)
-    if spec.rope_divisors is not None:
-        frequencies = frequencies / spec.rope_divisors
-    angles = np.arange(position_count, dtype=np.float32)[:, None] * frequencies[None, :]
-    return np.cos(angles).ravel(), np.sin(angles).ravel()
+    def convolve(
+        self, place: CachePlace, x: Float32, taps: Float32, bias: Float32 | None, silu: bool, batch: Sequence[Any]
+    ) -> Float32:
+        out, of = np.empty_like(x), batch[place.group]
+        recurrence.convolve(
+            x, taps, NO_NORM if bias is None else bias, silu, self.caches[place.group].states[place.member],
+            of.firsts, of.counts, of.reads, of.writes, of.afters, of.slots, out,
+        )  # fmt: skip
+        return out
+
+    def scan(
+        self,
+        place: CachePlace,
+        mamba: Mamba2,
+        x: Float32,
+        steps: Float32,
+        batch: Sequence[Any],
+        tensors: ScanTensors[Float32],
+    ) -> Float32:
+        out, of = np.empty((len(x), mamba.inner_size), np.float32), batch[place.group]
+        low, high = mamba.time_step_limit
+        assert tensors.skip is not None
+        recurrence.scan(
+            x, steps, mamba.head_size, mamba.state_size, mamba.group_count, tensors.decay, tensors.step_bias,
+            tensors.skip, np.float32(low), np.float32(high), self.caches[place.group].states[place.member],
+            mamba.cache.convolution,
+            of.firsts, of.counts, of.reads, of.writes, of.afters, of.slots, out,
+        )  # fmt: skip
+        return out
+
+    def delta_rule(
+        self,
+        place: CachePlace,
+        delta: GatedDelta,
+        x: Float32,
+        gates: Float32,
+        batch: Sequence[Any],
+        tensors: ScanTensors[Float32],
+    ) -> Float32:
+        out, of = np.empty((len(x), delta.value_head_count * delta.value_size), np.float32), batch[place.group]
+        recurrence.delta_rule(
+            x, gates, delta.key_head_count, delta.key_size, delta.value_size, tensors.decay, tensors.step_bias,
+            self.caches[place.group].states[place.member], delta.cache.convolution,
+            of.firsts, of.counts, of.reads, of.writes, of.afters, of.slots, out,
+        )  # fmt: skip
+        return out

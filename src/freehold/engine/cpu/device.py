@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from freehold.arrays import Int32, Int64
 from freehold.engine.cpu import drawing
-from freehold.engine.cpu.backend import CpuBackend, CpuKV
-from freehold.engine.cpu.batch import CpuBatch
+from freehold.engine.cpu.backend import CpuBackend
+from freehold.engine.cpu.caches import GroupCache
 from freehold.engine.cpu.compile_progress import CompileProgress
 from freehold.engine.cpu.threads import choose_threading_layer, use_threads
 from freehold.engine.device import Drawing
-from freehold.models.spec import DecoderSpec
+from freehold.models.spec import CacheLayout
 from freehold.step import KVShape
 
 
@@ -32,24 +31,10 @@ class CpuDevice:
     def preparation(self) -> CompileProgress:
         return CompileProgress()
 
-    def backend(self, spec: DecoderSpec, shape: KVShape, compute: str) -> CpuBackend:
-        groups = spec.layers_of_groups(len(shape.page_counts))
-        kv = [
-            CpuKV(spec, pages, shape.page_size, shape.kind, len(layers))
-            for pages, layers in zip(shape.page_counts, groups, strict=True)
+    def backend(self, layouts: Sequence[CacheLayout], shape: KVShape, epsilon: float, compute: str) -> CpuBackend:
+        scratch = shape.row_count * shape.draft_limit
+        caches = [
+            GroupCache(layout, pages, shape.page_size, shape.kind, scratch)
+            for layout, pages in zip(layouts, shape.page_counts, strict=True)
         ]
-        return CpuBackend(spec, kv, shape.token_limit, compute)
-
-    def batch(
-        self,
-        tables: Sequence[Int32],
-        page_size: int,
-        rows: Int64,
-        starts: Int64,
-        counts: Int64,
-        may_share: Sequence[bool],
-    ) -> list[CpuBatch]:
-        return [
-            CpuBatch.of(table, page_size, rows, starts, counts, shares)
-            for table, shares in zip(tables, may_share, strict=True)
-        ]
+        return CpuBackend(caches, epsilon, shape.token_limit, compute)

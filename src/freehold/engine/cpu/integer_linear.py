@@ -31,7 +31,7 @@ from freehold.engine.cpu.integer_tiles import (
 )
 from freehold.engine.cpu.pointwise import NO_NORM, PLAIN, ROWS_PARALLEL, Preparation, prepare_row
 from freehold.engine.cpu.simd import bits_of, float_of, half_at
-from freehold.models.spec import StoredTensor, TensorFormat
+from freehold.models.tensor import StoredTensor, TensorFormat
 
 GROUP = LANES * PANELS  # rows that one task multiplies
 X_BYTES = 96 << 10  # of inputs at a time: they should stay in L2 while all weights go by

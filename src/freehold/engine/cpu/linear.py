@@ -27,7 +27,7 @@ from freehold.engine.cpu.simd import (
     store,
 )
 from freehold.engine.cpu.tile import Rows, tile_rows, wide_tile1
-from freehold.models.spec import StoredTensor, TensorFormat
+from freehold.models.tensor import StoredTensor, TensorFormat
 
 LANES = 16
 BLOCK = 32  # columns that share a scale

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit, prange
 
-from freehold.engine.cpu.simd import add, exp, fma, load, mul, put, reciprocal, splat, store, sub, sum_lanes
+from freehold.engine.cpu.simd import add, exp, fma, load, maximum, mul, put, reciprocal, splat, store, sub, sum_lanes
 
 LANES = 16
 ROWS_PARALLEL = 4  # with fewer rows, one thread is done before a second one has started
@@ -13,7 +13,7 @@ BYTE_MAX = np.float32(127)
 
 
 @njit(inline="always")
-def _normalize(x, at, size, weight, epsilon, out, out_at):
+def normalize(x, at, size, weight, epsilon, out, out_at):
     """One RMSNorm over `size` (a multiple of 16) floats."""
     squares = splat(np.float32(0))
     for k in range(0, size, LANES):
@@ -33,16 +33,44 @@ def _swiglu(gate_up, at, size, out, out_at):
         store(out, out_at + k, mul(mul(gate, reciprocal(add(one, exp(sub(zero, gate))))), up))
 
 
-PLAIN, NORM, SWIGLU = range(3)
+@njit(inline="always")
+def _geglu(gate_up, at, size, out, out_at):
+    """gelu(gate) * up, in its tanh form: gate * sigmoid(sqrt(8 / pi) * (gate + 0.044715 * gate**3))."""
+    one, cubic, slope = splat(np.float32(1)), splat(np.float32(0.044715)), splat(np.float32(-1.5957691216057308))
+    for k in range(0, size, LANES):
+        gate, up = load(gate_up, at + k), load(gate_up, at + size + k)
+        inner = fma(mul(cubic, mul(gate, gate)), gate, gate)
+        store(out, out_at + k, mul(mul(gate, reciprocal(add(one, exp(mul(slope, inner))))), up))
+
+
+@njit(inline="always")
+def _minimum(a, b):
+    zero = splat(np.float32(0))
+    return sub(zero, maximum(sub(zero, a), sub(zero, b)))
+
+
+@njit(inline="always")
+def _clamped_swiglu(gate_up, at, size, alpha, limit, out, out_at):
+    """gpt-oss: clamped gate * sigmoid(alpha * gate) * (clamped up + 1)."""
+    one = splat(np.float32(1))
+    slope, low, high = splat(-alpha), splat(-limit), splat(limit)
+    for k in range(0, size, LANES):
+        gate, up = _minimum(load(gate_up, at + k), high), load(gate_up, at + size + k)
+        up = maximum(_minimum(up, high), low)
+        gated = mul(gate, reciprocal(add(one, exp(mul(slope, gate)))))
+        store(out, out_at + k, mul(gated, add(up, one)))
+
+
+PLAIN, NORM, SWIGLU, GEGLU, CLAMPED = range(5)
 NO_NORM = np.zeros(0, np.float32)
 
 
 class Preparation(NamedTuple):
-    """What happens to a row before it is multiplied: nothing (PLAIN), RMSNorm with weights `norm` (NORM), or
-    silu(gate) * up (SWIGLU), for which a row of n numbers comes from 2 n."""
+    """What happens to a row before it is multiplied: nothing (PLAIN), RMSNorm with weights `parameters` (NORM), or gate
+    and up become one (SWIGLU, GEGLU, CLAMPED with alpha and limit as `parameters`): n numbers come from 2 n."""
 
     step: int
-    norm: Any
+    parameters: Any
     epsilon: Any
 
 
@@ -50,9 +78,14 @@ class Preparation(NamedTuple):
 def prepare_row(preparation, x, row, columns, out, out_at):
     """Row `row` of x, flat -> `columns` floats."""
     if preparation.step == NORM:
-        _normalize(x, row * columns, columns, preparation.norm, preparation.epsilon, out, out_at)
+        normalize(x, row * columns, columns, preparation.parameters, preparation.epsilon, out, out_at)
     elif preparation.step == SWIGLU:
         _swiglu(x, row * 2 * columns, columns, out, out_at)
+    elif preparation.step == GEGLU:
+        _geglu(x, row * 2 * columns, columns, out, out_at)
+    elif preparation.step == CLAMPED:
+        alpha, limit = preparation.parameters[0], preparation.parameters[1]
+        _clamped_swiglu(x, row * 2 * columns, columns, alpha, limit, out, out_at)
     else:
         for k in range(0, columns, LANES):
             store(out, out_at + k, load(x, row * columns + k))
@@ -66,16 +99,20 @@ def prepare(step, x, norm, epsilon, columns, out):
 
 
 class Heads(NamedTuple):
-    """How many heads of queries and of keys and values there are, and how many numbers a head has."""
+    """How many heads of queries and of keys and values there are, how many numbers a key has, and a value. If
+    `is_latent`, the value is the first numbers of the key, and is not stored."""
 
     queries: int
     kv: int
     size: int
+    value_size: int
+    is_latent: bool
 
 
 class LayerKV(NamedTuple):
     """One layer's keys [slots / 16, kv heads, size, 16], so that 16 neighbouring keys fill the lanes, and values
-    [slots / 16, kv heads, 16, size], flat; their scales [slots / 16, kv heads, 16], empty unless the format has any."""
+    [slots / 16, kv heads, 16, value size], flat; their scales [slots / 16, kv heads, 16], empty unless the format has
+    any."""
 
     keys: Any
     values: Any
@@ -84,34 +121,39 @@ class LayerKV(NamedTuple):
 
 
 class Rotation(NamedTuple):
-    """cos and sin flat [positions, size / 2]; norms of heads before it [size], empty for none."""
+    """cos and sin flat [positions, pairs]; the rotated numbers of a head begin at `start`; norms of heads before it
+    [size], empty for none."""
 
     cos: Any
     sin: Any
+    pairs: int
+    start: int
     q_norm: Any
     k_norm: Any
     epsilon: Any
 
 
 @njit(inline="always")
-def _rotate(x, at, size, rotation, angle, out, out_at):
-    """Rotary embedding, halves layout: pairs (k, k + size / 2)."""
-    half = size // 2
-    for k in range(half):
+def _rotate(x, at, size, rotation, position, out, out_at):
+    """Rotary embedding, halves layout: pairs (k, k + pairs). The other numbers stay."""
+    pairs, start, angle = rotation.pairs, rotation.start, position * rotation.pairs
+    for k in range(size):
+        out[out_at + k] = x[at + k]
+    for k in range(pairs):
         c, s = rotation.cos[angle + k], rotation.sin[angle + k]
-        low, high = x[at + k], x[at + half + k]
-        out[out_at + k] = low * c - high * s
-        out[out_at + half + k] = high * c + low * s
+        low, high = x[at + start + k], x[at + start + pairs + k]
+        out[out_at + start + k] = low * c - high * s
+        out[out_at + start + pairs + k] = high * c + low * s
 
 
 @njit(inline="always")
-def _norm_and_rotate(x, at, size, norm, rotation, angle, out, out_at):
+def _norm_and_rotate(x, at, size, norm, rotation, position, out, out_at):
     if len(norm):
         normed = np.empty(size, np.float32)
-        _normalize(x, at, size, norm, rotation.epsilon, normed, 0)
-        _rotate(normed, 0, size, rotation, angle, out, out_at)
+        normalize(x, at, size, norm, rotation.epsilon, normed, 0)
+        _rotate(normed, 0, size, rotation, position, out, out_at)
     else:
-        _rotate(x, at, size, rotation, angle, out, out_at)
+        _rotate(x, at, size, rotation, position, out, out_at)
 
 
 @njit(inline="always")
@@ -130,20 +172,23 @@ def _scale_of(x, at, size, scales, to):
 @njit(nogil=True, error_model="numpy")
 def rotate_and_write(token, qkv, position, slot, rotation, heads, kv, q_out):
     """Rotate a token's queries into q_out [n, heads, size]; rotate its keys and put keys and values into its slot."""
-    size, width = heads.size, (heads.queries + 2 * heads.kv) * heads.size
-    key, angle = np.empty(size, np.float32), position * (size // 2)
+    size, value_size = heads.size, heads.value_size
+    width = (heads.queries + heads.kv) * size + (0 if heads.is_latent else heads.kv * value_size)
+    key = np.empty(size, np.float32)
     for head in range(heads.queries):
         to = (token * heads.queries + head) * size
-        _norm_and_rotate(qkv, token * width + head * size, size, rotation.q_norm, rotation, angle, q_out, to)
+        _norm_and_rotate(qkv, token * width + head * size, size, rotation.q_norm, rotation, position, q_out, to)
     tile, lane = slot // LANES, slot % LANES
     for head in range(heads.kv):
         at = token * width + (heads.queries + head) * size
-        _norm_and_rotate(qkv, at, size, rotation.k_norm, rotation, angle, key, 0)
-        base, scale_at = (tile * heads.kv + head) * size * LANES, (tile * heads.kv + head) * LANES + lane
-        factor = _scale_of(key, 0, size, kv.key_scales, scale_at)
+        _norm_and_rotate(qkv, at, size, rotation.k_norm, rotation, position, key, 0)
+        row = tile * heads.kv + head
+        factor = _scale_of(key, 0, size, kv.key_scales, row * LANES + lane)
         for k in range(size):
-            put(kv.keys, base + k * LANES + lane, key[k] * factor)
-        at += heads.kv * size
-        factor = _scale_of(qkv, at, size, kv.value_scales, scale_at)
-        for k in range(size):
-            put(kv.values, base + lane * size + k, qkv[at + k] * factor)
+            put(kv.keys, row * size * LANES + k * LANES + lane, key[k] * factor)
+        if heads.is_latent:
+            continue
+        at = token * width + (heads.queries + heads.kv) * size + head * value_size
+        factor = _scale_of(qkv, at, value_size, kv.value_scales, row * LANES + lane)
+        for k in range(value_size):
+            put(kv.values, row * value_size * LANES + lane * value_size + k, qkv[at + k] * factor)

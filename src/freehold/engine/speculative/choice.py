@@ -5,12 +5,12 @@ from __future__ import annotations
 from freehold.config import EngineConfig
 from freehold.engine.device import Device
 from freehold.engine.sampler import Sampler
-from freehold.engine.speculative.draft_model import DraftModelSpeculator
+from freehold.engine.speculative.draft_model import LAG_MAX, DraftModelSpeculator
 from freehold.engine.speculative.ngram import NgramSpeculator
 from freehold.engine.speculative.speculator import Speculator
 from freehold.models.loading.resolve import open_checkpoint, resolve_model
 from freehold.models.loading.truncated import TruncatedCheckpoint
-from freehold.models.spec import Checkpoint
+from freehold.models.tensor import Checkpoint
 from freehold.step import KVShape
 
 
@@ -25,6 +25,9 @@ def open_draft(config: EngineConfig, target: Checkpoint) -> Checkpoint:
             f"speculative_draft_model_path: its vocabulary has {draft.spec.vocab_size} tokens, "
             f"the model's {target.spec.vocab_size}"
         )
+    if draft.spec.has_states:
+        option = "speculative_draft_model_path" if path else "speculative_draft_layers"
+        raise ValueError(f"{option}: a {draft.spec.architecture} model keeps states, so it cannot be a draft model")
     return draft
 
 
@@ -36,4 +39,5 @@ def make_speculator(
         return None
     if config.speculative_algorithm == "ngram":
         return NgramSpeculator()
-    return DraftModelSpeculator(open_draft(config, target), shape, device, sampler)
+    lag_max = 0 if target.spec.has_states else LAG_MAX
+    return DraftModelSpeculator(open_draft(config, target), shape, device, sampler, lag_max)

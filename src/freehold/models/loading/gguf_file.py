@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from gguf import dequantize
 
-from freehold.models.loading.gguf_layout import read_layout
-from freehold.models.registry import check_architecture
-from freehold.models.spec import DecoderSpec, StoredTensor, TensorFormat
-
-_TOP = {"embed_tokens.weight": "token_embd", "norm.weight": "output_norm", "lm_head.weight": "output"}
-_PARTS = {
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
+from freehold.models.families.gguf import ABSENT, RULES, GgufFields, GgufRule, gguf_family_of
+from freehold.models.loading.gguf_layout import Tensor, read_layout
+from freehold.models.spec import ModelSpec
+from freehold.models.tensor import StoredTensor, TensorFormat
 
 
 class GgufCheckpoint:
@@ -34,72 +22,65 @@ class GgufCheckpoint:
     def __init__(self, path: Path):
         self.path = path
         self._fields, self._tensors = read_layout(path)
-        self.architecture = str(self.field("general.architecture"))
-        check_architecture(self.architecture, path.name)
-        self._spec = self._read_spec()
+        fields = GgufFields(path, self._fields, {name: found.shape for name, found in self._tensors.items()})
+        family = gguf_family_of(fields.architecture, path.name)
+        self._rules = [(re.compile(rule.pattern), rule) for rule in (*family.rules(fields), *RULES)]
+        divisors = self._tensors.get("rope_freqs.weight")
+        if divisors is not None:
+            fields.rope_divisors = divisors.data.view(np.float32).copy()
+        self._spec = family.spec(fields)
 
     def field(self, name: str, default: Any = None) -> Any:
-        """A metadata value; the architecture's own are also found without their prefix."""
+        """A metadata value."""
         return self._fields.get(name, default)
 
-    def _own(self, name: str, default: Any = None) -> Any:
-        return self.field(f"{self.architecture}.{name}", default)
-
     @property
-    def spec(self) -> DecoderSpec:
+    def spec(self) -> ModelSpec:
         return self._spec
 
-    def _read_spec(self) -> DecoderSpec:
-        heads = int(self._own("attention.head_count"))
-        hidden = int(self._own("embedding_length"))
-        divisors = self._tensors.get("rope_freqs.weight")
-        return DecoderSpec(
-            architecture=self.architecture,
-            layer_count=int(self._own("block_count")),
-            hidden_size=hidden,
-            head_count=heads,
-            kv_head_count=int(self._own("attention.head_count_kv", heads)),
-            head_size=int(self._own("attention.key_length", hidden // heads)),
-            ffn_size=int(self._own("feed_forward_length")),
-            vocab_size=int(self._tensors["token_embd.weight"].shape[1]),
-            context_length=int(self._own("context_length", 2048)),
-            rope_theta=float(self._own("rope.freq_base", 10000.0)),
-            norm_epsilon=float(self._own("attention.layer_norm_rms_epsilon", 1e-5)),
-            qkv_bias="blk.0.attn_q.bias" in self._tensors,
-            qk_norm="blk.0.attn_q_norm.weight" in self._tensors,
-            tied_embeddings="output.weight" not in self._tensors,
-            rope_divisors=None if divisors is None else divisors.data.view(np.float32).copy(),
-        )
+    def _find(self, name: str) -> tuple[str, GgufRule, re.Match[str]]:
+        """-> the name in the file, by which rule. Raises KeyError for a name that no rule has."""
+        prefix, own = "", name
+        if layer := re.match(r"layers\.(\d+)\.", name):
+            prefix, own = f"blk.{layer[1]}.", name[layer.end() :]
+        for pattern, rule in self._rules:
+            if not (match := pattern.fullmatch(own)):
+                continue
+            if rule.source == ABSENT:
+                break
+            if (source := f"{prefix}{match.expand(rule.source)}") in self._tensors:
+                return source, rule, match
+        raise KeyError(f"{self.path.name}: the file lacks {name}")
+
+    def has(self, name: str) -> bool:
+        try:
+            self._find(name)
+        except KeyError:
+            return False
+        return True
 
     def tensor(self, name: str) -> StoredTensor:
-        found = self._tensors[self._stored_name(name)]
-        columns, rows = int(found.shape[0]), int(found.shape[1]) if len(found.shape) > 1 else 1
-        kind = found.kind.name
-        if kind in TensorFormat.__members__:
-            data = np.asarray(found.data).reshape(rows, -1)
-        else:  # a format without a kernel of its own
-            values = dequantize(found.data.reshape(rows, -1), found.kind).astype(np.float32, copy=False)
-            kind, data = "F32", values.view(np.uint8).reshape(rows, -1)
-        stored = StoredTensor(TensorFormat(kind), rows, columns, data)
-        if self.architecture == "llama" and ("q_proj" in name or "k_proj" in name):
-            return self._unpermute(stored)
-        return stored
+        source, rule, match = self._find(name)
+        found = self._tensors[source]
+        stored = _matrix(found, int(match[1])) if _is_one_of_many(found, name) else _stored(found, found.data)
+        return stored if rule.change is None else rule.change(stored)
 
-    def _stored_name(self, name: str) -> str:
-        if name in _TOP:
-            return f"{_TOP[name]}.weight"
-        _, layer, rest = name.split(".", 2)
-        part, kind = rest.rsplit(".", 1)
-        return f"blk.{layer}.{_PARTS[part]}.{kind}"
 
-    def _unpermute(self, stored: StoredTensor) -> StoredTensor:
-        """llama.cpp stores Llama's q and k with the two halves of each head interleaved."""
-        if stored.rows == 1:  # a bias
-            order = self._halves_order(stored.columns)
-            data = stored.to_float32()[:, order].view(np.uint8).reshape(1, -1)
-            return StoredTensor(TensorFormat.F32, 1, stored.columns, data)
-        return stored.reorder(self._halves_order(stored.rows))
+def _is_one_of_many(found: Tensor, name: str) -> bool:
+    """Experts have their matrices in one tensor of three dimensions, and their biases in one of two."""
+    return len(found.shape) == 3 or (len(found.shape) == 2 and bool(re.search(r"experts\.\d+\..*bias", name)))
 
-    def _halves_order(self, rows: int) -> np.ndarray:
-        half = self.spec.head_size // 2
-        return np.arange(rows).reshape(-1, half, 2).swapaxes(1, 2).ravel()
+
+def _matrix(found: Tensor, number: int) -> StoredTensor:
+    """The matrix, or the vector, at a place of the last dimension."""
+    count = found.shape[-1]
+    size = len(found.data) // count
+    return _stored(replace(found, shape=found.shape[:-1]), found.data[number * size : (number + 1) * size])
+
+
+def _stored(found: Tensor, raw: np.ndarray) -> StoredTensor:
+    columns, rows = int(found.shape[0]), int(np.prod(found.shape[1:], dtype=np.int64))
+    if found.kind.name in TensorFormat.__members__:
+        return StoredTensor(TensorFormat(found.kind.name), rows, columns, np.asarray(raw).reshape(rows, -1))
+    # A format without a kernel of its own.
+    return StoredTensor.of(dequantize(raw.reshape(rows, -1), found.kind))

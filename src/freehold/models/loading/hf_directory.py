@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import torch
 
-from freehold.models.registry import check_architecture
-from freehold.models.spec import DecoderSpec, StoredTensor, TensorFormat
+from freehold.models.families.config import HfConfig
+from freehold.models.families.family import ABSENT, RULES, Rule
+from freehold.models.registry import family_of
+from freehold.models.spec import ModelSpec
+from freehold.models.tensor import StoredTensor, TensorFormat
+
+_FORMATS = {torch.float32: TensorFormat.F32, torch.float16: TensorFormat.F16, torch.bfloat16: TensorFormat.BF16}
 
 
 class HfCheckpoint:
@@ -20,11 +26,13 @@ class HfCheckpoint:
         self.path = path
         if not (path / "config.json").exists():
             raise ValueError(f"{path} has no config.json: it is no model's directory")
-        self.config: dict[str, Any] = json.loads((path / "config.json").read_text())
-        self.architecture = str(self.config.get("model_type"))
-        check_architecture(self.architecture, path)
+        self.config = HfConfig(path, json.loads((path / "config.json").read_text()))
+        self._family = family_of(self.config.architecture, path)
+        self._rules = [(re.compile(rule.pattern), rule) for rule in (*self._family.rules(self.config), *RULES)]
         self._files = self._open_files()
-        self._spec = self._read_spec()
+        self._root = self._find_root()
+        tied = bool(self.config.get("tie_word_embeddings")) or not self.has("head.weight")
+        self._spec = self._family.spec(self.config, tied)
 
     def _open_files(self) -> dict[str, Any]:
         """tensor name -> the open file that holds it"""
@@ -39,83 +47,50 @@ class HfCheckpoint:
             files.update(dict.fromkeys(file.keys(), file))
         return files
 
+    def _find_root(self) -> str:
+        """What names of the decoder begin with. Models that also take images have it further down."""
+        usual = f"{self._family.root}layers."
+        found = (name[: name.index(".layers.") + 1] for name in self._files if ".layers.0." in name)
+        roots = sorted(root for root in found if "vision" not in root)
+        return self._family.root if any(name.startswith(usual) for name in self._files) or not roots else roots[0]
+
     @property
-    def spec(self) -> DecoderSpec:
+    def spec(self) -> ModelSpec:
         return self._spec
 
-    def _read_spec(self) -> DecoderSpec:
-        config = self.config
-        heads = int(config["num_attention_heads"])
-        hidden = int(config["hidden_size"])
-        head_size = int(config.get("head_dim") or hidden // heads)
-        rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-        theta = float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0)
-        return DecoderSpec(
-            architecture=self.architecture,
-            layer_count=int(config["num_hidden_layers"]),
-            hidden_size=hidden,
-            head_count=heads,
-            kv_head_count=int(config.get("num_key_value_heads") or heads),
-            head_size=head_size,
-            ffn_size=int(config["intermediate_size"]),
-            vocab_size=int(config["vocab_size"]),
-            context_length=int(config.get("max_position_embeddings", 2048)),
-            rope_theta=theta,
-            norm_epsilon=float(config.get("rms_norm_eps", 1e-6)),
-            qkv_bias=self._name("layers.0.self_attn.q_proj.bias") in self._files,
-            qk_norm=self._name("layers.0.self_attn.q_norm.weight") in self._files,
-            tied_embeddings=bool(config.get("tie_word_embeddings")) or "lm_head.weight" not in self._files,
-            rope_divisors=rope_divisors(rope, theta, head_size),
-            windows=self._windows(int(config.get("max_position_embeddings", 2048))),
-        )
-
-    def _windows(self, context_length: int) -> tuple[int | None, ...]:
-        """How many tokens each layer looks at. A window as large as the context is none."""
-        config, layers = self.config, int(self.config["num_hidden_layers"])
-        window = config.get("sliding_window")
-        is_used = self.architecture == "mistral" or bool(config.get("use_sliding_window"))
-        if not (window and is_used) or window >= context_length:
-            return ()
-        if window < 2:
-            raise ValueError(f"{self.path}: a sliding_window of {window} is not supported")
-        if self.architecture == "mistral":
-            return (int(window),) * layers
-        kinds = config.get("layer_types") or [
-            "sliding_attention" if layer >= config.get("max_window_layers", 0) else "full_attention"
-            for layer in range(layers)
-        ]
-        windows = tuple(int(window) if kind == "sliding_attention" else None for kind in kinds)
-        return windows if any(windows) else ()
-
     def field(self, name: str, default: Any = None) -> Any:
-        return self.config.get(name, default)
+        return self.config.values.get(name, default)
 
-    def _name(self, name: str) -> str:
-        return name if name.startswith("lm_head") else f"model.{name}"
+    def _find(self, name: str) -> tuple[str, Rule, re.Match[str]]:
+        """-> the name in the file, by which rule. Raises KeyError for a name that no rule has."""
+        prefix, own = "", name
+        if layer := re.match(r"layers\.\d+\.", name):
+            prefix, own = layer[0], name[layer.end() :]
+        for pattern, rule in self._rules:
+            if (match := pattern.fullmatch(own)) and rule.source == ABSENT:
+                break
+            if match:
+                source = f"{prefix}{match.expand(rule.source)}"
+                return source if source.startswith("lm_head") else f"{self._root}{source}", rule, match
+        raise KeyError(f"{self.path}: the family has no tensor {name}")
+
+    def has(self, name: str) -> bool:
+        try:
+            return self._find(name)[0] in self._files
+        except KeyError:
+            return False
 
     def tensor(self, name: str) -> StoredTensor:
-        import torch
-
-        found = self._files[self._name(name)].get_tensor(self._name(name))
-        formats = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
-        if found.dtype not in formats:
-            raise ValueError(f"{self.path}: {name} has the unsupported type {found.dtype}")
+        source, rule, match = self._find(name)
+        if source not in self._files:
+            raise KeyError(f"{self.path}: the checkpoint lacks {source}")
+        found: torch.Tensor = self._files[source].get_tensor(source)
+        if found.dtype not in _FORMATS:
+            raise ValueError(f"{self.path}: {source} has the unsupported type {found.dtype}")
+        if rule.change is not None:
+            found = rule.change(found, match)
+        if self._family.offset_norms and re.fullmatch(f"(layers.\\d+.)?{self._family.offset_norms}.*", name):
+            found = found.float() + 1
+        found = found.contiguous()
         rows, columns = (1, found.shape[0]) if found.ndim == 1 else tuple(found.shape)
-        data = found.contiguous().view(torch.uint8).numpy().reshape(rows, -1)
-        return StoredTensor(TensorFormat(formats[found.dtype]), rows, columns, data)
-
-
-def rope_divisors(rope: dict[str, Any], theta: float, head_size: int) -> np.ndarray | None:
-    """By what each rotary frequency is divided: none, `linear`, or Llama 3's scheme, which leaves short
-    wavelengths alone and interpolates between (transformers, `_compute_llama3_parameters`)."""
-    kind = rope.get("rope_type") or rope.get("type") or "default"
-    if kind == "default":
-        return None
-    if kind == "linear":
-        return np.full(head_size // 2, rope["factor"], np.float32)
-    if kind != "llama3":
-        raise ValueError(f"RoPE scaling '{kind}' is not supported")
-    wavelength = 2 * np.pi * theta ** (np.arange(0, head_size, 2) / head_size)
-    low, high, old = rope["low_freq_factor"], rope["high_freq_factor"], rope["original_max_position_embeddings"]
-    smooth = np.clip((old / wavelength - low) / (high - low), 0, 1)
-    return (1 / ((1 - smooth) / rope["factor"] + smooth)).astype(np.float32)
+        return StoredTensor(_FORMATS[found.dtype], rows, columns, found.view(torch.uint8).numpy().reshape(rows, -1))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from freehold.errors import ModelUnavailable
 from freehold.models.loading.bundled import bundled_model
-from freehold.models.spec import Checkpoint
+from freehold.models.tensor import Checkpoint
 
 _HUB_FILES = ["*.safetensors", "*.json", "tokenizer.model", "*.jinja"]
 

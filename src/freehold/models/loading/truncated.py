@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from freehold.models.spec import Checkpoint, StoredTensor
+from freehold.models.tensor import Checkpoint, StoredTensor
 
 
 class TruncatedCheckpoint:
@@ -16,10 +16,13 @@ class TruncatedCheckpoint:
             raise ValueError(f"speculative_draft_layers must be 1 to {whole.spec.layer_count}, not {layer_count}")
         self._whole = whole
         self.path = whole.path
-        self.spec = replace(whole.spec, layer_count=layer_count, windows=whole.spec.windows[:layer_count])
+        self.spec = replace(whole.spec, layers=whole.spec.layers[:layer_count])
 
     def field(self, name: str, default: Any = None) -> Any:
         return self._whole.field(name, default)
+
+    def has(self, name: str) -> bool:
+        return self._whole.has(name)
 
     def tensor(self, name: str) -> StoredTensor:
         return self._whole.tensor(name)

@@ -1,0 +1,234 @@
+"""Layers that keep a state: causal convolutions, the scan of Mamba2, the gated delta rule.
+
+Tokens of a sequence are taken one after the other, whatever the chunk: the state after a token is the same bits however
+the sequence was cut. Lanes are columns that don't depend on each other, so no sum is ever reordered.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit, prange
+
+CHANNELS = 128  # columns of a convolution that one task computes
+
+
+class Visits(NamedTuple):
+    """What a step does with states. Sequence i has `counts[i]` tokens, the first of them row `firsts[i]` of the inputs.
+    It goes on from slot `reads[i]`, or from nothing if that is -1. After `afters[w]` of its tokens the state goes to
+    `slots[w]`, for w from `writes[i]` up to `writes[i + 1]`, in ascending order of `afters`."""
+
+    firsts: Any
+    counts: Any
+    reads: Any
+    writes: Any
+    afters: Any
+    slots: Any
+
+
+@njit(inline="always")
+def _softplus(x):
+    return x if x > np.float32(20) else np.float32(math.log1p(math.exp(x)))
+
+
+@njit(inline="always")
+def _sigmoid(x):
+    return np.float32(1) / (np.float32(1) + np.float32(math.exp(-x)))
+
+
+@njit(nogil=True, error_model="numpy")
+def _convolve_block(x, taps, bias, silu, states, visits, sequence, low, high, out):
+    """Columns `low` up to `high` of one sequence."""
+    count, first, channels = visits.counts[sequence], visits.firsts[sequence], x.shape[1]
+    before = len(taps) // channels - 1  # inputs that a state keeps
+    width = high - low
+    past = np.zeros((before, width), np.float32)
+    if visits.reads[sequence] >= 0:
+        for row in range(before):
+            for c in range(width):
+                past[row, c] = states[visits.reads[sequence], row * channels + low + c]
+    for t in range(count):
+        for c in range(width):
+            out[first + t, low + c] = bias[low + c] if len(bias) else np.float32(0)
+        for k in range(before + 1):
+            at = t - before + k
+            for c in range(width):
+                value = x[first + at, low + c] if at >= 0 else past[at + before, c]
+                out[first + t, low + c] += taps[k * channels + low + c] * value
+        if silu:
+            for c in range(width):
+                value = out[first + t, low + c]
+                out[first + t, low + c] = value * _sigmoid(value)
+    for write in range(visits.writes[sequence], visits.writes[sequence + 1]):
+        for row in range(before):
+            at = visits.afters[write] - before + row
+            for c in range(width):
+                value = x[first + at, low + c] if at >= 0 else past[at + before, c]
+                states[visits.slots[write], row * channels + low + c] = value
+
+
+@njit(parallel=True, nogil=True, cache=True, error_model="numpy")
+def convolve(x, taps, bias, silu, states, firsts, counts, reads, writes, afters, slots, out):
+    """x [tokens, channels] -> out likewise; taps flat [taps, channels]; bias [channels] or empty; states [slots, size],
+    which begin with the last inputs [taps - 1, channels]."""
+    channels = x.shape[1]
+    blocks = (channels + CHANNELS - 1) // CHANNELS
+    for work in prange(len(firsts) * blocks):
+        low = work % blocks * CHANNELS
+        visits = Visits(firsts, counts, reads, writes, afters, slots)
+        high = min(low + CHANNELS, channels)
+        _convolve_block(x, taps, bias, silu, states, visits, work // blocks, low, high, out)
+
+
+@njit(inline="always")
+def _take_state(states, slot, at, state):
+    """A state [rows, columns] from position `at` of a slot; zeros if there is none."""
+    rows, columns = state.shape
+    for s in range(rows):
+        for p in range(columns):
+            state[s, p] = states[slot, at + s * columns + p] if slot >= 0 else np.float32(0)
+
+
+@njit(inline="always")
+def _keep_state(states, slot, at, state):
+    rows, columns = state.shape
+    for s in range(rows):
+        for p in range(columns):
+            states[slot, at + s * columns + p] = state[s, p]
+
+
+class Scan(NamedTuple):
+    """Mamba2 as in `freehold.models.spec.Mamba2`; `decay`, `step_bias`, `skip` [heads]; states begin at `start`."""
+
+    heads: int
+    head_size: int
+    state_size: int
+    groups: int
+    decay: Any
+    step_bias: Any
+    skip: Any
+    step_min: Any
+    step_max: Any
+    start: int
+
+
+@njit(nogil=True, error_model="numpy")
+def _scan_head(x, steps, scan, states, visits, sequence, head, out):
+    """One head of one sequence. Its state is [state_size, head_size], so that lanes are numbers of the head."""
+    size, state_size, first = scan.head_size, scan.state_size, visits.firsts[sequence]
+    inner, group = scan.heads * size, head // (scan.heads // scan.groups)
+    at_b, at_c = inner + group * state_size, inner + (scan.groups + group) * state_size
+    state, read = np.empty((state_size, size), np.float32), np.empty(size, np.float32)
+    place = scan.start + head * state_size * size
+    _take_state(states, visits.reads[sequence], place, state)
+    write = visits.writes[sequence]
+    for t in range(visits.counts[sequence]):
+        row = first + t
+        step = _softplus(steps[row, head] + scan.step_bias[head])
+        step = min(max(step, scan.step_min), scan.step_max)
+        kept = np.float32(math.exp(step * scan.decay[head]))
+        for p in range(size):
+            read[p] = np.float32(0)
+        for s in range(state_size):
+            b, c = step * x[row, at_b + s], x[row, at_c + s]
+            for p in range(size):
+                value = state[s, p] * kept + b * x[row, head * size + p]
+                state[s, p] = value
+                read[p] += c * value
+        for p in range(size):
+            out[row, head * size + p] = read[p] + scan.skip[head] * x[row, head * size + p]
+        if write < visits.writes[sequence + 1] and visits.afters[write] == t + 1:
+            _keep_state(states, visits.slots[write], place, state)
+            write += 1
+
+
+@njit(parallel=True, nogil=True, cache=True, error_model="numpy")
+def scan(
+    x, steps, head_size, state_size, groups, decay, step_bias, skip, step_min, step_max, states, start,
+    firsts, counts, reads, writes, afters, slots, out,
+):  # fmt: skip
+    """x [tokens, inputs, B and C], steps [tokens, heads] -> out [tokens, heads * head_size]."""
+    heads = len(decay)
+    for work in prange(len(firsts) * heads):
+        visits = Visits(firsts, counts, reads, writes, afters, slots)
+        mamba = Scan(heads, head_size, state_size, groups, decay, step_bias, skip, step_min, step_max, start)
+        _scan_head(x, steps, mamba, states, visits, work // heads, work % heads, out)
+
+
+class Delta(NamedTuple):
+    """The gated delta rule as in `freehold.models.spec.GatedDelta`; `decay`, `step_bias` [value heads]; states begin at
+    `start`."""
+
+    key_heads: int
+    value_heads: int
+    key_size: int
+    value_size: int
+    decay: Any
+    step_bias: Any
+    start: int
+
+
+@njit(inline="always")
+def _unit(x, row, at, size, factor, out):
+    """A vector of length `factor`."""
+    squares = np.float32(0)
+    for k in range(size):
+        squares += x[row, at + k] * x[row, at + k]
+    scale = factor / np.float32(math.sqrt(squares + np.float32(1e-6)))
+    for k in range(size):
+        out[k] = x[row, at + k] * scale
+
+
+@njit(nogil=True, error_model="numpy")
+def _delta_head(x, gates, delta, states, visits, sequence, head, out):
+    """One value head of one sequence: its state [key_size, value_size] forgets, then learns what the key lacks."""
+    keys, values, first = delta.key_size, delta.value_size, visits.firsts[sequence]
+    key_head = head // (delta.value_heads // delta.key_heads)
+    at_key, at_value = (delta.key_heads + key_head) * keys, 2 * delta.key_heads * keys + head * values
+    state, change, read = (
+        np.empty((keys, values), np.float32),
+        np.empty(values, np.float32),
+        np.empty(values, np.float32),
+    )
+    query, key = np.empty(keys, np.float32), np.empty(keys, np.float32)
+    place = delta.start + head * keys * values
+    _take_state(states, visits.reads[sequence], place, state)
+    write = visits.writes[sequence]
+    for t in range(visits.counts[sequence]):
+        row = first + t
+        strength = _sigmoid(gates[row, head])
+        step = _softplus(gates[row, delta.value_heads + head] + delta.step_bias[head])
+        kept = np.float32(math.exp(step * delta.decay[head]))
+        _unit(x, row, key_head * keys, keys, np.float32(1) / np.float32(math.sqrt(keys)), query)
+        _unit(x, row, at_key, keys, np.float32(1), key)
+        for p in range(values):
+            change[p], read[p] = np.float32(0), np.float32(0)
+        for s in range(keys):
+            for p in range(values):
+                state[s, p] *= kept
+                change[p] += state[s, p] * key[s]
+        for p in range(values):
+            change[p] = (x[row, at_value + p] - change[p]) * strength
+        for s in range(keys):
+            for p in range(values):
+                state[s, p] += key[s] * change[p]
+                read[p] += state[s, p] * query[s]
+        for p in range(values):
+            out[row, head * values + p] = read[p]
+        if write < visits.writes[sequence + 1] and visits.afters[write] == t + 1:
+            _keep_state(states, visits.slots[write], place, state)
+            write += 1
+
+
+@njit(parallel=True, nogil=True, cache=True, error_model="numpy")
+def delta_rule(
+    x, gates, key_heads, key_size, value_size, decay, step_bias, states, start,
+    firsts, counts, reads, writes, afters, slots, out,
+):  # fmt: skip
+    """x [tokens, queries, keys and values], gates [tokens, strengths and time steps] -> out [tokens, value heads *
+    value_size]."""
+    heads = len(decay)
+    for work in prange(len(firsts) * heads):
+        visits = Visits(firsts, counts, reads, writes, afters, slots)
+        delta = Delta(key_heads, heads, key_size, value_size, decay, step_bias, start)
+        _delta_head(x, gates, delta, states, visits, work // heads, work % heads, out)

@@ -1,0 +1,73 @@
+"""Which states a step goes on from, and where it leaves states."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from freehold.arrays import Int32, Int64, ragged
+from freehold.engine.cpu.caches import GroupCache
+
+
+@dataclass(frozen=True)
+class StateBatch:
+    """`firsts` to `slots` are described at `freehold.engine.cpu.recurrence.Visits`. Sequence i is in row `rows[i]` of
+    the `table`, has `known[i]` tokens without its drafts, and the states after its drafts from slot `scratch[i]` on."""
+
+    table: Int32
+    rows: Int64
+    known: Int64
+    scratch: Int64
+
+    firsts: Int64
+    counts: Int64
+    reads: Int64
+    writes: Int64
+    afters: Int64
+    slots: Int64
+
+    @classmethod
+    def of(
+        cls, table: Int32, cache: GroupCache, rows: Int64, starts: Int64, counts: Int64, proposed: Int64
+    ) -> StateBatch:
+        """Sequence i has `counts[i]` tokens from position `starts[i]`, the last `proposed[i]` of them drafts. Its state
+        after the last given token, and at the end of each column before it that has a page, goes to that page; states
+        after drafts go to scratch."""
+        size, given = cache.page_size, counts - proposed
+        behind = np.maximum(starts - 1, 0) // size
+        reads = np.where(starts > 0, table[rows, behind], -1).astype(np.int64)
+        sequence, columns, ends = _columns(starts, starts + given, size)
+        slots = table[rows[sequence], columns].astype(np.int64)
+        kept = slots > 0
+        sequence, afters, slots = sequence[kept], (ends - starts[sequence])[kept], slots[kept]
+        scratch = cache.scratch_from + np.cumsum(proposed) - proposed
+        drafting, draft = ragged(proposed)
+        owner = np.concatenate([sequence, drafting])
+        afters = np.concatenate([afters, given[drafting] + draft + 1])
+        slots = np.concatenate([slots, scratch[drafting] + draft])
+        order = np.lexsort((afters, owner))
+        writes = np.concatenate([[0], np.cumsum(np.bincount(owner, minlength=len(rows)))])
+        firsts = np.cumsum(counts) - counts
+        known = starts + given
+        return cls(table, rows, known, scratch, firsts, counts, reads, writes, afters[order], slots[order])
+
+    def settle(self, cache: GroupCache, written: Int64) -> None:
+        """Drafts were verified: the first `written[i]` tokens of each sequence are right. The states after accepted
+        drafts go from scratch to their pages."""
+        sequence, columns, ends = _columns(self.known, written, cache.page_size)
+        slots = self.table[self.rows[sequence], columns]
+        kept = slots > 0
+        source = (self.scratch[sequence] + ends - self.known[sequence] - 1)[kept]
+        for states in cache.states:
+            states[slots[kept]] = states[source]
+
+
+def _columns(starts: Int64, ends: Int64, page_size: int) -> tuple[Int64, Int64, Int64]:
+    """The page columns of the positions from `starts[i]` up to `ends[i]` -> sequence, column, and how many tokens the
+    sequence has at the column's end, or at its own."""
+    first = starts // page_size
+    count = np.where(ends > starts, (ends - 1) // page_size - first + 1, 0)
+    sequence, index = ragged(count)
+    columns = first[sequence] + index
+    return sequence, columns, np.minimum((columns + 1) * page_size, ends[sequence])

@@ -1,0 +1,145 @@
+"""A decoder for paged caches: layers as a model's description lists them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+from freehold.models.backend import Array, Backend, CachePlace, Weight
+from freehold.models.layers.attention import AttentionMixer
+from freehold.models.layers.dense import DenseFFN
+from freehold.models.layers.experts import ExpertsFFN
+from freehold.models.layers.gated_delta import GatedDeltaMixer
+from freehold.models.layers.latent import LatentMixer
+from freehold.models.layers.mamba2 import Mamba2Mixer
+from freehold.models.layers.short_conv import ShortConvMixer
+from freehold.models.layers.source import LayerSource
+from freehold.models.spec import (
+    Attention,
+    CacheLayout,
+    Dense,
+    Experts,
+    GatedDelta,
+    Latent,
+    Mamba2,
+    ModelSpec,
+    ShortConv,
+)
+from freehold.models.tensor import Checkpoint
+
+Batch = TypeVar("Batch")
+
+MIXERS: dict[type, Any] = {
+    Attention: AttentionMixer,
+    Latent: LatentMixer,
+    ShortConv: ShortConvMixer,
+    Mamba2: Mamba2Mixer,
+    GatedDelta: GatedDeltaMixer,
+}
+FFNS: dict[type, Any] = {Dense: DenseFFN, Experts: ExpertsFFN}
+
+
+class _Mixer(Protocol):
+    def add(self, x: Any, batch: Any, out: Any) -> None: ...
+
+
+class _FFN(Protocol):
+    def add(self, x: Any, out: Any) -> None: ...
+
+
+@dataclass(frozen=True)
+class _Layer(Generic[Array]):
+    """Parts, what their answers are multiplied by, and norms of the answers, if there are any."""
+
+    mixers: list[_Mixer]
+    multipliers: tuple[float, ...]
+    mixer_norm: Array | None
+    ffn: _FFN | None
+    ffn_multiplier: float
+    ffn_norm: Array | None
+
+
+class Decoder(Generic[Array, Weight, Batch]):
+    """Tokens to hidden states to logits, on the arrays of a device. `layouts`: its cache groups."""
+
+    def __init__(self, checkpoint: Checkpoint, backend: Backend[Array, Weight, Batch], layouts: Sequence[CacheLayout]):
+        self.spec: ModelSpec = checkpoint.spec
+        self._backend = backend
+        places = {
+            member: CachePlace(group, number)
+            for group, layout in enumerate(layouts)
+            for number, member in enumerate(layout.members)
+        }
+        self._embedding = backend.pack([checkpoint.tensor("embedding.weight")])
+        self._layers = [self._load_layer(checkpoint, index, places) for index in range(self.spec.layer_count)]
+        self._norm = backend.vector([checkpoint.tensor("norm.weight")])
+        tied = self.spec.tied_embeddings
+        self._head = self._embedding if tied else backend.pack([checkpoint.tensor("head.weight")])
+
+    def _load_layer(
+        self, checkpoint: Checkpoint, index: int, places: dict[tuple[int, int], CachePlace]
+    ) -> _Layer[Array]:
+        spec, epsilon = self.spec.layers[index], self.spec.norm_epsilon
+        source = LayerSource(checkpoint, self._backend, index)
+        return _Layer(
+            mixers=[
+                MIXERS[type(mixer)](mixer, source, places[index, number], epsilon)
+                for number, mixer in enumerate(spec.mixers)
+            ],
+            multipliers=spec.mixer_multipliers,
+            mixer_norm=source.optional("mixer_post_norm.weight"),
+            ffn=None if spec.ffn is None else FFNS[type(spec.ffn)](spec.ffn, source, epsilon),
+            ffn_multiplier=spec.ffn_multiplier,
+            ffn_norm=source.optional("ffn_post_norm.weight"),
+        )
+
+    def forward(self, tokens: Any, batch: Batch) -> Array:
+        """tokens int32 [n] of all sequences of the batch -> hidden states [n, hidden_size]."""
+        ops = self._backend
+        x = ops.embed(self._embedding, tokens)
+        if self.spec.embedding_multiplier != 1:
+            ops.scale(x, self.spec.embedding_multiplier)
+        for layer in self._layers:
+            self._mix(layer, x, batch)
+            self._feed_forward(layer, x)
+        return x
+
+    def _mix(self, layer: _Layer[Array], x: Array, batch: Batch) -> None:
+        """x += what the layer's mixers make of it. One alone may add to x as it goes."""
+        if layer.mixer_norm is None and layer.multipliers == (1.0,):
+            layer.mixers[0].add(x, batch, x)
+            return
+        answers = [self._backend.zeros_like(x) for _ in layer.mixers]
+        for mixer, answer in zip(layer.mixers, answers, strict=True):
+            mixer.add(x, batch, answer)
+        for answer, multiplier in zip(answers, layer.multipliers, strict=True):
+            self._join(x, answer, layer.mixer_norm, multiplier)
+
+    def _feed_forward(self, layer: _Layer[Array], x: Array) -> None:
+        if layer.ffn is None:
+            return
+        if layer.ffn_norm is None and layer.ffn_multiplier == 1:
+            layer.ffn.add(x, x)
+            return
+        answer = self._backend.zeros_like(x)
+        layer.ffn.add(x, answer)
+        self._join(x, answer, layer.ffn_norm, layer.ffn_multiplier)
+
+    def _join(self, x: Array, answer: Array, norm: Array | None, multiplier: float) -> None:
+        ops = self._backend
+        if norm is not None:
+            ops.norm_columns(answer, 0, norm, self.spec.norm_epsilon)
+        if multiplier != 1:
+            ops.scale(answer, multiplier)
+        ops.add(x, answer)
+
+    def logits(self, hidden: Array) -> Array:
+        """[n, hidden_size] -> [n, vocab_size]"""
+        ops, spec = self._backend, self.spec
+        logits = ops.norm_linear(hidden, self._norm, spec.norm_epsilon, self._head)
+        if spec.logit_multiplier != 1:
+            ops.scale(logits, spec.logit_multiplier)
+        if spec.logit_cap:
+            ops.soft_cap(logits, spec.logit_cap)
+        return logits

@@ -1,0 +1,109 @@
+"""What is peculiar to a family of models: how its configuration reads, and where its tensors are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from freehold.models.families.config import HfConfig
+from freehold.models.spec import LayerSpec, ModelSpec
+
+Change = Callable[[torch.Tensor, re.Match[str]], torch.Tensor]
+
+
+ABSENT = ""
+
+
+class Rule(NamedTuple):
+    """A tensor whose name matches `pattern`, without `layers.<index>.`, is the file's `source`, a template of the
+    match, changed by `change`. The family has no such tensor if the source is ABSENT."""
+
+    pattern: str
+    source: str
+    change: Change | None = None
+
+
+@dataclass(frozen=True)
+class Family:
+    """`layers` reads the layers of a config.json, `model` what surrounds them. `rules` come before `RULES`. Norms of
+    some families are stored as what is added to 1: those that match `offset_norms`. Names in the file begin with
+    `root`, except that of the head."""
+
+    layers: Callable[[HfConfig], Sequence[LayerSpec]]
+    rules: Callable[[HfConfig], Sequence[Rule]] = lambda config: ()
+    model: Callable[[HfConfig], dict[str, Any]] = lambda config: {}
+    offset_norms: str = ""
+    root: str = "model."
+
+    def spec(self, config: HfConfig, tied: bool) -> ModelSpec:
+        fields: dict[str, Any] = {
+            "architecture": config.architecture,
+            "hidden_size": config.int("hidden_size"),
+            "vocab_size": config.int("vocab_size"),
+            "context_length": config.context_length,
+            "norm_epsilon": float(config.get("rms_norm_eps", 1e-6)),
+            "tied_embeddings": tied,
+        }
+        return ModelSpec(**{**fields, **self.model(config), "layers": tuple(self.layers(config))})
+
+
+def decay(stored: torch.Tensor, match: re.Match[str]) -> torch.Tensor:
+    return -stored.float().exp()
+
+
+def taps(stored: torch.Tensor, match: re.Match[str]) -> torch.Tensor:
+    """[columns, 1, taps] -> [columns, taps]"""
+    return stored[:, 0]
+
+
+def half(which: int) -> Change:
+    """The first or second half of the rows: gate or up."""
+    return lambda stored, match: stored.chunk(2)[which]
+
+
+def half_of_expert(which: int) -> Change:
+    """Experts in one tensor [experts, gate and up, columns]."""
+    return lambda stored, match: stored[int(match[1])].chunk(2)[which]
+
+
+def expert(stored: torch.Tensor, match: re.Match[str]) -> torch.Tensor:
+    return stored[int(match[1])]
+
+
+# Names of the usual Hugging Face layout, that of Llama, DeepSeek and Qwen.
+RULES = (
+    Rule(r"embedding\.weight", "embed_tokens.weight"),
+    Rule(r"norm\.weight", "norm.weight"),
+    Rule(r"head\.weight", "lm_head.weight"),
+    Rule(r"mixer_norm\.weight", "input_layernorm.weight"),
+    Rule(r"ffn_norm\.weight", "post_attention_layernorm.weight"),
+    Rule(r"attention\.([qkv])\.(\w+)", r"self_attn.\1_proj.\2"),
+    Rule(r"attention\.output\.(\w+)", r"self_attn.o_proj.\1"),
+    Rule(r"attention\.([qk]_norm)\.weight", r"self_attn.\1.weight"),
+    Rule(r"attention\.sinks", "self_attn.sinks"),
+    Rule(r"latent\.q\.weight", "self_attn.q_proj.weight"),
+    Rule(r"latent\.q_down\.weight", "self_attn.q_a_proj.weight"),
+    Rule(r"latent\.q_norm\.weight", "self_attn.q_a_layernorm.weight"),
+    Rule(r"latent\.q_up\.weight", "self_attn.q_b_proj.weight"),
+    Rule(r"latent\.kv_down\.weight", "self_attn.kv_a_proj_with_mqa.weight"),
+    Rule(r"latent\.kv_norm\.weight", "self_attn.kv_a_layernorm.weight"),
+    Rule(r"latent\.kv_up\.weight", "self_attn.kv_b_proj.weight"),
+    Rule(r"latent\.output\.weight", "self_attn.o_proj.weight"),
+    Rule(r"mamba\.input\.(\w+)", r"mamba.in_proj.\1"),
+    Rule(r"mamba\.output\.(\w+)", r"mamba.out_proj.\1"),
+    Rule(r"mamba\.taps\.weight", "mamba.conv1d.weight", taps),
+    Rule(r"mamba\.taps\.bias", "mamba.conv1d.bias"),
+    Rule(r"mamba\.decay", "mamba.A_log", decay),
+    Rule(r"mamba\.skip", "mamba.D"),
+    Rule(r"mamba\.step_bias", "mamba.dt_bias"),
+    Rule(r"mamba\.norm\.weight", "mamba.norm.weight"),
+    Rule(r"ffn\.(gate|up|down)\.(\w+)", r"mlp.\1_proj.\2"),
+    Rule(r"experts\.router\.(weight|bias)", r"mlp.gate.\1"),
+    Rule(r"experts\.router\.correction", "mlp.gate.e_score_correction_bias"),
+    Rule(r"experts\.(\d+)\.(gate|up|down)\.(\w+)", r"mlp.experts.\1.\2_proj.\3"),
+    Rule(r"shared\.(gate|up|down)\.(\w+)", r"mlp.shared_experts.\1_proj.\2"),
+)

@@ -1,0 +1,64 @@
+"""Gemma 2 and 3: windows, norms on both sides of each part, two rotary bases, capped scores."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from freehold.models.families.config import HfConfig
+from freehold.models.families.family import Family, Rule
+from freehold.models.families.rotary import rotary_of
+from freehold.models.spec import LayerSpec, Rotary
+
+LOCAL_THETA = 10_000.0
+GLOBAL_THETA = 1_000_000.0
+
+_RULES = (
+    Rule(r"mixer_post_norm\.weight", "post_attention_layernorm.weight"),
+    Rule(r"ffn_norm\.weight", "pre_feedforward_layernorm.weight"),
+    Rule(r"ffn_post_norm\.weight", "post_feedforward_layernorm.weight"),
+)
+
+
+def _gemma2(config: HfConfig) -> list[LayerSpec]:
+    kinds = ["full_attention" if layer % 2 else "sliding_attention" for layer in range(config.layer_count)]
+    rotary = config.rotary(config.head_size)
+    return [_layer(config, kind, rotary) for kind in config.layer_types(kinds)]
+
+
+def _gemma3(config: HfConfig) -> list[LayerSpec]:
+    every = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern", 6)
+    kinds = ["sliding_attention" if (layer + 1) % every else "full_attention" for layer in range(config.layer_count)]
+    size, context = config.head_size, config.context_length
+    if config.get("rope_parameters"):
+        rotary = {kind: config.rotary(size, kind) for kind in ("sliding_attention", "full_attention")}
+    else:
+        scaling, theta = config.get("rope_scaling", {}), float(config.get("rope_theta", GLOBAL_THETA))
+        local = float(config.get("rope_local_base_freq", LOCAL_THETA))
+        rotary = {
+            "sliding_attention": rotary_of({}, size, local, context),
+            "full_attention": rotary_of(scaling, size, theta, context),
+        }
+    return [_layer(config, kind, rotary[kind]) for kind in config.layer_types(kinds)]
+
+
+def _layer(config: HfConfig, kind: str, rotary: Rotary) -> LayerSpec:
+    attention = config.attention(
+        rotary,
+        window=config.window() if kind == "sliding_attention" else None,
+        scale=float(config.get("query_pre_attn_scalar", 256)) ** -0.5,
+        soft_cap=float(config.get("attn_logit_softcapping", 0.0)),
+    )
+    return LayerSpec((attention,), config.dense())
+
+
+def _model(config: HfConfig) -> dict[str, Any]:
+    return {
+        "embedding_multiplier": config.int("hidden_size") ** 0.5,
+        "logit_cap": float(config.get("final_logit_softcapping", 0.0)),
+    }
+
+
+FAMILIES = {
+    "gemma2": Family(_gemma2, lambda _: _RULES, _model, offset_norms=r".*norm"),
+    "gemma3_text": Family(_gemma3, lambda _: _RULES, _model, offset_norms=r".*norm"),
+}

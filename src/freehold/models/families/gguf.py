@@ -1,0 +1,398 @@
+"""What a GGUF file says of a model: its metadata, and its tensors' names (llama.cpp, `gguf-py/gguf/constants.py`).
+
+llama.cpp's converter has changed some tensors on the way: 1 is added to the norms of Gemma, time constants of Mamba2
+are -exp, multipliers of Falcon-H1 are part of the weights, and some families' queries and keys are permuted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from freehold.arrays import Float32
+from freehold.models.families.rotary import rotary_of, yarn_magnitude
+from freehold.models.spec import (
+    Activation,
+    Attention,
+    Dense,
+    Experts,
+    Latent,
+    LayerSpec,
+    Mamba2,
+    ModelSpec,
+    Rotary,
+    Routing,
+    ShortConv,
+)
+from freehold.models.tensor import StoredTensor
+
+SILU = Activation()
+
+
+@dataclass
+class GgufFields:
+    """Metadata of a file, with its tensors' shapes, the fastest dimension first. Raises ValueError with the file's name
+    for a field that is missing."""
+
+    path: Path
+    values: dict[str, Any]
+    shapes: dict[str, tuple[int, ...]]
+    rope_divisors: Float32 | None = None
+
+    @property
+    def architecture(self) -> str:
+        return str(self.values.get("general.architecture"))
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """A field of the architecture."""
+        return self.values.get(f"{self.architecture}.{name}", default)
+
+    def int(self, name: str) -> int:
+        value = self.get(name)
+        if value is None:
+            raise ValueError(f"{self.path.name} lacks {self.architecture}.{name}")
+        return int(value)
+
+    def each(self, name: str) -> list[int]:
+        """A number of each layer, in the file as a list or as one for all."""
+        value = self.get(name)
+        count = self.int("block_count")
+        return [int(one) for one in value] if isinstance(value, list) else [int(value or 0)] * count
+
+    @property
+    def layers(self) -> range:
+        return range(self.int("block_count"))
+
+    @property
+    def head_count(self) -> int:
+        return max(self.each("attention.head_count"))
+
+    @property
+    def head_size(self) -> int:
+        return int(self.get("attention.key_length") or self.int("embedding_length") // self.head_count)
+
+    @property
+    def context_length(self) -> int:
+        return int(self.get("context_length", 2048))
+
+    def rotary(self, size: int | None = None, theta: float | None = None, is_scaled: bool = True) -> Rotary:
+        """`theta` in place of the file's. Windows of some models are not scaled for long contexts."""
+        size = size or int(self.get("rope.dimension_count") or self.head_size)
+        base = theta or float(self.get("rope.freq_base", 10_000.0))
+        kind = self.get("rope.scaling.type", "none") if is_scaled else "none"
+        rope: dict[str, Any] = {"rope_type": "default" if kind == "none" else kind}
+        if kind != "none":
+            rope["factor"] = self.get("rope.scaling.factor", 1.0)
+            rope["original_max_position_embeddings"] = self.get("rope.scaling.original_context_length")
+        rotary = rotary_of(rope, size, base, self.context_length)
+        if self.rope_divisors is None or not is_scaled:
+            return rotary
+        divided = np.array(rotary.frequencies, np.float32) / self.rope_divisors
+        return replace(rotary, frequencies=tuple(divided.tolist()))
+
+    def window(self) -> int | None:
+        window = int(self.get("attention.sliding_window", 0))
+        return window if 0 < window < self.context_length else None
+
+    def attention(self, rotary: Rotary | None, layer: int = 0, **fields: Any) -> Attention:
+        heads = self.each("attention.head_count")[layer] or self.head_count
+        kv = self.each("attention.head_count_kv")[layer] or heads
+        return Attention(**{"head_count": heads, "kv_head_count": kv, "head_size": self.head_size, "rotary": rotary,
+                            **fields})  # fmt: skip
+
+    def dense(self, layer: int = 0, kind: str = "silu") -> Dense:
+        return Dense(self.each("feed_forward_length")[layer], Activation(kind))
+
+    def experts(self, routing: Routing, activation: Activation = SILU) -> Experts:
+        size = self.int("expert_feed_forward_length")
+        shared = int(self.get("expert_shared_feed_forward_length") or size * int(self.get("expert_shared_count", 0)))
+        return Experts(self.int("expert_count"), size, routing, activation, shared)
+
+
+Change = Callable[[StoredTensor], StoredTensor]
+
+
+ABSENT = ""
+
+
+class GgufRule(NamedTuple):
+    """A tensor whose name matches `pattern`, without `layers.<index>.`, is the file's `source`, a template of the
+    match, changed by `change`. In a tensor with three dimensions it is matrix number group 1 of the match. The
+    family has no such tensor if the source is ABSENT."""
+
+    pattern: str
+    source: str
+    change: Change | None = None
+
+
+RULES = (
+    GgufRule(r"embedding\.weight", "token_embd.weight"),
+    GgufRule(r"norm\.weight", "output_norm.weight"),
+    GgufRule(r"norm\.weight", "token_embd_norm.weight"),
+    GgufRule(r"head\.weight", "output.weight"),
+    GgufRule(r"mixer_norm\.weight", "attn_norm.weight"),
+    GgufRule(r"mixer_post_norm\.weight", "post_attention_norm.weight"),
+    GgufRule(r"ffn_norm\.weight", "ffn_norm.weight"),
+    GgufRule(r"ffn_post_norm\.weight", "post_ffw_norm.weight"),
+    GgufRule(r"attention\.([qkv])\.(\w+)", r"attn_\1.\2"),
+    GgufRule(r"attention\.output\.(\w+)", r"attn_output.\1"),
+    GgufRule(r"attention\.([qk]_norm)\.weight", r"attn_\1.weight"),
+    GgufRule(r"attention\.sinks", "attn_sinks.weight"),
+    GgufRule(r"latent\.q\.weight", "attn_q.weight"),
+    GgufRule(r"latent\.q_down\.weight", "attn_q_a.weight"),
+    GgufRule(r"latent\.q_norm\.weight", "attn_q_a_norm.weight"),
+    GgufRule(r"latent\.q_up\.weight", "attn_q_b.weight"),
+    GgufRule(r"latent\.kv_down\.weight", "attn_kv_a_mqa.weight"),
+    GgufRule(r"latent\.kv_norm\.weight", "attn_kv_a_norm.weight"),
+    GgufRule(r"latent\.kv_up\.weight", "attn_kv_b.weight"),
+    GgufRule(r"latent\.output\.weight", "attn_output.weight"),
+    GgufRule(r"conv\.input\.weight", "shortconv.in_proj.weight"),
+    GgufRule(r"conv\.output\.weight", "shortconv.out_proj.weight"),
+    GgufRule(r"conv\.taps\.weight", "shortconv.conv.weight"),
+    GgufRule(r"mamba\.input\.weight", "ssm_in.weight"),
+    GgufRule(r"mamba\.output\.weight", "ssm_out.weight"),
+    GgufRule(r"mamba\.taps\.(\w+)", r"ssm_conv1d.\1"),
+    GgufRule(r"mamba\.decay", "ssm_a"),
+    GgufRule(r"mamba\.skip", "ssm_d"),
+    GgufRule(r"mamba\.step_bias", "ssm_dt.bias"),
+    GgufRule(r"mamba\.norm\.weight", "ssm_norm.weight"),
+    GgufRule(r"ffn\.(gate|up|down)\.(\w+)", r"ffn_\1.\2"),
+    GgufRule(r"experts\.router\.(weight|bias)", r"ffn_gate_inp.\1"),
+    GgufRule(r"experts\.router\.correction", "exp_probs_b.bias"),
+    GgufRule(r"experts\.(\d+)\.(gate|up|down)\.(\w+)", r"ffn_\2_exps.\3"),
+    GgufRule(r"shared\.(gate|up|down)\.weight", r"ffn_\1_shexp.weight"),
+    GgufRule(r"shared\.router\.weight", "ffn_gate_inp_shexp.weight"),
+)
+
+
+@dataclass(frozen=True)
+class GgufFamily:
+    """`layers` reads the layers of a file, `model` what surrounds them. `rules` come before `RULES`."""
+
+    layers: Callable[[GgufFields], Sequence[LayerSpec]]
+    rules: Callable[[GgufFields], Sequence[GgufRule]] = field(default=lambda fields: ())
+    model: Callable[[GgufFields], dict[str, Any]] = field(default=lambda fields: {})
+
+    def spec(self, fields: GgufFields) -> ModelSpec:
+        usual: dict[str, Any] = {
+            "architecture": fields.architecture,
+            "hidden_size": fields.int("embedding_length"),
+            "vocab_size": fields.shapes["token_embd.weight"][1],
+            "context_length": fields.context_length,
+            "norm_epsilon": float(fields.get("attention.layer_norm_rms_epsilon", 1e-5)),
+            "tied_embeddings": "output.weight" not in fields.shapes,
+        }
+        return ModelSpec(**{**usual, **self.model(fields), "layers": tuple(self.layers(fields))})
+
+
+def _plain(fields: GgufFields) -> list[LayerSpec]:
+    window = fields.window() if fields.architecture == "mistral" else None
+    return [LayerSpec((fields.attention(fields.rotary(), window=window),), fields.dense())] * len(fields.layers)
+
+
+def _halves(fields: GgufFields) -> list[GgufRule]:
+    """llama.cpp stores the queries and keys of Llama with the two halves of each head interleaved."""
+
+    def change(stored: StoredTensor) -> StoredTensor:
+        half = fields.head_size // 2
+        count = stored.columns if stored.rows == 1 else stored.rows
+        order = np.arange(count).reshape(-1, half, 2).swapaxes(1, 2).ravel()
+        return StoredTensor.of(stored.to_float32()[:, order]) if stored.rows == 1 else stored.reorder(order)
+
+    return [GgufRule(r"attention\.([qk])\.(\w+)", r"attn_\1.\2", change)]
+
+
+def _smollm3(fields: GgufFields) -> list[LayerSpec]:
+    rotary, dense = fields.rotary(), fields.dense()
+    return [LayerSpec((fields.attention(rotary if (layer + 1) % 4 else None),), dense) for layer in fields.layers]
+
+
+def _qwen3_moe(fields: GgufFields) -> list[LayerSpec]:
+    experts = fields.experts(Routing(fields.int("expert_used_count")))
+    return [LayerSpec((fields.attention(fields.rotary()),), experts)] * len(fields.layers)
+
+
+def _gemma(every: int) -> Callable[[GgufFields], list[LayerSpec]]:
+    """The last of `every` layers is full. Windows of Gemma 3 have a rotary base of their own and are not scaled."""
+
+    def layers(fields: GgufFields) -> list[LayerSpec]:
+        full = fields.rotary()
+        local = full if every == 2 else fields.rotary(theta=fields.get("rope.freq_base_swa", 10_000.0), is_scaled=False)
+        cap = float(fields.get("attn_logit_softcapping", 0.0))
+        scale = _gemma_scale(fields)
+
+        def layer(index: int) -> LayerSpec:
+            is_full = (index + 1) % every == 0
+            window = None if is_full else fields.window()
+            rotary = full if is_full else local
+            attention = fields.attention(rotary, window=window, scale=scale, soft_cap=cap)
+            return LayerSpec((attention,), fields.dense(kind="gelu"))
+
+        return [layer(index) for index in fields.layers]
+
+    return layers
+
+
+def _gemma_scale(fields: GgufFields) -> float:
+    """The 27B models of both generations divide by the size that a head would have without `key_length`."""
+    largest = {"gemma2": 46, "gemma3": 62}[fields.architecture]
+    size = fields.int("embedding_length") // fields.head_count if len(fields.layers) == largest else fields.head_size
+    return size**-0.5
+
+
+def _gemma_model(fields: GgufFields) -> dict[str, Any]:
+    return {
+        "embedding_multiplier": fields.int("embedding_length") ** 0.5,
+        "logit_cap": float(fields.get("final_logit_softcapping", 0.0)),
+    }
+
+
+def _gpt_oss(fields: GgufFields) -> list[LayerSpec]:
+    routing = Routing(fields.int("expert_used_count"), scores="chosen", normalize=False)
+    experts, rotary = fields.experts(routing, Activation("clamped", 1.702, 7.0)), _gpt_oss_rotary(fields)
+    return [
+        LayerSpec((fields.attention(rotary, window=None if layer % 2 else fields.window()),), experts)
+        for layer in fields.layers
+    ]
+
+
+def _gpt_oss_rotary(fields: GgufFields) -> Rotary:
+    """Its YaRN does not round the dimensions between which it interpolates."""
+    rope = {
+        "rope_type": "yarn",
+        "factor": fields.get("rope.scaling.factor", 32.0),
+        "original_max_position_embeddings": fields.get("rope.scaling.original_context_length", 4096),
+        "truncate": False,
+    }
+    return rotary_of(rope, fields.head_size, float(fields.get("rope.freq_base", 150_000.0)), fields.context_length)
+
+
+def _latent(fields: GgufFields) -> list[LayerSpec]:
+    """DeepSeek V2, V3 and MiniCPM3, with keys and values of all heads in one tensor."""
+    turned, rank = fields.int("rope.dimension_count"), fields.int("attention.kv_lora_rank")
+    head = int(fields.get("attention.key_length_mla") or fields.int("attention.key_length"))
+    value = int(fields.get("attention.value_length_mla") or fields.int("attention.value_length"))
+    is_deepseek = fields.architecture == "deepseek2"
+    factor, slope = (
+        float(fields.get("rope.scaling.factor", 1.0)),
+        float(fields.get("rope.scaling.yarn_log_multiplier", 0)),
+    )
+    latent = Latent(
+        head_count=fields.head_count,
+        rank=rank,
+        plain_size=head - turned,
+        value_size=value,
+        rotary=replace(fields.rotary(turned), magnitude=1.0),
+        scale=head**-0.5 * yarn_magnitude(factor, 10 * slope) ** 2,
+        is_interleaved=is_deepseek,
+    )
+    if not is_deepseek:
+        multiplier = float(fields.get("residual_scale", 1.4 / len(fields.layers) ** 0.5))
+        return [LayerSpec((latent,), fields.dense(), (multiplier,), multiplier)] * len(fields.layers)
+    is_sigmoid = int(fields.get("expert_gating_func", 1)) == 2
+    routing = Routing(
+        fields.int("expert_used_count"),
+        scores="sigmoid" if is_sigmoid else "softmax",
+        normalize=bool(fields.get("expert_weights_norm", False)),
+        factor=float(fields.get("expert_weights_scale", 1.0)),
+        group_count=int(fields.get("expert_group_count", 1)),
+        groups_used=int(fields.get("expert_group_used_count", 1)),
+        group_by_two=is_sigmoid,
+    )
+    dense = fields.int("leading_dense_block_count")
+    return [
+        LayerSpec((latent,), fields.dense() if layer < dense else fields.experts(routing)) for layer in fields.layers
+    ]
+
+
+def _minicpm3_model(fields: GgufFields) -> dict[str, Any]:
+    return {
+        "embedding_multiplier": float(fields.get("embedding_scale", 12.0)),
+        "logit_multiplier": 1 / float(fields.get("logit_scale", fields.int("embedding_length") / 256)),
+    }
+
+
+def _lfm2(fields: GgufFields) -> list[LayerSpec]:
+    conv = ShortConv(fields.int("embedding_length"), fields.int("shortconv.l_cache"))
+    heads = fields.each("attention.head_count_kv")
+    return [
+        LayerSpec((fields.attention(fields.rotary(), layer) if heads[layer] else conv,), fields.dense(layer))
+        for layer in fields.layers
+    ]
+
+
+def _mamba(fields: GgufFields) -> Mamba2:
+    heads = fields.int("ssm.time_step_rank")
+    return Mamba2(
+        head_count=heads,
+        head_size=fields.int("ssm.inner_size") // heads,
+        state_size=fields.int("ssm.state_size"),
+        group_count=int(fields.get("ssm.group_count", 1)),
+        taps=fields.int("ssm.conv_kernel"),
+    )
+
+
+def _mamba2(fields: GgufFields) -> list[LayerSpec]:
+    return [LayerSpec((_mamba(fields),), None)] * len(fields.layers)
+
+
+def _falcon_h1(fields: GgufFields) -> list[LayerSpec]:
+    layer = LayerSpec((_mamba(fields), fields.attention(fields.rotary())), fields.dense(), (1.0, 1.0))
+    return [layer] * len(fields.layers)
+
+
+def _granite(fields: GgufFields) -> list[LayerSpec]:
+    heads, multiplier = fields.each("attention.head_count_kv"), float(fields.get("residual_scale", 1.0))
+    is_rotated = bool(fields.get("rope.scaling.finetuned", False))
+
+    def layer(index: int) -> LayerSpec:
+        rotary = fields.rotary() if is_rotated else None
+        attention = fields.attention(
+            rotary, index, scale=float(fields.get("attention.scale") or fields.head_size**-0.5)
+        )
+        routing = Routing(int(fields.get("expert_used_count", 0)), scores="chosen", normalize=False)
+        ffn = fields.experts(routing) if fields.get("expert_count") else fields.dense(index)
+        return LayerSpec((attention if heads[index] else _mamba(fields),), ffn, (multiplier,), multiplier)
+
+    return [layer(index) for index in fields.layers]
+
+
+def _granite_model(fields: GgufFields) -> dict[str, Any]:
+    return {
+        "embedding_multiplier": float(fields.get("embedding_scale", 1.0)),
+        "logit_multiplier": 1 / float(fields.get("logit_scale", 1.0)),
+    }
+
+
+_POST_NORM = (GgufRule(r"ffn_norm\.weight", "post_attention_norm.weight"), GgufRule(r"mixer_post_norm\.weight", ABSENT))
+
+# By `general.architecture`.
+GGUF_FAMILIES = {
+    "llama": GgufFamily(_plain, _halves),
+    "mistral": GgufFamily(_plain),
+    "qwen2": GgufFamily(_plain),
+    "qwen3": GgufFamily(_plain),
+    "qwen3moe": GgufFamily(_qwen3_moe),
+    "smollm3": GgufFamily(_smollm3, _halves),
+    "gemma2": GgufFamily(_gemma(2), model=_gemma_model),
+    "gemma3": GgufFamily(_gemma(6), model=_gemma_model),
+    "gpt-oss": GgufFamily(_gpt_oss, lambda fields: _POST_NORM),
+    "deepseek2": GgufFamily(_latent),
+    "minicpm3": GgufFamily(_latent, model=_minicpm3_model),
+    "lfm2": GgufFamily(_lfm2),
+    "mamba2": GgufFamily(_mamba2),
+    "falcon-h1": GgufFamily(_falcon_h1, _halves),
+    "granitehybrid": GgufFamily(_granite, _halves, _granite_model),
+}
+
+
+def gguf_family_of(name: str, where: object) -> GgufFamily:
+    """Raises ValueError for a family that we don't have; `where` the name was found."""
+    if name not in GGUF_FAMILIES:
+        known = ", ".join(GGUF_FAMILIES)
+        raise ValueError(f"{where}: model type '{name}' is not supported ({known} are)")
+    return GGUF_FAMILIES[name]

@@ -1,0 +1,50 @@
+"""gpt-oss: windows in every other layer, attention sinks, experts with a clamped activation."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+
+from freehold.models.families.config import HfConfig
+from freehold.models.families.family import Change, Family, Rule, expert
+from freehold.models.spec import Activation, Experts, LayerSpec, Routing
+
+
+def _every_other(which: int) -> Change:
+    """Experts in one tensor, gate and up in turns: [experts, inputs, outputs], or biases [experts, outputs]."""
+
+    def change(stored: torch.Tensor, match: re.Match[str]) -> torch.Tensor:
+        return stored[int(match[1])][..., which::2].T
+
+    return change
+
+
+def _transposed(stored: torch.Tensor, match: re.Match[str]) -> torch.Tensor:
+    return expert(stored, match).T
+
+
+_RULES = (
+    Rule(r"experts\.(\d+)\.gate\.weight", "mlp.experts.gate_up_proj", _every_other(0)),
+    Rule(r"experts\.(\d+)\.up\.weight", "mlp.experts.gate_up_proj", _every_other(1)),
+    Rule(r"experts\.(\d+)\.gate\.bias", "mlp.experts.gate_up_proj_bias", _every_other(0)),
+    Rule(r"experts\.(\d+)\.up\.bias", "mlp.experts.gate_up_proj_bias", _every_other(1)),
+    Rule(r"experts\.(\d+)\.down\.weight", "mlp.experts.down_proj", _transposed),
+    Rule(r"experts\.(\d+)\.down\.bias", "mlp.experts.down_proj_bias", expert),
+    Rule(r"experts\.router\.(weight|bias)", r"mlp.router.\1"),
+)
+
+
+def _gpt_oss(config: HfConfig) -> list[LayerSpec]:
+    kinds = ["full_attention" if layer % 2 else "sliding_attention" for layer in range(config.layer_count)]
+    rotary = config.rotary(config.head_size, theta=150_000.0)
+    clamped = Activation("clamped", float(config.get("swiglu_alpha", 1.702)), float(config.get("swiglu_limit", 7.0)))
+    routing = Routing(config.int("num_experts_per_tok"), scores="chosen", normalize=False)
+    experts = Experts(config.int("num_local_experts"), config.int("intermediate_size"), routing, clamped)
+    return [
+        LayerSpec((config.attention(rotary, window=config.window() if kind == "sliding_attention" else None),), experts)
+        for kind in config.layer_types(kinds)
+    ]
+
+
+FAMILIES = {"gpt_oss": Family(_gpt_oss, lambda _: _RULES)}

@@ -1,0 +1,79 @@
+"""Llama and those that came of it: Mistral, Qwen2, Qwen3, SmolLM3, and Qwen3 with experts."""
+
+from __future__ import annotations
+
+from freehold.models.families.config import HfConfig
+from freehold.models.families.family import Family
+from freehold.models.spec import Dense, Experts, LayerSpec, Routing
+
+
+def _llama(config: HfConfig) -> list[LayerSpec]:
+    layer = LayerSpec((config.attention(config.rotary(config.head_size)),), config.dense())
+    return [layer] * config.layer_count
+
+
+def _mistral(config: HfConfig) -> list[LayerSpec]:
+    attention = config.attention(config.rotary(config.head_size), window=config.window())
+    return [LayerSpec((attention,), config.dense())] * config.layer_count
+
+
+def _windows(config: HfConfig) -> list[int | None]:
+    """Qwen's and SmolLM3's windows are off unless `use_sliding_window` says otherwise."""
+    count, first = config.layer_count, config.get("max_window_layers", 0)
+    kinds = config.layer_types(["sliding_attention" if layer >= first else "full_attention" for layer in range(count)])
+    window = config.window() if config.get("use_sliding_window") else None
+    return [window if kind == "sliding_attention" else None for kind in kinds]
+
+
+def _qwen(config: HfConfig) -> list[LayerSpec]:
+    rotary = config.rotary(config.head_size)
+    return [LayerSpec((config.attention(rotary, window=window),), config.dense()) for window in _windows(config)]
+
+
+def _smollm3(config: HfConfig) -> list[LayerSpec]:
+    rotary, interval = config.rotary(config.head_size), config.get("no_rope_layer_interval", 4)
+    default = [int((layer + 1) % interval != 0) for layer in range(config.layer_count)]
+    rotated = config.get("no_rope_layers", default)
+    return [
+        LayerSpec((config.attention(rotary if turns else None, window=window),), config.dense())
+        for turns, window in zip(rotated, _windows(config), strict=True)
+    ]
+
+
+def has_experts(config: HfConfig, layer: int) -> bool:
+    """Qwen: every so many layers, except some."""
+    is_sparse = (layer + 1) % config.get("decoder_sparse_step", 1) == 0
+    return is_sparse and layer not in config.get("mlp_only_layers", []) and _expert_count(config) > 0
+
+
+def _expert_count(config: HfConfig) -> int:
+    """Newer files call it as Mixtral does."""
+    return int(config.get("num_experts") or config.get("num_local_experts", 0))
+
+
+def qwen_experts(config: HfConfig, normalize: bool) -> Experts:
+    """`normalize` if the file doesn't say whether weights of the chosen experts sum to 1."""
+    normalize = bool(config.get("norm_topk_prob", normalize))
+    routing = Routing(config.int("num_experts_per_tok"), normalize=normalize)
+    size, shared = config.int("moe_intermediate_size"), int(config.get("shared_expert_intermediate_size", 0))
+    return Experts(_expert_count(config), size, routing, config.activation(), shared)
+
+
+def _qwen_moe(config: HfConfig) -> list[LayerSpec]:
+    rotary = config.rotary(config.head_size)
+
+    def ffn(layer: int) -> Dense | Experts:
+        return qwen_experts(config, False) if has_experts(config, layer) else config.dense()
+
+    windows = enumerate(_windows(config))
+    return [LayerSpec((config.attention(rotary, window=window),), ffn(layer)) for layer, window in windows]
+
+
+FAMILIES = {
+    "llama": Family(_llama),
+    "mistral": Family(_mistral),
+    "qwen2": Family(_qwen),
+    "qwen3": Family(_qwen),
+    "qwen3_moe": Family(_qwen_moe),
+    "smollm3": Family(_smollm3),
+}

@@ -1,0 +1,33 @@
+"""OLMo 3: norms behind each part instead of before it, and of all heads of queries and keys together."""
+
+from __future__ import annotations
+
+from freehold.models.families.config import HfConfig
+from freehold.models.families.family import ABSENT, Family, Rule
+from freehold.models.families.rotary import rotary_of
+from freehold.models.spec import LayerSpec
+
+_RULES = (
+    Rule(r"mixer_norm\.weight", ABSENT),
+    Rule(r"mixer_post_norm\.weight", "post_attention_layernorm.weight"),
+    Rule(r"ffn_norm\.weight", ABSENT),
+    Rule(r"ffn_post_norm\.weight", "post_feedforward_layernorm.weight"),
+)
+
+
+def _olmo3(config: HfConfig) -> list[LayerSpec]:
+    kinds = ["sliding_attention" if (layer + 1) % 4 else "full_attention" for layer in range(config.layer_count)]
+    size, theta = config.head_size, float(config.get("rope_theta", 500_000.0))
+    rotary = {kind: config.rotary(size, kind, theta) for kind in ("sliding_attention", "full_attention")}
+    if not config.get("rope_parameters"):  # a scheme for longer contexts is that of full layers only
+        rotary["sliding_attention"] = rotary_of({}, size, theta, config.context_length)
+    return [
+        LayerSpec(
+            (config.attention(rotary[kind], window=config.window() if kind == "sliding_attention" else None),),
+            config.dense(),
+        )
+        for kind in config.layer_types(kinds)
+    ]
+
+
+FAMILIES = {"olmo3": Family(_olmo3, lambda _: _RULES)}

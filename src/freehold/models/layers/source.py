@@ -1,0 +1,48 @@
+"""The tensors of one layer, packed for a backend."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Generic
+
+import numpy as np
+
+from freehold.models.backend import Array, Backend, Weight
+from freehold.models.tensor import Checkpoint, StoredTensor
+
+
+@dataclass(frozen=True)
+class LayerSource(Generic[Array, Weight]):
+    """Names are without `layers.<index>.`. A missing tensor raises KeyError with its whole name."""
+
+    checkpoint: Checkpoint
+    backend: Backend[Array, Weight, Any]
+    index: int
+
+    def _stored(self, names: tuple[str, ...]) -> list[StoredTensor]:
+        return [self.checkpoint.tensor(f"layers.{self.index}.{name}") for name in names]
+
+    def has(self, name: str) -> bool:
+        return self.checkpoint.has(f"layers.{self.index}.{name}")
+
+    def weight(self, *names: str) -> Weight:
+        """One matrix of the rows of all."""
+        return self.backend.pack(self._stored(names))
+
+    def vector(self, *names: str) -> Array:
+        return self.backend.vector(self._stored(names))
+
+    def optional(self, *names: str) -> Array | None:
+        """A vector, or None if the checkpoint has none of these."""
+        return self.vector(*names) if any(self.has(name) for name in names) else None
+
+    def taps(self, name: str) -> Array:
+        """Of a convolution: [columns, taps] in the file -> [taps, columns], flat."""
+        return self.backend.vector([StoredTensor.of(self.numbers(name).T)])
+
+    def stored(self, name: str) -> StoredTensor:
+        return self._stored((name,))[0]
+
+    def numbers(self, name: str) -> np.ndarray:
+        """float32 [rows, columns], on the host."""
+        return self.stored(name).to_float32()
