@@ -125,11 +125,11 @@ SPECULATING = [
 
 def partly_likely(llm: LLM, prompts: list[list[int]]) -> tuple[SamplingParams, list]:
     """One token is likelier than the model has it, so that drafts are right, but not always."""
-    for bias in (0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0):
+    for bias in np.arange(0.5, 10.0, 0.5).tolist():
         params = replace(GREEDY, max_tokens=60, logit_bias={5: bias})
         outputs = llm.generate(prompts, params)
         share = np.mean([np.mean(np.array(output.token_ids) == 5) for output in outputs])
-        if 0.4 < share < 0.98:
+        if 0.2 < share < 0.98:
             return params, [said(output) for output in outputs]
     raise AssertionError("no bias makes the token likely but not certain")
 
