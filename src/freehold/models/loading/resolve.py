@@ -1,31 +1,57 @@
-"""What `--model` may be: nothing, a GGUF file, a Hugging Face directory, a hub id."""
+"""What `--model` may be: nothing, a GGUF file, a Hugging Face directory, a hub id, a file of a hub id."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from freehold.errors import ModelUnavailable
 from freehold.models.loading.bundled import bundled_model
 from freehold.models.tensor import Checkpoint
 
+USUAL_FORMAT = "Q4_K_M"
+_PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 _HUB_FILES = ["*.safetensors", "*.json", "tokenizer.model", "*.jinja"]
 
 
 def resolve_model(model: str | None) -> Path:
-    """A local path, fetched first if need be. Raises ModelUnavailable."""
+    """A local path, fetched first if need be. A hub id may name one of a repository's GGUF files behind a colon, or a
+    part of the file's name such as Q4_K_M. Raises ModelUnavailable."""
     if model is None:
         return bundled_model()
     path = Path(model).expanduser()
     if path.exists():
         return path
-    if model.count("/") != 1 or model.startswith((".", "/", "~")):
+    repository, _, choice = model.partition(":")
+    if repository.count("/") != 1 or model.startswith((".", "/", "~")):
         raise ModelUnavailable(f"model: there is no file or directory '{model}', and it is not a hub id (owner/name)")
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import hf_hub_download, list_repo_files, snapshot_download
 
     try:
-        return Path(snapshot_download(model, allow_patterns=_HUB_FILES))
+        files = list_repo_files(repository)
+        if not choice and any(name.endswith(".safetensors") for name in files):
+            return Path(snapshot_download(repository, allow_patterns=_HUB_FILES))
+        return Path(hf_hub_download(repository, choose_file(repository, files, choice)))
+    except ModelUnavailable:
+        raise
     except Exception as error:
         raise ModelUnavailable(f"model: could not fetch '{model}' from the hub: {error}") from error
+
+
+def choose_file(repository: str, files: list[str], choice: str) -> str:
+    """The GGUF file of a repository that `choice` names, wholly or in part; without a choice the only one, or the one
+    in the usual format. Raises ModelUnavailable, naming the files."""
+    found = [name for name in files if name.endswith(".gguf") and not _PART.search(name)]
+    wanted = choice or (USUAL_FORMAT if len(found) > 1 else "")
+    fitting = [name for name in found if wanted.lower() in name.lower()]
+    exact = [name for name in fitting if name == wanted or Path(name).stem.lower().endswith(wanted.lower())]
+    if len(chosen := exact if len(exact) == 1 else fitting) == 1:
+        return chosen[0]
+    if not found:
+        raise ModelUnavailable(f"model: {repository} has no safetensors and no GGUF file in one piece")
+    problem = f"no GGUF file with '{choice}' in its name" if choice and not fitting else "several GGUF files"
+    named = ", ".join(found)
+    raise ModelUnavailable(f"model: {repository} has {problem}: name one as {repository}:FILE, of {named}")
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
