@@ -140,7 +140,7 @@ def soiled_cache(mixer, pages, page_size, kind="float32"):
 
 
 def attend(backend, attention, qkv, batch, tensors=PLAIN_TENSORS) -> np.ndarray:
-    return backend.attend(CachePlace(0, 0), attention, qkv, [batch], tensors)
+    return backend.attention(CachePlace(0, 0), attention, tensors)(qkv, [batch])
 
 
 def attention_run(attention, page_size, tokens, chunks, seed=0, kind="float32", tensors=PLAIN_TENSORS):
@@ -264,7 +264,7 @@ def test_latents(page_size, kind):
         for count in chunks:
             batch = CpuBatch.of(table, size, np.array([0]), np.array([at]), np.array([count]))
             part = slice(at, at + count)
-            outputs.append(backend.attend_latent(CachePlace(0, 0), latent, queries[part], latents[part], [batch]))
+            outputs.append(backend.latent_attention(CachePlace(0, 0), latent)(queries[part], latents[part], [batch]))
             at += count
         return np.concatenate(outputs)
 

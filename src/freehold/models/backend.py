@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -19,6 +19,9 @@ class CachePlace(NamedTuple):
 
     group: int
     member: int
+
+
+Attend = Callable[[Array, Any], Array]  # qkv and a batch -> what the heads found
 
 
 @dataclass(frozen=True)
@@ -146,16 +149,15 @@ class Backend(Protocol[Array, Weight, Batch]):
 
     # Over the tokens of a sequence
 
-    def attend(
-        self, place: CachePlace, attention: Attention, qkv: Array, batch: Batch, tensors: AttentionTensors[Array]
-    ) -> Array:
-        """Rotate q and k, write k and v to the pages of the cache, attend causally over each sequence's pages, as far
-        back as the layer looks -> [tokens, heads * head_size]."""
+    def attention(self, place: CachePlace, attention: Attention, tensors: AttentionTensors[Array]) -> Attend[Array]:
+        """Prepare a layer: its function rotates q and k of qkv [tokens, (q + k + v heads) * head_size], writes k and v
+        to the pages of the cache, and attends causally over each sequence's pages, as far back as the layer looks ->
+        [tokens, heads * head_size]."""
         ...
 
-    def attend_latent(self, place: CachePlace, latent: Latent, queries: Array, latents: Array, batch: Batch) -> Array:
-        """The same over latents: queries [tokens, heads * (rank + rotated)] and latents [tokens, rank + rotated] ->
-        [tokens, heads * rank]."""
+    def latent_attention(self, place: CachePlace, latent: Latent) -> Callable[[Array, Array, Any], Array]:
+        """The same over latents: queries [tokens, heads * (rank + rotated)], latents [tokens, rank + rotated] and a
+        batch -> [tokens, heads * rank]."""
         ...
 
     def convolve(self, place: CachePlace, x: Array, taps: Array, bias: Array | None, silu: bool, batch: Batch) -> Array:

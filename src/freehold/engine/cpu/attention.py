@@ -294,10 +294,9 @@ def _attend_item(q, kv, tables, page_size, lookback, scoring, members, item, hea
 
 @njit(parallel=True, nogil=True, cache=True, error_model="numpy")
 def attend(
-    qkv, token_positions, slots, cos, sin, pairs, rotary_start, q_norm, k_norm, epsilon,
-    keys, values, key_scales, value_scales, tables, page_size, lookback, scale, cap, sinks,
-    item_members, item_shared, rows, tokens, counts, positions,
-    query_heads, kv_heads, size, value_size, is_latent, out,
+    qkv, token_positions, slots, tables, item_members, item_shared, rows, tokens, counts, positions, out,
+    cos, sin, pairs, rotary_start, q_norm, k_norm, epsilon, keys, values, key_scales, value_scales,
+    page_size, lookback, scale, cap, sinks, query_heads, kv_heads, size, value_size, is_latent,
 ):  # fmt: skip
     """Rotate queries and keys, write keys and values to their slots, attend: out flat [tokens, heads, value size].
 

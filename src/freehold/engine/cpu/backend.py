@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ from freehold.engine.cpu.integer_linear import IntegerMatrix, can_pack
 from freehold.engine.cpu.linear import PackedMatrix, pack
 from freehold.engine.cpu.pointwise import CLAMPED, GEGLU, NO_NORM, NORM, SWIGLU
 from freehold.engine.cpu.state_batch import StateBatch
-from freehold.models.backend import AttentionTensors, CachePlace, ExpertWeights, ScanTensors
+from freehold.models.backend import Attend, AttentionTensors, CachePlace, ExpertWeights, ScanTensors
 from freehold.models.spec import Activation, Attention, GatedDelta, KVCache, Latent, Mamba2, Rotary, Routing
 from freehold.models.tensor import StoredTensor
 
@@ -26,11 +26,9 @@ _ACTIVATIONS = {"silu": SWIGLU, "gelu": GEGLU, "clamped": CLAMPED}
 _SCORES = {"softmax": rows.SOFTMAX, "sigmoid": rows.SIGMOID, "chosen": rows.CHOSEN}
 
 
-class _Scoring(NamedTuple):
+class _Looks(NamedTuple):
     """How heads look at a cache. `rotary_start`: where the rotated numbers of a head begin. `lookback` 0 is all."""
 
-    heads: int
-    cache: KVCache
     rotary: Rotary | None
     rotary_start: int
     lookback: int
@@ -113,7 +111,7 @@ class CpuBackend:
         weight.multiply_add(x, out)
 
     def gated_linear_add(self, weight: Matrix, gate_up: Float32, out: Float32, activation: Activation) -> None:
-        parameters = np.array([activation.alpha, activation.limit], np.float32)
+        parameters = NO_NORM if not activation.limit else np.array([activation.alpha, activation.limit], np.float32)
         weight.multiply_add(gate_up, out, _ACTIVATIONS[activation.kind], parameters)
 
     def zeros_like(self, x: Float32) -> Float32:
@@ -180,52 +178,42 @@ class CpuBackend:
 
     # Over the tokens of a sequence
 
-    def attend(
-        self,
-        place: CachePlace,
-        attention: Attention,
-        qkv: Float32,
-        batch: Sequence[Any],
-        tensors: AttentionTensors[Float32],
-    ) -> Float32:
+    def attention(self, place: CachePlace, attention: Attention, tensors: AttentionTensors[Float32]) -> Attend[Float32]:
         scale = attention.head_size**-0.5 if attention.scale is None else attention.scale
         lookback = 0 if attention.window is None else attention.window - 1
-        cap, rotary = attention.soft_cap, attention.rotary
-        scoring = _Scoring(attention.head_count, attention.cache, rotary, 0, lookback, scale, cap)
-        return self._attend(place, scoring, qkv, batch[place.group], tensors)
+        looks = _Looks(attention.rotary, 0, lookback, scale, attention.soft_cap)
+        return self._prepare(place, attention.head_count, attention.cache, looks, tensors)
 
-    def attend_latent(
-        self, place: CachePlace, latent: Latent, queries: Float32, latents: Float32, batch: Sequence[Any]
-    ) -> Float32:
-        qkv = np.concatenate([queries, latents], axis=1)
-        scoring = _Scoring(latent.head_count, latent.cache, latent.rotary, latent.rank, 0, latent.scale, 0.0)
-        return self._attend(place, scoring, qkv, batch[place.group], AttentionTensors())
+    def latent_attention(self, place: CachePlace, latent: Latent) -> Callable[[Float32, Float32, Any], Float32]:
+        looks = _Looks(latent.rotary, latent.rank, 0, latent.scale, 0.0)
+        attend = self._prepare(place, latent.head_count, latent.cache, looks, AttentionTensors())
+        return lambda queries, latents, batch: attend(np.concatenate([queries, latents], axis=1), batch)
 
-    def _attend(
-        self,
-        place: CachePlace,
-        scoring: _Scoring,
-        qkv: Float32,
-        batch: CpuBatch,
-        tensors: AttentionTensors[Float32],
-    ) -> Float32:
-        heads, cache, rotary, rotary_start, lookback, scale, cap = scoring
-        out = np.empty((len(qkv), heads * cache.value_size), np.float32)
-        group = self.caches[place.group]
-        kv, (cos, sin) = group.kv[place.member], self._rotary_tables(rotary)
-        pairs = 0 if rotary is None else rotary.size // 2
+    def _prepare(
+        self, place: CachePlace, heads: int, cache: KVCache, looks: _Looks, tensors: AttentionTensors[Float32]
+    ) -> Attend[Float32]:
+        """All arguments of the kernel that no step changes are made once: a layer takes 10 us."""
+        group, number = self.caches[place.group], place.group
+        kv, (cos, sin) = group.kv[place.member], self._rotary_tables(looks.rotary)
+        pairs = 0 if looks.rotary is None else looks.rotary.size // 2
         q_norm, k_norm, sinks = (
             NO_NORM if one is None else one for one in (tensors.q_norm, tensors.k_norm, tensors.sinks)
         )
-        attend(
-            qkv.ravel(), batch.positions, batch.slots, cos, sin, pairs, rotary_start, q_norm, k_norm, self._epsilon,
-            kv.keys, kv.values, kv.key_scales, kv.value_scales,
-            batch.tables, group.page_size, lookback, np.float32(scale), np.float32(cap), sinks,
-            batch.item_members, batch.item_shared, batch.member_rows, batch.member_tokens, batch.member_counts,
-            batch.member_positions, heads, cache.head_count, cache.key_size, cache.value_size, cache.is_latent,
-            out.ravel(),
-        )  # fmt: skip
-        return out
+        fixed = (cos, sin, pairs, looks.rotary_start, q_norm, k_norm, self._epsilon,
+                 kv.keys, kv.values, kv.key_scales, kv.value_scales,
+                 group.page_size, looks.lookback, np.float32(looks.scale), np.float32(looks.cap), sinks,
+                 heads, cache.head_count, cache.key_size, cache.value_size, cache.is_latent)  # fmt: skip
+        width = heads * cache.value_size
+
+        def run(qkv: Float32, batch: Sequence[Any]) -> Float32:
+            out, of = np.empty((len(qkv), width), np.float32), batch[number]
+            attend(
+                qkv.ravel(), of.positions, of.slots, of.tables, of.item_members, of.item_shared, of.member_rows,
+                of.member_tokens, of.member_counts, of.member_positions, out.ravel(), *fixed,
+            )  # fmt: skip
+            return out
+
+        return run
 
     def _rotary_tables(self, rotary: Rotary | None) -> tuple[Float32, Float32]:
         """cos and sin of every position's angles, flat [positions, pairs]."""

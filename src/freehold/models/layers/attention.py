@@ -19,7 +19,7 @@ class AttentionMixer(Generic[Array, Weight]):
     """
 
     def __init__(self, spec: Attention, source: LayerSource[Array, Weight], place: CachePlace, epsilon: float):
-        self._spec, self._place, self._epsilon = spec, place, epsilon
+        self._spec, self._epsilon = spec, epsilon
         self._backend: Backend[Array, Weight, Any] = source.backend
         names = [f"attention.{part}" for part in "qkv"]
         self._gate: Weight | None = None
@@ -39,9 +39,10 @@ class AttentionMixer(Generic[Array, Weight]):
             source.stored("attention.q_norm.weight").columns == spec.head_size
         )
         q_norm, k_norm = (source.optional(f"attention.{part}_norm.weight") for part in "qk")
-        self._tensors = AttentionTensors(
+        tensors = AttentionTensors(
             q_norm if of_head else None, k_norm if of_head else None, source.optional("attention.sinks")
         )
+        self._attend = self._backend.attention(place, spec, tensors)
         self._wide_norms = None if of_head or q_norm is None else (q_norm, k_norm)
 
     def _of_columns(self, spec: Attention) -> Array | None:
@@ -68,7 +69,7 @@ class AttentionMixer(Generic[Array, Weight]):
             for start, norm in zip((0, spec.head_count * spec.head_size), self._wide_norms, strict=True):
                 assert norm is not None
                 ops.norm_columns(qkv, start, norm, self._epsilon)
-        attended = ops.attend(self._place, spec, qkv, batch, self._tensors)
+        attended = self._attend(qkv, batch)
         if gate is not None:
             ops.sigmoid_gate(attended, gate)
         ops.linear_add(self._output, attended, out)

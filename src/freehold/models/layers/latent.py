@@ -20,7 +20,7 @@ class LatentMixer(Generic[Array, Weight]):
     """
 
     def __init__(self, spec: Latent, source: LayerSource[Array, Weight], place: CachePlace, epsilon: float):
-        self._spec, self._place, self._epsilon = spec, place, epsilon
+        self._spec, self._epsilon = spec, epsilon
         self._backend: Backend[Array, Weight, Any] = source.backend
         ops, pack = self._backend, self._backend.pack
         self._norm = source.vector("mixer_norm.weight")
@@ -38,6 +38,7 @@ class LatentMixer(Generic[Array, Weight]):
         self._to_key = ops.pack_heads([StoredTensor.of(one[: spec.plain_size].T) for one in up])
         self._to_value = ops.pack_heads([StoredTensor.of(one[spec.plain_size :]) for one in up])
         self._output = source.weight("latent.output.weight")
+        self._attend = ops.latent_attention(place, spec)
 
     def add(self, x: Array, batch: Any, out: Array) -> None:
         """out += attention of the hidden states x [tokens, hidden_size]."""
@@ -53,7 +54,7 @@ class LatentMixer(Generic[Array, Weight]):
         latents = ops.linear(normed, self._kv_down)
         ops.norm_columns(latents, 0, self._kv_norm, self._epsilon)
         queries = ops.join_columns([absorbed, turned], spec.head_count)
-        attended = ops.attend_latent(self._place, spec, queries, latents, batch)
+        attended = self._attend(queries, latents, batch)
         ops.linear_add(self._output, ops.heads_linear(attended, self._to_value), out)
 
 
