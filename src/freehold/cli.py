@@ -372,6 +372,14 @@ def bench_sessions() -> None:
     raise typer.Exit(run_sessions())
 
 
+@bench_app.command("hybrid")
+def bench_hybrid() -> None:
+    """Measure windows and states: decoding behind a long context, and second turns."""
+    from freehold.bench.hybrid import run_hybrid
+
+    raise typer.Exit(run_hybrid())
+
+
 @bench_app.command("ledger")
 def bench_ledger() -> None:
     """Measure what the ledger of pages costs."""
