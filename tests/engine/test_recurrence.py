@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from freehold.engine.cpu import recurrence
 from freehold.engine.cpu.caches import GroupCache
+from freehold.engine.cpu.recurrence import convolve, delta_rule, scan
 from freehold.engine.cpu.state_batch import StateBatch
 from freehold.models.spec import CacheLayout, StateCache
 
@@ -23,7 +23,7 @@ def test_a_convolution():
     x, taps = rng.standard_normal((20, 200)).astype(np.float32), rng.standard_normal((4, 200)).astype(np.float32)
     bias = rng.standard_normal(200).astype(np.float32)
     out, states = np.empty_like(x), np.zeros((2, 600), np.float32)
-    recurrence.convolve(x, taps.ravel(), bias, True, states, *whole(20), out)
+    convolve(x, taps.ravel(), bias, True, states, *whole(20), out)
     padded = np.concatenate([np.zeros((3, 200)), x])
     expected = bias + sum(taps[k] * padded[k : k + 20] for k in range(4))
     np.testing.assert_allclose(out, expected / (1 + np.exp(-expected)), rtol=1e-4, atol=1e-5)
@@ -39,7 +39,7 @@ def test_a_scan():
     decay, skip = -rng.random(heads).astype(np.float32), rng.standard_normal(heads).astype(np.float32)
     out, states = np.empty((count, heads * size), np.float32), np.zeros((2, heads * size * state_size), np.float32)
     limits = np.float32(0.1), np.float32(1.5)
-    recurrence.scan(x, steps, size, state_size, groups, decay, bias, skip, *limits, states, 0, *whole(count), out)
+    scan(x, steps, size, state_size, groups, decay, bias, skip, *limits, states, 0, *whole(count), out)
     state = np.zeros((heads, state_size, size))
     for t in range(count):
         step = np.clip(np.log1p(np.exp(steps[t].astype(np.float64) + bias)), 0.1, 1.5)
@@ -59,7 +59,7 @@ def test_the_delta_rule():
     decay = -rng.random(heads).astype(np.float32)
     out, states = np.empty((count, heads * values), np.float32), np.zeros((2, heads * keys * values), np.float32)
     arguments = (key_heads, keys, values, decay, bias.astype(np.float32), states, 0)
-    recurrence.delta_rule(x, gates, *arguments, *whole(count), out)
+    delta_rule(x, gates, *arguments, *whole(count), out)
     state = np.zeros((heads, keys, values))
     for t in range(count):
         query, key = x[t, : 2 * key_heads * keys].reshape(2, key_heads, keys).repeat(heads // key_heads, axis=1)

@@ -91,6 +91,56 @@ def test_a_request_waits_for_room_in_a_bounded_group():
     assert sum(request.retractions for request in ended) == 0
 
 
+WINDOW, CHUNK, PAGE = 512, 512, 16
+
+
+def window_harness(pages: int, rows: int) -> Harness:
+    """Full layers beside a window of 512."""
+    config = EngineConfig(
+        page_size=PAGE, num_pages=64 * 9200 // PAGE, max_running_requests=rows, chunked_prefill_size=CHUNK
+    )
+    window = CacheGroup("window", lookback=WINDOW - 1, page_count=pages)
+    return Harness(config, token_limit=25_000, model=SimulatedModel(groups=(FULL, window)))
+
+
+def pages_in_rows(h: Harness) -> int:
+    """Of the window's group."""
+    rows = h.scheduler.running.order
+    return sum(int(np.count_nonzero(h.memory.leases.row_pages(int(row), 1))) for row in rows)
+
+
+def test_a_pool_for_two_windows_serves_64_long_prompts():
+    h = window_harness(pages=2 * (-(-(WINDOW - 1) // PAGE) + 2 + 2 * CHUNK // PAGE), rows=64)
+    rng = np.random.default_rng(0)
+    requests = [h.submit(rng.integers(4, 900, 8_000).tolist(), greedy(4)) for _ in range(64)]
+    h.run()
+    assert all(request.finish.kind == "length" for request in requests)
+
+
+def test_64_rows_of_8000_tokens_hold_little_more_than_their_windows():
+    h = window_harness(pages=64 * 200, rows=64)
+    rng, most, rows = np.random.default_rng(0), 0, 0
+    requests = [h.submit(rng.integers(4, 900, 8_000).tolist(), greedy(1100)) for _ in range(64)]
+    while not all(request.output.size for request in requests):
+        h.step()
+        most, rows = max(most, pages_in_rows(h)), max(rows, len(h.scheduler.running))
+    assert rows == 64
+    assert 64 * WINDOW / PAGE <= most <= 1.2 * 64 * (WINDOW + CHUNK) / PAGE
+
+
+def test_a_row_of_20000_tokens_is_as_small_as_a_short_one():
+    h = window_harness(pages=400, rows=1)
+    request, most = h.submit(list(range(4, 504)), greedy(19_500)), 0
+    for step in range(1 << 20):
+        h.step()
+        if request.finish is not None:
+            break
+        if step > 10 and step % 97 == 0:
+            most = max(most, pages_in_rows(h))
+    assert len(request.tokens) == 20_000
+    assert WINDOW // PAGE <= most <= -(-(WINDOW - 1) // PAGE) + 2
+
+
 def test_two_thousand_sessions_on_few_states():
     """Sessions hold nothing between turns: what they left can be evicted, and each goes on."""
     h = harness(FULL, state(50), num_pages=3000, page_size=16, max_queued_requests=3000)

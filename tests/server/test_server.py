@@ -58,8 +58,8 @@ def test_metrics_have_the_names_that_dashboards_read(server):
         "vllm:inter_token_latency_seconds_bucket", "vllm:e2e_request_latency_seconds_bucket",
         "vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total", "vllm:num_preemptions_total",
         'vllm:request_success_total{finished_reason="length",model_name="SmolLM2-135M-Instruct"}',
-        'freehold_pages{model_name="SmolLM2-135M-Instruct",owner="free"}',
-        'freehold_pages{model_name="SmolLM2-135M-Instruct",owner="tree"}',
+        'freehold_pages{group="full",model_name="SmolLM2-135M-Instruct",owner="free"}',
+        'freehold_pages{group="full",model_name="SmolLM2-135M-Instruct",owner="tree"}',
     ):  # fmt: skip
         assert name in text, name
 

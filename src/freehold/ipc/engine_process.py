@@ -183,7 +183,10 @@ class EngineLoop:
             sampled_tokens=scheduler.results.token_count,
             retractions=scheduler.lifecycle.retraction_count,
             evicted_pages=scheduler.memory.tree.evictor.evicted_page_count,
-            pages=scheduler.memory.counts().as_dict(),
+            pages={
+                group.name: scheduler.memory.counts(number).as_dict()
+                for number, group in enumerate(scheduler.memory.shape.groups)
+            },
             drafted_tokens=scheduler.results.drafted_count,
             accepted_tokens=scheduler.results.accepted_count,
             unwell=audit_error or self._stuck,

@@ -143,7 +143,7 @@ class Stats(msgspec.Struct):
     sampled_tokens: int = 0
     retractions: int = 0
     evicted_pages: int = 0
-    pages: dict[str, int] = {}
+    pages: dict[str, dict[str, int]] = {}  # of each cache group, by owner
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     unwell: str | None = None  # a failed audit, or an engine without progress

@@ -15,6 +15,11 @@ MODEL = "model_name"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 
 
+def _used_share(counts: dict[str, int]) -> float:
+    """Of a group's pages, those that requests use."""
+    return (counts["lease"] + counts["pinned"]) / counts["capacity"] if counts["capacity"] else 0.0
+
+
 class _EngineCollector(Collector):
     """What the engine process last reported."""
 
@@ -24,20 +29,13 @@ class _EngineCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         stats = self._engine.stats
-        capacity = stats.pages.get("capacity", 0)
-        used = stats.pages.get("lease", 0) + stats.pages.get("pinned", 0)
         drafted, accepted = stats.drafted_tokens, stats.accepted_tokens
         yield self._gauge("vllm:num_requests_running", "Requests that hold a row", stats.running)
         yield self._gauge("vllm:num_requests_waiting", "Requests in the queue", stats.waiting)
-        share = used / capacity if capacity else 0.0
-        yield self._gauge("vllm:kv_cache_usage_perc", "Share of pages that requests use", share)
+        share = max((_used_share(counts) for counts in stats.pages.values()), default=0.0)
+        yield self._gauge("vllm:kv_cache_usage_perc", "Share of pages that requests use, of the fullest group", share)
         yield self._counter("vllm:num_preemptions", "Requests retracted", stats.retractions)
-        pages = GaugeMetricFamily("freehold_pages", "Pages by owner; they add up to capacity", labels=[MODEL, "owner"])
-        for owner, count in stats.pages.items():
-            if owner != "capacity":
-                pages.add_metric([self._model, owner], count)
-        yield pages
-        yield self._gauge("freehold_page_capacity", "Pages of the pool", capacity)
+        yield from self._pages(stats.pages)
         yield self._counter("freehold_evicted_pages", "Pages evicted from the prefix tree", stats.evicted_pages)
         yield self._counter("freehold_steps", "Steps submitted to the engine", stats.steps)
         yield self._counter("freehold_sampled_tokens", "Tokens sampled", stats.sampled_tokens)
@@ -48,6 +46,18 @@ class _EngineCollector(Collector):
         yield self._gauge("freehold_draft_acceptance_rate", "Share of draft tokens that were right", rate)
         unwell = 0.0 if stats.unwell is None else 1.0
         yield self._gauge("freehold_unwell", "1 after a failed audit, or while the engine is stuck", unwell)
+
+    def _pages(self, by_group: dict[str, dict[str, int]]) -> Iterator[Metric]:
+        text, labels = "Pages of a cache group by owner; they add up to capacity", [MODEL, "group"]
+        pages = GaugeMetricFamily("freehold_pages", text, labels=[*labels, "owner"])
+        capacities = GaugeMetricFamily("freehold_page_capacity", "Pages of a cache group", labels=labels)
+        for group, counts in by_group.items():
+            for owner, count in counts.items():
+                if owner != "capacity":
+                    pages.add_metric([self._model, group, owner], count)
+            capacities.add_metric([self._model, group], counts["capacity"])
+        yield pages
+        yield capacities
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(name, text, labels=[MODEL])
