@@ -111,9 +111,9 @@ MUTANTS = [
     Mutant(
         "a hit restores the pages of one group only",
         "groups that disagree",
-        "memory/lease_table.py",
-        "        for number, group in enumerate(self.groups):\n            pages = np.concatenate(",
-        "        for number, group in enumerate(self.groups[:1]):\n            pages = np.concatenate(",
+        "memory/page_tables.py",
+        "zip(self.tables, self._log, pages, strict=True):\n            table[row, :count]",
+        "zip(self.tables[:1], self._log[:1], pages[:1], strict=True):\n            table[row, :count]",
     ),
     Mutant(
         "an allocation that fails has taken what there was",
@@ -693,7 +693,7 @@ MUTANTS = [
         "what a lease borrowed is not given back",
         "groups that forget",
         "memory/lease.py",
-        "            bounded.give_back(self.pages(0, self.shared)[bounded.number], fence)\n",
+        "            bounded.give_back(self.pages(0, self.shared)[bounded.number][slid:], fence)\n",
         "            pass\n",
     ),
     Mutant(
@@ -714,7 +714,7 @@ MUTANTS = [
         "an evicted page does not wait for those who read it",
         "groups that forget",
         "memory/prefix/bounded.py",
-        "        np.maximum.at(self._read_until, pages, fences)\n",
+        "            self._read_until[pages] = np.maximum(self._read_until[pages], fences)\n",
         "",
     ),
     Mutant(

@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from freehold.bench.prefix_tree import prefix_match_us
+from freehold.bench.prefix_tree import prefix_match_us, three_groups
 from freehold.bench.scheduler import decode_step_us
 from freehold.llm import LLM
 from freehold.sampling_params import SamplingParams
@@ -49,11 +49,12 @@ def run_floor() -> int:
 def _scheduler_floors() -> list[Floor]:
     costs = {batch: decode_step_us(batch) for batch in (64, 256, 1024)}
     growth = costs[1024] / costs[256]
-    match = prefix_match_us(32_000)
+    match, hybrid = prefix_match_us(32_000), prefix_match_us(32_000, groups=three_groups(32_000, 16))
     return [
         Floor("scheduler + memory, a decode step of 256", f"{costs[256]:.0f} us", "< 300 us", costs[256] < 300),
         Floor("the same of 1024, over 256", f"{growth:.2f} x", "<= 4 x (linear)", growth <= 4),
         Floor("match + lease of a cached 32,000-token prompt", f"{match:.0f} us", "< 300 us", match < 300),
+        Floor("the same with full attention, a window and states", f"{hybrid:.0f} us", "<= 60 us", hybrid <= 60),
     ]
 
 

@@ -7,15 +7,22 @@ import time
 import numpy as np
 
 from freehold.arrays import Int32
-from freehold.memory import Lease, Memory, MemoryShape
+from freehold.memory import CacheGroup, Lease, Memory, MemoryShape
 
 
 def _prompt(tokens: int, seed: int = 0) -> Int32:
     return np.random.default_rng(seed).integers(0, 50_000, tokens).astype(np.int32)
 
 
-def _memory(tokens: int, page_size: int) -> Memory:
-    return Memory(MemoryShape(tokens // page_size + 8, page_size, 2, tokens + page_size))
+def three_groups(tokens: int, page_size: int) -> tuple[CacheGroup, ...]:
+    """Full attention, a window of 512 and states, with room for the whole prompt."""
+    pages = tokens // page_size + 8
+    return CacheGroup(), CacheGroup("window", 511, page_count=pages), CacheGroup("states", 1, True, pages)
+
+
+def _memory(tokens: int, page_size: int, groups: tuple[CacheGroup, ...] = (CacheGroup(),)) -> Memory:
+    pages = tokens // page_size + 8
+    return Memory(MemoryShape(pages, page_size, 2, tokens + page_size, groups=groups, step_tokens=tokens))
 
 
 def _computed(memory: Memory, prompt: Int32, tokens: int) -> Lease:
@@ -26,9 +33,11 @@ def _computed(memory: Memory, prompt: Int32, tokens: int) -> Lease:
     return lease
 
 
-def prefix_match_us(tokens: int, repeats: int = 200, page_size: int = 16) -> float:
+def prefix_match_us(
+    tokens: int, repeats: int = 200, page_size: int = 16, groups: tuple[CacheGroup, ...] = (CacheGroup(),)
+) -> float:
     """Median microseconds to match a cached prompt, lease its pages and give them back."""
-    memory, prompt = _memory(tokens, page_size), _prompt(tokens + 1)
+    memory, prompt = _memory(tokens, page_size, groups), _prompt(tokens + 1)
     lease = _computed(memory, prompt, tokens)
     lease.publish(prompt)
     lease.release()

@@ -32,6 +32,7 @@ class Rows(Protocol):
     reserved: Int64
     allocated: Int64
     fence: Int64
+    slid: Int64
     checkpoints: Int64
     leases: list[Lease | None]
 
@@ -184,7 +185,8 @@ class Lease:
         fence = int(table.fence[self.row])
         self._free_private(self.shared, self.allocated)
         for bounded in table.tree.bounded:
-            bounded.give_back(self.pages(0, self.shared)[bounded.number], fence)
+            slid = int(table.slid[bounded.number, self.row])
+            bounded.give_back(self.pages(0, self.shared)[bounded.number][slid:], fence)
         table.tree.holds.unpin(self.node, PinKind.LEASE, fence)
         table.close_row(self.row)
 

@@ -142,14 +142,13 @@ class LeaseTable:
         if not path:
             self.slid[:, lease.row] = 0
             return
-        for number, group in enumerate(self.groups):
-            pages = np.concatenate([part.pages[number] for part in path])
-            first = group.first_column(lease.node.end, self.page_size)
-            pages[:first] = 0  # a copy of the tree's
-            self.slid[number, lease.row] = first
-            self.page_tables.write(number, lease.row, 0, pages)
+        pages = [np.concatenate([part.pages[number] for part in path]) for number in range(len(self.groups))]
         for bounded in self.tree.bounded:
-            bounded.borrow(self.row_pages(lease.row, bounded.number))
+            own, first = pages[bounded.number], bounded.group.first_column(lease.node.end, self.page_size)
+            own[:first] = 0  # a copy of the tree's
+            self.slid[bounded.number, lease.row] = first
+            bounded.borrow(own[first:])
+        self.page_tables.begin(lease.row, pages)
 
     def row_pages(self, row: int, group: int) -> Int32:
         """What a row has below `allocated`, int32 [columns] (a view)."""

@@ -17,6 +17,14 @@ class PageTables:
         self.tables: list[Int32] = [np.zeros((row_count, column_count), np.int32) for _ in range(group_count)]
         self._log: list[list[PageWrites]] = [[] for _ in self.tables]
 
+    def begin(self, row: int, pages: list[Int32]) -> None:
+        """The first columns of a row: of each group `pages` [n]."""
+        count = len(pages[0])
+        rows, columns = np.full(count, row, np.int32), np.arange(count, dtype=np.int32)
+        for table, log, own in zip(self.tables, self._log, pages, strict=True):
+            table[row, :count] = own
+            log.append((rows, columns, own))
+
     def write(self, group: int, row: int, column: int, pages: Int32) -> None:
         """`pages` [n] of one row, from a column on."""
         columns = np.arange(column, column + len(pages), dtype=np.int32)

@@ -60,21 +60,28 @@ class BoundedPages:
     def borrow(self, pages: Int32) -> None:
         """One more reader for each of `pages` [n], which are distinct pages of the tree or 0."""
         pages = pages[pages != 0]
-        self.borrowed_count += int(np.count_nonzero(self.readers[pages] == 0))
-        self.readers[pages] += 1
+        before = self.readers[pages]
+        self.borrowed_count += len(before) - int(np.count_nonzero(before))
+        self.readers[pages] = before + 1
 
     def give_back(self, pages: Int32, fences: int | Int64) -> None:
-        """One reader less for each of `pages` [n], which may name a page several times or be 0. Steps up to `fences`
-        may still read them. Raises LeaseError if nobody reads one."""
+        """One reader less for each of `pages` [n], which may be 0. Steps up to `fences` may still read them. If all
+        have one fence, they are one reader's, and distinct; else they may name a page several times. Raises
+        LeaseError if nobody reads one."""
         there = pages != 0
-        fences = np.broadcast_to(fences, pages.shape)[there]
         pages = pages[there]
-        np.subtract.at(self.readers, pages, 1)
-        left = self.readers[pages]
-        if (left < 0).any():
+        if isinstance(fences, int):
+            left = self.readers[pages] - 1
+            self.readers[pages] = left
+            self._read_until[pages] = np.maximum(self._read_until[pages], fences)
+            self.borrowed_count -= len(left) - int(np.count_nonzero(left))
+        else:
+            np.subtract.at(self.readers, pages, 1)
+            left = self.readers[pages]
+            np.maximum.at(self._read_until, pages, fences[there])
+            self.borrowed_count -= len(np.unique(pages[left == 0]))
+        if len(left) and left.min() < 0:
             raise LeaseError(f"group {self.group.name}: page {int(pages[int(left.argmin())])} has no reader")
-        np.maximum.at(self._read_until, pages, fences)
-        self.borrowed_count -= len(np.unique(pages[left == 0]))
 
     def needed(self, match: Match) -> Int32:
         """The pages that a sequence needs to go on from a match."""
