@@ -1,6 +1,8 @@
 """Small random models of every family: what transformers computes, and models that are refused."""
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -140,6 +142,18 @@ def test_settings_we_do_not_have_are_refused(fields, message, folders, tmp_path)
     (tmp_path / "model.safetensors").symlink_to(folders("llama") / "model.safetensors")
     with pytest.raises(ValueError, match=message):
         open_checkpoint(tmp_path)
+
+
+def test_a_description_is_read_without_torch(folders):
+    """The HTTP process reads it, for the tokenizer."""
+    program = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from freehold.models.loading.resolve import open_checkpoint\n"
+        f"assert open_checkpoint(Path({str(folders('qwen3-next'))!r})).spec.has_states\n"
+        "assert 'torch' not in sys.modules and 'numba' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_a_model_with_states_is_no_draft_model(folders):

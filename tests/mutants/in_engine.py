@@ -172,13 +172,6 @@ MUTANTS = [
         "out, of = np.empty((len(qkv), width), np.float32), batch[0]",
     ),
     Mutant(
-        "a layer with two mixers keeps one of them in a group",
-        "groups that forget",
-        "models/spec.py",
-        "order = sorted(found, key=lambda kind: (kind[0], kind[1] is not None, kind[1] or 0))",
-        "order = sorted(found, key=lambda kind: (kind[1] is not None, kind[1] or 0))",
-    ),
-    Mutant(
         "a state goes on from the column that it writes",
         "groups that forget",
         "engine/cpu/state_batch.py",

@@ -11,6 +11,8 @@ from freehold.models.tensor import StoredTensor
 
 Array = TypeVar("Array")  # the device's; float32 [tokens, features] unless said otherwise
 Weight = TypeVar("Weight")  # a packed matrix [rows, columns]
+PackedArray = TypeVar("PackedArray", covariant=True)
+PackedWeight = TypeVar("PackedWeight", covariant=True)
 Batch = TypeVar("Batch", contravariant=True)  # where the tokens of a step go and what they see
 
 
@@ -52,24 +54,25 @@ class ExpertWeights(Generic[Array, Weight]):
     down_bias: Array | None = None
 
 
-class Backend(Protocol[Array, Weight, Batch]):
-    """Results of a row depend on nothing but that row: not on the batch, not on how prompts are cut."""
+class Packing(Protocol[PackedArray, PackedWeight]):
+    """Tensors of a file, as the kernels want them."""
 
-    # Loading
-
-    def pack(self, tensors: Sequence[StoredTensor]) -> Weight:
+    def pack(self, tensors: Sequence[StoredTensor]) -> PackedWeight:
         """One matrix of the tensors' rows in order, in the layout the kernels want."""
         ...
 
-    def pack_heads(self, heads: Sequence[StoredTensor]) -> Weight:
+    def pack_heads(self, heads: Sequence[StoredTensor]) -> PackedWeight:
         """One matrix for each head, for `heads_linear`."""
         ...
 
-    def vector(self, tensors: Sequence[StoredTensor]) -> Array:
+    def vector(self, tensors: Sequence[StoredTensor]) -> PackedArray:
         """The tensors' values one after the other, float32 [n]."""
         ...
 
-    # Row by row
+
+class RowOperations(Protocol[Array, Weight]):
+    """Operations on each row by itself. Its result depends on nothing but that row: not on the batch, not on how
+    prompts are cut."""
 
     def embed(self, table: Weight, tokens: Any) -> Array:
         """Rows of the table for tokens int32 [n] -> [n, features]."""
@@ -147,7 +150,10 @@ class Backend(Protocol[Array, Weight, Batch]):
         """The weighted sum of what the chosen of `experts` make of each token."""
         ...
 
-    # Over the tokens of a sequence
+
+class Backend(Packing[Array, Weight], RowOperations[Array, Weight], Protocol[Array, Weight, Batch]):
+    """All operations. Those over the tokens of a sequence depend on what it has before them, and not on the batch or on
+    how it is cut."""
 
     def attention(self, place: CachePlace, attention: Attention, tensors: AttentionTensors[Array]) -> Attend[Array]:
         """Prepare a layer: its function rotates q and k of qkv [tokens, (q + k + v heads) * head_size], writes k and v

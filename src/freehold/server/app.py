@@ -106,12 +106,11 @@ def create_app(
 
 
 async def _start(engine: AsyncEngine) -> None:
+    """Why it could not start is said when the server ends."""
     before = time.monotonic()
-    try:
+    with contextlib.suppress(EngineUnavailable):
         await engine.start()
         print(f"freehold: ready after {time.monotonic() - before:.1f} s", file=sys.stderr, flush=True)
-    except EngineUnavailable as error:
-        print(f"freehold: {error}", file=sys.stderr, flush=True)
 
 
 class Server(uvicorn.Server):

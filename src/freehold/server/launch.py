@@ -27,6 +27,9 @@ def run_server(config: EngineConfig, http: ServerConfig, sources: Mapping[str, s
     app = create_app(engine, models, http, sources)
     server = Server(engine, app, http)
     server.run()
+    if engine.failure:
+        # Here, whatever ended first: the server stops as soon as it sees that the engine is lost.
+        print(f"freehold: the engine has failed: {engine.failure}", file=sys.stderr, flush=True)
     return 1 if engine.failure else 0
 
 

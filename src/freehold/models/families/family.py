@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
-
-import torch
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from freehold.models.families.config import HfConfig
 from freehold.models.spec import LayerSpec, ModelSpec
 
-Change = Callable[[torch.Tensor, re.Match[str]], torch.Tensor]
+if TYPE_CHECKING:  # the HTTP process reads descriptions, and does without it
+    import torch
+
+Change = Callable[["torch.Tensor", re.Match[str]], "torch.Tensor"]
 
 
 ABSENT = ""

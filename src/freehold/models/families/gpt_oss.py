@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-
-import torch
+from typing import TYPE_CHECKING
 
 from freehold.models.families.config import HfConfig
 from freehold.models.families.family import Change, Family, Rule, expert
 from freehold.models.spec import Activation, Experts, LayerSpec, Routing
+
+if TYPE_CHECKING:
+    import torch
 
 
 def _every_other(which: int) -> Change:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-
-import torch
+from typing import TYPE_CHECKING
 
 from freehold.models.families.config import HfConfig
 from freehold.models.families.family import Change, Family, Rule, decay, taps
 from freehold.models.families.llama import has_experts, qwen_experts
 from freehold.models.spec import Dense, Experts, GatedDelta, LayerSpec
+
+if TYPE_CHECKING:
+    import torch
 
 _DELTA = (
     Rule(r"delta\.taps\.weight", "linear_attn.conv1d.weight", taps),
@@ -62,6 +64,8 @@ def _next_rules(config: HfConfig) -> list[Rule]:
     def parts(sizes: list[int], *chosen: int) -> Change:
         def change(stored: torch.Tensor, match: re.Match[str]) -> torch.Tensor:
             by_head = stored.reshape(delta.key_head_count, -1, stored.shape[-1]).split(sizes, dim=1)
+            import torch
+
             return torch.cat([by_head[part].reshape(-1, stored.shape[-1]) for part in chosen])
 
         return change

@@ -7,15 +7,13 @@ import re
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from freehold.models.families.config import HfConfig
 from freehold.models.families.family import ABSENT, RULES, Rule
 from freehold.models.registry import family_of
 from freehold.models.spec import ModelSpec
 from freehold.models.tensor import StoredTensor, TensorFormat
 
-_FORMATS = {torch.float32: TensorFormat.F32, torch.float16: TensorFormat.F16, torch.bfloat16: TensorFormat.BF16}
+_FORMATS = {"torch.float32": TensorFormat.F32, "torch.float16": TensorFormat.F16, "torch.bfloat16": TensorFormat.BF16}
 
 
 class HfCheckpoint:
@@ -29,23 +27,33 @@ class HfCheckpoint:
         self.config = HfConfig(path, json.loads((path / "config.json").read_text()))
         self._family = family_of(self.config.architecture, path)
         self._rules = [(re.compile(rule.pattern), rule) for rule in (*self._family.rules(self.config), *RULES)]
-        self._files = self._open_files()
+        self._files = self._find_files()
+        self._opened: dict[Path, Any] = {}
         self._root = self._find_root()
         tied = bool(self.config.get("tie_word_embeddings")) or not self.has("head.weight")
         self._spec = self._family.spec(self.config, tied)
 
-    def _open_files(self) -> dict[str, Any]:
-        """tensor name -> the open file that holds it"""
+    def _find_files(self) -> dict[str, Path]:
+        """tensor name -> the file that holds it. Opened for NumPy: whoever only wants the tokenizer needs no torch."""
         from safetensors import safe_open
 
         paths = sorted(self.path.glob("*.safetensors"))
         if not paths:
             raise FileNotFoundError(f"{self.path} holds no *.safetensors file")
-        files: dict[str, Any] = {}
+        files: dict[str, Path] = {}
         for path in paths:
-            file = safe_open(path, framework="pt")
-            files.update(dict.fromkeys(file.keys(), file))
+            with safe_open(path, framework="numpy") as file:
+                files.update(dict.fromkeys(file.keys(), path))
         return files
+
+    def _read(self, name: str) -> Any:
+        """A tensor of torch, which knows bfloat16."""
+        from safetensors import safe_open
+
+        path = self._files[name]
+        if path not in self._opened:
+            self._opened[path] = safe_open(path, framework="pt")
+        return self._opened[path].get_tensor(name)
 
     def _find_root(self) -> str:
         """What names of the decoder begin with. Models that also take images have it further down."""
@@ -81,11 +89,13 @@ class HfCheckpoint:
             return False
 
     def tensor(self, name: str) -> StoredTensor:
+        import torch
+
         source, rule, match = self._find(name)
         if source not in self._files:
             raise KeyError(f"{self.path}: the checkpoint lacks {source}")
-        found: torch.Tensor = self._files[source].get_tensor(source)
-        if found.dtype not in _FORMATS:
+        found = self._read(source)
+        if str(found.dtype) not in _FORMATS:
             raise ValueError(f"{self.path}: {source} has the unsupported type {found.dtype}")
         if rule.change is not None:
             found = rule.change(found, match)
@@ -93,4 +103,5 @@ class HfCheckpoint:
             found = found.float() + 1
         found = found.contiguous()
         rows, columns = (1, found.shape[0]) if found.ndim == 1 else tuple(found.shape)
-        return StoredTensor(_FORMATS[found.dtype], rows, columns, found.view(torch.uint8).numpy().reshape(rows, -1))
+        data = found.reshape(rows, -1).view(torch.uint8).numpy()
+        return StoredTensor(_FORMATS[str(found.dtype)], rows, columns, data)
