@@ -17,7 +17,8 @@ def _every_other(which: int) -> Change:
     """Experts in one tensor, gate and up in turns: [experts, inputs, outputs], or biases [experts, outputs]."""
 
     def change(stored: torch.Tensor, match: re.Match[str]) -> torch.Tensor:
-        return stored[int(match[1])][..., which::2].T
+        part = stored[int(match[1])][..., which::2]
+        return part.T if part.ndim == 2 else part
 
     return change
 
