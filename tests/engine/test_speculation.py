@@ -11,7 +11,7 @@ from freehold.engine.cpu import drawing
 from freehold.engine.cpu.device import CpuDevice
 from freehold.engine.sampler import Sampler
 from freehold.engine.sequences import Sequences
-from freehold.engine.speculative.draft_model import DraftModelSpeculator
+from freehold.engine.speculative.draft_model import LAG_MAX, DraftModelSpeculator
 from freehold.step import KVShape, RowStart, Step
 
 CODE = "Repeat exactly.\n" + "".join(f"def f{i}(a, b):\n    return a + b * {i}\n\n" for i in range(4)) + "def f0(a"
@@ -95,7 +95,7 @@ def drafting(checkpoint):
     sequences = Sequences(1, 128)
     start = RowStart(0, SamplingParams(temperature=0), 0, np.arange(20, dtype=np.int32), 20, (), 128, cached=16)
     sampler = Sampler(1, checkpoint.spec.vocab_size, drawing)
-    speculator = DraftModelSpeculator(checkpoint, KVShape((8,), 16, 1, 128), CpuDevice(), sampler)
+    speculator = DraftModelSpeculator(checkpoint, KVShape((8,), 16, 1, 128), CpuDevice(), sampler, LAG_MAX)
     sequences.start(start)
     speculator.start(start)
     speculator.update_pages([(np.zeros(2, np.int32), np.arange(2, dtype=np.int32), np.arange(1, 3, dtype=np.int32))])
@@ -107,9 +107,9 @@ def test_a_draft_model_computes_only_what_is_not_cached(drafting, monkeypatch):
     computed: list[int] = []
     forward = speculator._model.forward
 
-    def counting(tokens, rows, starts, counts):
+    def counting(tokens, batch):
         computed.append(len(tokens))
-        return forward(tokens, rows, starts, counts)
+        return forward(tokens, batch)
 
     monkeypatch.setattr(speculator._model, "forward", counting)
     speculator.propose(sequences, np.zeros(1, np.int64), np.array([2]))

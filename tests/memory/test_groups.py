@@ -190,6 +190,17 @@ def test_a_long_prompt_leaves_states_where_it_ends_and_where_it_was_told_to():
     assert memory.match("", np.r_[np.arange(19), 900, 900].astype(np.int32)).length == 0
 
 
+def test_a_row_does_not_keep_what_its_last_user_was_told_to():
+    memory = memory_of(FULL, STATE)
+    first = compute(memory, range(58), checkpoints=(56, 20), chunk=50)
+    row = first.row
+    first.release()
+    second = compute(memory, range(100, 158), chunk=58)
+    assert second.row == row
+    assert named(memory, second, 1) == [57 // 4]
+    second.release()
+
+
 def test_checkpoints_at_an_interval():
     shape = MemoryShape(64, 4, 8, 400, groups=(FULL, CacheGroup("state", 1, True, 60)), checkpoint_interval=16)
     memory = Memory(shape)

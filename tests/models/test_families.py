@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tiny_models import SIZES, TINY_MODELS, WINDOW, save_random
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 
@@ -141,6 +142,35 @@ def test_settings_we_do_not_have_are_refused(fields, message, folders, tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({**config, **fields}))
     (tmp_path / "model.safetensors").symlink_to(folders("llama") / "model.safetensors")
     with pytest.raises(ValueError, match=message):
+        open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(("name", "root", "head"), [
+    ("gemma3", "language_model.model.", None),
+    ("qwen3.5", "model.language_model.", "lm_head.weight"),
+    ("llama3-rope", "language_model.model.", "language_model.lm_head.weight"),
+])  # fmt: skip
+def test_a_decoder_inside_a_model_that_takes_images(name, root, head, folders, tmp_path):
+    """Its fields are in text_config, its tensors further down, beside others."""
+    config = json.loads((folders(name) / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "images", "text_config": config}))
+    tensors = load_file(folders(name) / "model.safetensors")
+    moved = {one.replace("model.", root, 1): tensor for one, tensor in tensors.items() if one != "lm_head.weight"}
+    if head is not None:
+        moved[head] = tensors["lm_head.weight"]
+    moved["vision_tower.layers.0.input_layernorm.weight"] = torch.zeros(4)
+    save_file(moved, tmp_path / "model.safetensors")
+    tokens = np.random.default_rng(0).integers(2, 258, 40).tolist()
+    np.testing.assert_array_equal(own_logits(tmp_path, tokens, [40]), own_logits(folders(name), tokens, [40]))
+
+
+def test_a_head_that_is_missing_is_not_replaced(folders, tmp_path):
+    config = json.loads((folders("llama3-rope") / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
+    tensors = load_file(folders("llama3-rope") / "model.safetensors")
+    del tensors["lm_head.weight"]
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=r"there is no lm_head\.weight"):
         open_checkpoint(tmp_path)
 
 

@@ -98,8 +98,8 @@ class RowOperations(Protocol[Array, Weight]):
         """x [tokens, heads * a] -> [tokens, heads * b], each head by its own matrix [b, a] of `pack_heads`."""
         ...
 
-    def linear_add(self, weight: Weight, x: Array, out: Array) -> None:
-        """out += x @ weight.T, in place."""
+    def linear_add(self, weight: Weight, x: Array, out: Array, bias: Array | None = None) -> None:
+        """out += x @ weight.T + bias, in place."""
         ...
 
     def gated_linear_add(self, weight: Weight, gate_up: Array, out: Array, activation: Activation) -> None:

@@ -107,8 +107,10 @@ class CpuBackend:
     def heads_linear(self, x: Float32, weight: HeadMatrices) -> Float32:
         return multiply_heads(x, weight)
 
-    def linear_add(self, weight: Matrix, x: Float32, out: Float32) -> None:
+    def linear_add(self, weight: Matrix, x: Float32, out: Float32, bias: Float32 | None = None) -> None:
         weight.multiply_add(x, out)
+        if bias is not None:
+            out += bias
 
     def gated_linear_add(self, weight: Matrix, gate_up: Float32, out: Float32, activation: Activation) -> None:
         parameters = NO_NORM if not activation.limit else np.array([activation.alpha, activation.limit], np.float32)

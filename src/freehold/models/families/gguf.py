@@ -33,9 +33,10 @@ from freehold.models.tensor import StoredTensor
 SILU = Activation()
 
 
-@dataclass
+@dataclass(frozen=True)
 class GgufFields:
-    """Metadata of a file, with its tensors' shapes, the fastest dimension first. Raises ValueError with the file's name
+    """Metadata of a file, with its tensors' shapes, the fastest dimension first, and by what rotary frequencies are
+    divided, if the file has that. Raises ValueError with the file's name
     for a field that is missing."""
 
     path: Path

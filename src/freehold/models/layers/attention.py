@@ -72,9 +72,7 @@ class AttentionMixer(Generic[Array, Weight]):
         attended = self._attend(qkv, batch)
         if gate is not None:
             ops.sigmoid_gate(attended, gate)
-        ops.linear_add(self._output, attended, out)
-        if self._output_bias is not None:
-            ops.add(out, self._output_bias)
+        ops.linear_add(self._output, attended, out, self._output_bias)
 
 
 def _without_gate(stored: StoredTensor, head_size: int) -> tuple[StoredTensor, StoredTensor]:

@@ -50,6 +50,4 @@ class Mamba2Mixer(Generic[Array, Weight]):
         gated = ops.silu_gate(
             scanned, gate, self._out_norm, spec.group_count, self._epsilon, norm_first=spec.norm_before_gate
         )
-        ops.linear_add(self._output, gated, out)
-        if self._output_bias is not None:
-            ops.add(out, self._output_bias)
+        ops.linear_add(self._output, gated, out, self._output_bias)

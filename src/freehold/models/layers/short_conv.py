@@ -28,6 +28,4 @@ class ShortConvMixer(Generic[Array, Weight]):
         ops.scale(inner, before)
         mixed = ops.convolve(self._place, inner, self._taps, self._taps_bias, False, batch)
         ops.scale(mixed, after)
-        ops.linear_add(self._output, mixed, out)
-        if self._output_bias is not None:
-            ops.add(out, self._output_bias)
+        ops.linear_add(self._output, mixed, out, self._output_bias)

@@ -22,12 +22,15 @@ class GgufCheckpoint:
     def __init__(self, path: Path):
         self.path = path
         self._fields, self._tensors = read_layout(path)
-        fields = GgufFields(path, self._fields, {name: found.shape for name, found in self._tensors.items()})
+        divisors = self._tensors.get("rope_freqs.weight")
+        fields = GgufFields(
+            path,
+            self._fields,
+            {name: found.shape for name, found in self._tensors.items()},
+            None if divisors is None else divisors.data.view(np.float32).copy(),
+        )
         family = gguf_family_of(fields.architecture, path.name)
         self._rules = [(re.compile(rule.pattern), rule) for rule in (*family.rules(fields), *RULES)]
-        divisors = self._tensors.get("rope_freqs.weight")
-        if divisors is not None:
-            fields.rope_divisors = divisors.data.view(np.float32).copy()
         self._spec = family.spec(fields)
 
     def field(self, name: str, default: Any = None) -> Any:

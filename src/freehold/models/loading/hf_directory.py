@@ -16,6 +16,9 @@ from freehold.models.tensor import StoredTensor, TensorFormat
 _FORMATS = {"torch.float32": TensorFormat.F32, "torch.float16": TensorFormat.F16, "torch.bfloat16": TensorFormat.BF16}
 
 
+HEAD = "lm_head.weight"  # beside the decoder, wherever that is
+
+
 class HfCheckpoint:
     """Raises ValueError for a model type or a setting that we don't have, FileNotFoundError without
     config or weights."""
@@ -30,8 +33,7 @@ class HfCheckpoint:
         self._files = self._find_files()
         self._opened: dict[Path, Any] = {}
         self._root = self._find_root()
-        tied = bool(self.config.get("tie_word_embeddings")) or not self.has("head.weight")
-        self._spec = self._family.spec(self.config, tied)
+        self._spec = self._family.spec(self.config, self._has_tied_embeddings())
 
     def _find_files(self) -> dict[str, Path]:
         """tensor name -> the file that holds it. Opened for NumPy: whoever only wants the tokenizer needs no torch."""
@@ -54,6 +56,13 @@ class HfCheckpoint:
         if path not in self._opened:
             self._opened[path] = safe_open(path, framework="pt")
         return self._opened[path].get_tensor(name)
+
+    def _has_tied_embeddings(self) -> bool:
+        """Old files don't say: then it is as the tensors are."""
+        tied = self.config.get("tie_word_embeddings")
+        if tied is False and not self.has("head.weight"):
+            raise ValueError(f"{self.path}: the embeddings are not tied, and there is no lm_head.weight")
+        return not self.has("head.weight") if tied is None else bool(tied)
 
     def _find_root(self) -> str:
         """What names of the decoder begin with. Models that also take images have it further down."""
@@ -79,7 +88,8 @@ class HfCheckpoint:
                 break
             if match:
                 source = f"{prefix}{match.expand(rule.source)}"
-                return source if source.startswith("lm_head") else f"{self._root}{source}", rule, match
+                heads = (name for name in self._files if name.endswith(source))
+                return next(heads, source) if source == HEAD else f"{self._root}{source}", rule, match
         raise KeyError(f"{self.path}: the family has no tensor {name}")
 
     def has(self, name: str) -> bool:
