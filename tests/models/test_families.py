@@ -15,8 +15,10 @@ from freehold import LLM, SamplingParams
 from freehold.engine.cpu.device import CpuDevice
 from freehold.engine.placed_model import PlacedModel
 from freehold.errors import ModelUnavailable
+from freehold.models.families.config import HfConfig
 from freehold.models.loading import bundled
 from freehold.models.loading.resolve import open_checkpoint
+from freehold.models.registry import FAMILIES
 from freehold.step import KVShape
 
 EXACT = {"linear_compute": "float32", "kv_cache_dtype": "float32", "audit_interval": 1}
@@ -162,6 +164,20 @@ def test_a_decoder_inside_a_model_that_takes_images(name, root, head, folders, t
     save_file(moved, tmp_path / "model.safetensors")
     tokens = np.random.default_rng(0).integers(2, 258, 40).tolist()
     np.testing.assert_array_equal(own_logits(tmp_path, tokens, [40]), own_logits(folders(name), tokens, [40]))
+
+
+@pytest.mark.parametrize(("fields", "rotated", "cap"), [({}, 8, 50.0), ({"attn_logit_softcapping": None}, 8, 0.0)])
+def test_what_published_files_leave_out(fields, rotated, cap):
+    """A field of null is none; one that is missing has the family's value."""
+    sizes = {"hidden_size": 64, "num_hidden_layers": 4, "intermediate_size": 64, "vocab_size": 99}
+    delta = {"num_attention_heads": 4, "head_dim": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 2,
+             "linear_key_head_dim": 16, "linear_value_head_dim": 16}  # fmt: skip
+    gemma, qwen = (FAMILIES[name] for name in ("gemma2", "qwen3_5_text"))
+    spec = gemma.spec(HfConfig("there", {**sizes, **fields, "model_type": "gemma2"}, gemma.defaults), True)
+    assert spec.layers[0].mixers[0].soft_cap == cap
+    assert (spec.layers[0].mixers[0].head_count, spec.layers[0].mixers[0].window) == (8, 4096)
+    spec = qwen.spec(HfConfig("there", {**sizes, **delta, "model_type": "qwen3_5_text"}, qwen.defaults), True)
+    assert spec.layers[3].mixers[0].rotary.size == rotated
 
 
 def test_a_head_that_is_missing_is_not_replaced(folders, tmp_path):

@@ -12,14 +12,19 @@ from freehold.models.spec import Activation, Attention, Dense, Rotary
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu", "gelu_new": "gelu"}
 
 
+def architecture_of(values: Mapping[str, Any]) -> str:
+    """The decoder's `model_type`."""
+    return str({**values, **values.get("text_config", {})}.get("model_type"))
+
+
 class HfConfig:
     """Raises ValueError with the path for a field that is missing or not supported. Models that also take images have
-    the decoder's fields in `text_config`."""
+    the decoder's fields in `text_config`. `defaults`: what the family has where the file says nothing."""
 
-    def __init__(self, path: Path, values: Mapping[str, Any]):
+    def __init__(self, path: Path, values: Mapping[str, Any], defaults: Mapping[str, Any] | None = None):
         self.path = path
-        self.values: dict[str, Any] = {**values, **values.get("text_config", {})}
-        self.architecture = str(self.values.get("model_type"))
+        self.values: dict[str, Any] = {**(defaults or {}), **values, **values.get("text_config", {})}
+        self.architecture = architecture_of(values)
         if self.values.get("quantization_config"):
             kind = self.values["quantization_config"].get("quant_method", "unknown")
             raise ValueError(f"{path}: weights quantized with '{kind}' are not supported (a GGUF file may be)")
@@ -63,6 +68,8 @@ class HfConfig:
         rope = self.get("rope_parameters") or self.get("rope_scaling") or {}
         if layer_type is not None and layer_type in rope:
             rope = rope[layer_type] or {}
+        if any(isinstance(value, dict) for value in rope.values()):
+            raise ValueError(f"{self.path}: rotary embeddings by layer type are not supported for {self.architecture}")
         return rotary_of(rope, size, float(self.get("rope_theta", theta)), self.context_length)
 
     def rotated_share(self) -> float:

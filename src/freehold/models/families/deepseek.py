@@ -79,5 +79,7 @@ def _minicpm3_model(config: HfConfig) -> dict[str, Any]:
 FAMILIES = {
     "deepseek_v2": Family(_deepseek_v2),
     "deepseek_v3": Family(_deepseek_v3),
-    "minicpm3": Family(_minicpm3, model=_minicpm3_model),
+    "minicpm3": Family(
+        _minicpm3, model=_minicpm3_model, defaults={"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256}
+    ),
 }

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from freehold.models.families.config import HfConfig
@@ -32,12 +32,13 @@ class Rule(NamedTuple):
 class Family:
     """`layers` reads the layers of a config.json, `model` what surrounds them. `rules` come before `RULES`. Norms of
     some families are stored as what is added to 1: those that match `offset_norms`. Names in the file begin with
-    `root`, except that of the head."""
+    `root`, except that of the head. `defaults` are values of fields that published files leave out."""
 
     layers: Callable[[HfConfig], Sequence[LayerSpec]]
     rules: Callable[[HfConfig], Sequence[Rule]] = lambda config: ()
     model: Callable[[HfConfig], dict[str, Any]] = lambda config: {}
     offset_norms: str = ""
+    defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])
     root: str = "model."
 
     def spec(self, config: HfConfig, tied: bool) -> ModelSpec:

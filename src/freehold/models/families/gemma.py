@@ -58,7 +58,12 @@ def _model(config: HfConfig) -> dict[str, Any]:
     }
 
 
+_DEFAULTS = {"head_dim": 256, "num_attention_heads": 8, "num_key_value_heads": 4, "sliding_window": 4096,
+             "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-6}  # fmt: skip
+_CAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "max_position_embeddings": 8192}
+_SIZES = {"max_position_embeddings": 131_072, "vocab_size": 262_208}
+
 FAMILIES = {
-    "gemma2": Family(_gemma2, lambda _: _RULES, _model, offset_norms=r".*norm"),
-    "gemma3_text": Family(_gemma3, lambda _: _RULES, _model, offset_norms=r".*norm"),
+    "gemma2": Family(_gemma2, lambda _: _RULES, _model, offset_norms=r".*norm", defaults={**_DEFAULTS, **_CAPS}),
+    "gemma3_text": Family(_gemma3, lambda _: _RULES, _model, offset_norms=r".*norm", defaults={**_DEFAULTS, **_SIZES}),
 }

@@ -81,8 +81,9 @@ def _next_rules(config: HfConfig) -> list[Rule]:
     ]
 
 
+_DEFAULTS = {"partial_rotary_factor": 0.25, "linear_conv_kernel_dim": 4}
 _NORMS = r"(?!.*delta).*norm"  # those of the states are stored as they are
 FAMILIES = {
-    "qwen3_next": Family(_layers, _next_rules, offset_norms=_NORMS),
-    "qwen3_5_text": Family(_layers, lambda _: _QWEN35, offset_norms=_NORMS),
+    "qwen3_next": Family(_layers, _next_rules, offset_norms=_NORMS, defaults=_DEFAULTS),
+    "qwen3_5_text": Family(_layers, lambda _: _QWEN35, offset_norms=_NORMS, defaults=_DEFAULTS),
 }

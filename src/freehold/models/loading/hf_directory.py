@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from freehold.models.families.config import HfConfig
+from freehold.models.families.config import HfConfig, architecture_of
 from freehold.models.families.family import ABSENT, RULES, Rule
 from freehold.models.registry import family_of
 from freehold.models.spec import ModelSpec
@@ -27,8 +27,9 @@ class HfCheckpoint:
         self.path = path
         if not (path / "config.json").exists():
             raise ValueError(f"{path} has no config.json: it is no model's directory")
-        self.config = HfConfig(path, json.loads((path / "config.json").read_text()))
-        self._family = family_of(self.config.architecture, path)
+        values = json.loads((path / "config.json").read_text())
+        self._family = family_of(architecture_of(values), path)
+        self.config = HfConfig(path, values, self._family.defaults)
         self._rules = [(re.compile(rule.pattern), rule) for rule in (*self._family.rules(self.config), *RULES)]
         self._files = self._find_files()
         self._opened: dict[Path, Any] = {}
