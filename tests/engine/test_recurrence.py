@@ -74,6 +74,40 @@ def test_the_delta_rule():
     np.testing.assert_allclose(states[1].reshape(state.shape), state, rtol=1e-4, atol=1e-5)
 
 
+def parts(count: int, first: int) -> list[tuple[slice, tuple]]:
+    """The same sequence in two steps: the second goes on from slot 1."""
+    rest = count - first
+    begin = (np.array([0]), np.array([first]), np.array([-1]), np.array([0, 1]), np.array([first]), np.array([1]))
+    end = (np.array([0]), np.array([rest]), np.array([1]), np.array([0, 1]), np.array([rest]), np.array([2]))
+    return [(slice(first), begin), (slice(first, count), end)]
+
+
+@pytest.mark.parametrize("first", [1, 2, 7])
+def test_a_state_goes_on_as_if_it_had_never_been_put_away(first):
+    """Bit for bit, for each kernel."""
+    rng, count, heads = np.random.default_rng(3), 12, 4
+    taps, bias = (rng.standard_normal(shape).astype(np.float32) for shape in ((4 * 96,), (96,)))
+    steps = rng.standard_normal((count, 2 * heads)).astype(np.float32)
+    own = rng.standard_normal(heads).astype(np.float32)
+    x = rng.standard_normal((count, 96)).astype(np.float32)
+    limits = np.float32(0), np.float32(9)
+    kernels = {  # inputs, numbers of a state, columns of the output, the kernel on some rows
+        "convolve": (288, 96, lambda at, states, visits, out: convolve(x[at], taps, bias, True, states, *visits, out)),
+        "scan": (512, 64, lambda at, states, visits, out: scan(
+            x[at], steps[at, :heads].copy(), 16, 8, 2, -abs(own), own, own, *limits, states, 0, *visits, out)),
+        "delta": (1024, 64, lambda at, states, visits, out: delta_rule(
+            x[at], steps[at], 1, 16, 16, -abs(own), own, states, 0, *visits, out)),
+    }  # fmt: skip
+    for name, (size, columns, kernel) in kernels.items():
+        states, apart, expected, found = (np.zeros(shape, np.float32) for shape in (
+            (3, size), (3, size), (count, columns), (count, columns)))  # fmt: skip
+        kernel(slice(count), states, whole(count), expected)
+        for at, visits in parts(count, first):
+            kernel(at, apart, visits, found[at])
+        np.testing.assert_array_equal(found, expected, name)
+        np.testing.assert_array_equal(apart[2], states[1], name)
+
+
 SIZE = 4
 
 

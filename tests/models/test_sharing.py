@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import product
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from engine.exactness import always_drafting
 from freehold import LLM, SamplingParams
 from freehold.conversation import Conversation
 from freehold.scheduler.request import Request
+from freehold.scheduler.speculation import DraftBudget
 
 # Page sizes take turns in `make test`: `make exact` has all of them for each.
 PAGE_SIZES = [1, 4, 16, 64, 256]
@@ -142,6 +144,24 @@ def test_speculation_changes_nothing(name, page_size, how, folders):
             if 0 < results.accepted_count - accepted < results.drafted_count - drafted:
                 return
     raise AssertionError("with no bias some drafts were right and others wrong")
+
+
+@pytest.mark.parametrize("name", ["lfm2", "mamba2"])
+def test_turns_beside_a_draft_model_that_rests(name, folders, cold):
+    """While nothing is drafted its KV would lag. A state can't: what a turn leaves behind goes on from it."""
+    options = {"speculative_algorithm": "draft", "speculative_draft_model_path": folders("llama"), **EXACT}
+    rng, short, conversation = np.random.default_rng(1), replace(GREEDY, max_tokens=6), Conversation(capacity=300)
+    resting = mock.patch.object(DraftBudget, "choose", lambda budget, rows, step_tokens: np.zeros(len(rows), np.int64))
+    with LLM(folders(name), page_size=64, disable_overlap_schedule=True, **options) as llm, resting:
+        for number in range(5):
+            whole = conversation.begin(rng.integers(2, 258, 9).tolist())
+            request = Request(f"turn-{number}", np.array(whole, np.int32), short, session="c")
+            llm.scheduler.add(request)
+            while request.finish is None or llm.scheduler.has_work:
+                llm.scheduler.step()
+            assert request.output.tolist() == cold(name, whole, short)[0]
+            assert number == 0 or request.cached_tokens >= len(whole) - 9 - 1
+            conversation.commit(whole, request.output.tolist())
 
 
 @pytest.mark.parametrize("name", ["mistral", "gemma3", "mamba2", "qwen3-next"])
