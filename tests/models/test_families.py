@@ -53,20 +53,6 @@ def own_logits(folder, tokens: list[int], chunks: list[int]) -> np.ndarray:
     return np.concatenate(logits)
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    """Name of a family -> a folder with its model, made when it is asked for."""
-    made = {}
-
-    def folder(name: str):
-        if name not in made:
-            made[name] = tmp_path_factory.mktemp("model")
-            save_random(TINY_MODELS[name].make_config(), 5, torch.float32, made[name])
-        return made[name]
-
-    return folder
-
-
 @pytest.mark.parametrize("name", TINY_MODELS)
 def test_all_logits_are_those_of_transformers(name, folders):
     """Also far beyond the window, which must matter."""

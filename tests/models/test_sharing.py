@@ -6,8 +6,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-import torch
-from tiny_models import TINY_MODELS, WINDOW, save_random
+from tiny_models import TINY_MODELS, WINDOW
 
 from engine.exactness import always_drafting
 from freehold import LLM, SamplingParams
@@ -38,17 +37,9 @@ def said(output) -> tuple[list[int], list[float]]:
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    """Name of a family -> a folder with its model, made when it is asked for."""
-    made = {}
-
-    def folder(name: str):
-        if name not in made:
-            made[name] = tmp_path_factory.mktemp("model")
-            save_random(TINY_MODELS[name].make_config(), 5, torch.float32, made[name])
-        return str(made[name])
-
-    return folder
+def folders(folders):
+    """As options have them."""
+    return lambda name: str(folders(name))
 
 
 @pytest.fixture(scope="module")

@@ -343,7 +343,7 @@ MUTANTS = [
         "a GGUF file's keys stay interleaved",
         "kinds of layers",
         "models/families/gguf.py",
-        '    return [GgufRule(r"attention\\.([qk])\\.(\\w+)", r"attn_\\1.\\2", change)]',
+        '    return [Rule(r"attention\\.([qk])\\.(\\w+)", r"attn_\\1.\\2", change)]',
         "    return []",
     ),
 ]

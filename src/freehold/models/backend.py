@@ -102,8 +102,10 @@ class RowOperations(Protocol[Array, Weight]):
         """out += x @ weight.T + bias, in place."""
         ...
 
-    def gated_linear_add(self, weight: Weight, gate_up: Array, out: Array, activation: Activation) -> None:
-        """gate_up [tokens, 2 f]: out += activation(first half, second half) @ weight.T, in place."""
+    def gated_linear_add(
+        self, weight: Weight, gate_up: Array, out: Array, activation: Activation, bias: Array | None = None
+    ) -> None:
+        """gate_up [tokens, 2 f]: out += activation(first half, second half) @ weight.T + bias, in place."""
         ...
 
     def zeros_like(self, x: Array) -> Array: ...

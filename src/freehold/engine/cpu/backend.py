@@ -90,9 +90,7 @@ class CpuBackend:
 
     def linear(self, x: Float32, weight: Matrix, bias: Float32 | None = None) -> Float32:
         out = np.zeros((len(x), weight.rows), np.float32)
-        weight.multiply_add(x, out)
-        if bias is not None:
-            out += bias
+        self.linear_add(weight, x, out, bias)
         return out
 
     def norm_linear(
@@ -112,9 +110,13 @@ class CpuBackend:
         if bias is not None:
             out += bias
 
-    def gated_linear_add(self, weight: Matrix, gate_up: Float32, out: Float32, activation: Activation) -> None:
+    def gated_linear_add(
+        self, weight: Matrix, gate_up: Float32, out: Float32, activation: Activation, bias: Float32 | None = None
+    ) -> None:
         parameters = NO_NORM if not activation.limit else np.array([activation.alpha, activation.limit], np.float32)
         weight.multiply_add(gate_up, out, _ACTIVATIONS[activation.kind], parameters)
+        if bias is not None:
+            out += bias
 
     def zeros_like(self, x: Float32) -> Float32:
         return np.zeros_like(x)
@@ -146,10 +148,8 @@ class CpuBackend:
         return np.concatenate([part.reshape(count, head_count, -1) for part in parts], axis=2).reshape(count, -1)
 
     def route(self, logits: Float32, routing: Routing, correction: Float32 | None) -> tuple[Int64, Float32]:
-        experts, weights = (
-            np.empty((len(logits), routing.used), np.int64),
-            np.empty((len(logits), routing.used), np.float32),
-        )
+        shape = (len(logits), routing.used)
+        experts, weights = np.empty(shape, np.int64), np.empty(shape, np.float32)
         rows.route(
             logits, NO_NORM if correction is None else correction, _SCORES[routing.scores], routing.normalize,
             np.float32(routing.factor), routing.group_count, routing.groups_used, routing.group_by_two,
@@ -172,9 +172,7 @@ class CpuBackend:
             expert = experts[number]
             gate_up = self.linear(x[token], expert.gate_up, expert.gate_up_bias)
             answer = np.zeros((len(token), x.shape[1]), np.float32)
-            self.gated_linear_add(expert.down, gate_up, answer, activation)
-            if expert.down_bias is not None:
-                answer += expert.down_bias
+            self.gated_linear_add(expert.down, gate_up, answer, activation, expert.down_bias)
             out[token] += weights[token, place][:, None] * answer
         return out
 

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit, prange
 
+from freehold.engine.cpu.rows import sigmoid
+
 CHANNELS = 128  # columns of a convolution that one task computes
 
 
@@ -29,11 +31,6 @@ class Visits(NamedTuple):
 @njit(inline="always")
 def _softplus(x):
     return x if x > np.float32(20) else np.float32(math.log1p(math.exp(x)))
-
-
-@njit(inline="always")
-def _sigmoid(x):
-    return np.float32(1) / (np.float32(1) + np.float32(math.exp(-x)))
 
 
 @njit(nogil=True, error_model="numpy")
@@ -58,7 +55,7 @@ def _convolve_block(x, taps, bias, silu, states, visits, sequence, low, high, ou
         if silu:
             for c in range(width):
                 value = out[first + t, low + c]
-                out[first + t, low + c] = value * _sigmoid(value)
+                out[first + t, low + c] = value * sigmoid(value)
     for write in range(visits.writes[sequence], visits.writes[sequence + 1]):
         for row in range(before):
             at = visits.afters[write] - before + row
@@ -196,7 +193,7 @@ def _delta_head(x, gates, delta, states, visits, sequence, head, out):
     write = visits.writes[sequence]
     for t in range(visits.counts[sequence]):
         row = first + t
-        strength = _sigmoid(gates[row, head])
+        strength = sigmoid(gates[row, head])
         step = _softplus(gates[row, delta.value_heads + head] + delta.step_bias[head])
         kept = np.float32(math.exp(step * delta.decay[head]))
         _unit(x, row, key_head * keys, keys, np.float32(1) / np.float32(math.sqrt(keys)), query)

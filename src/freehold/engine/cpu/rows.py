@@ -9,7 +9,7 @@ from freehold.engine.cpu.pointwise import normalize
 
 
 @njit(inline="always")
-def _sigmoid(x):
+def sigmoid(x):
     return np.float32(1) / (np.float32(1) + np.float32(math.exp(-x)))
 
 
@@ -32,7 +32,7 @@ def silu_gate(x, gate, norm, groups, epsilon, norm_first, out):
         for k in range(start, start + size):
             value = x[row, k]
             if not norm_first:
-                value *= gate[row, k] * _sigmoid(gate[row, k])
+                value *= gate[row, k] * sigmoid(gate[row, k])
             out[row, k] = value
             squares += value * value
         scale = np.float32(1) / np.float32(math.sqrt(squares / np.float32(size) + epsilon))
@@ -40,7 +40,7 @@ def silu_gate(x, gate, norm, groups, epsilon, norm_first, out):
             if len(norm):
                 out[row, k] = out[row, k] * scale * norm[k % len(norm)]
             if norm_first:
-                out[row, k] *= gate[row, k] * _sigmoid(gate[row, k])
+                out[row, k] *= gate[row, k] * sigmoid(gate[row, k])
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -48,7 +48,7 @@ def sigmoid_gate(x, gate):
     """x [rows, columns] *= sigmoid(gate), gate likewise or [rows, 1]."""
     for row in range(x.shape[0]):
         for k in range(x.shape[1]):
-            x[row, k] *= _sigmoid(gate[row, k if gate.shape[1] > 1 else 0])
+            x[row, k] *= sigmoid(gate[row, k if gate.shape[1] > 1 else 0])
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -115,7 +115,7 @@ def route(logits, correction, scores, normalize, factor, groups, groups_used, by
             _softmax(logits[row], everything, values)
         elif scores == SIGMOID:
             for k in range(count):
-                values[k] = _sigmoid(logits[row, k])
+                values[k] = sigmoid(logits[row, k])
         for k in range(count):
             ranks[k] = values[k] + correction[k] if len(correction) else values[k]
         allowed, chosen = np.ones(count, np.bool_), np.zeros(count, np.bool_)

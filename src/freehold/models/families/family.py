@@ -5,27 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from freehold.models.families.config import HfConfig
+from freehold.models.families.rules import Rule
 from freehold.models.spec import LayerSpec, ModelSpec
 
 if TYPE_CHECKING:  # the HTTP process reads descriptions, and does without it
     import torch
 
 Change = Callable[["torch.Tensor", re.Match[str]], "torch.Tensor"]
-
-
-ABSENT = ""
-
-
-class Rule(NamedTuple):
-    """A tensor whose name matches `pattern`, without `layers.<index>.`, is the file's `source`, a template of the
-    match, changed by `change`. The family has no such tensor if the source is ABSENT."""
-
-    pattern: str
-    source: str
-    change: Change | None = None
 
 
 @dataclass(frozen=True)

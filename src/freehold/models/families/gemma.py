@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from freehold.models.families.config import HfConfig
-from freehold.models.families.family import Family, Rule
+from freehold.models.families.family import Family
 from freehold.models.families.rotary import rotary_of
+from freehold.models.families.rules import Rule
 from freehold.models.spec import LayerSpec, Rotary
 
 LOCAL_THETA = 10_000.0

@@ -6,15 +6,17 @@ are -exp, multipliers of Falcon-H1 are part of the weights, and some families' q
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from freehold.arrays import Float32
 from freehold.models.families.rotary import rotary_of, yarn_magnitude
+from freehold.models.families.rules import ABSENT, Rule
 from freehold.models.spec import (
     Activation,
     Attention,
@@ -114,59 +116,44 @@ class GgufFields:
         return Experts(self.int("expert_count"), size, routing, activation, shared)
 
 
-Change = Callable[[StoredTensor], StoredTensor]
-
-
-ABSENT = ""
-
-
-class GgufRule(NamedTuple):
-    """A tensor whose name matches `pattern`, without `layers.<index>.`, is the file's `source`, a template of the
-    match, changed by `change`. In a tensor with three dimensions it is matrix number group 1 of the match. The
-    family has no such tensor if the source is ABSENT."""
-
-    pattern: str
-    source: str
-    change: Change | None = None
-
-
+# Of a tensor for several experts, group 1 of the match says which.
 RULES = (
-    GgufRule(r"embedding\.weight", "token_embd.weight"),
-    GgufRule(r"norm\.weight", "output_norm.weight"),
-    GgufRule(r"norm\.weight", "token_embd_norm.weight"),
-    GgufRule(r"head\.weight", "output.weight"),
-    GgufRule(r"mixer_norm\.weight", "attn_norm.weight"),
-    GgufRule(r"mixer_post_norm\.weight", "post_attention_norm.weight"),
-    GgufRule(r"ffn_norm\.weight", "ffn_norm.weight"),
-    GgufRule(r"ffn_post_norm\.weight", "post_ffw_norm.weight"),
-    GgufRule(r"attention\.([qkv])\.(\w+)", r"attn_\1.\2"),
-    GgufRule(r"attention\.output\.(\w+)", r"attn_output.\1"),
-    GgufRule(r"attention\.([qk]_norm)\.weight", r"attn_\1.weight"),
-    GgufRule(r"attention\.sinks", "attn_sinks.weight"),
-    GgufRule(r"latent\.q\.weight", "attn_q.weight"),
-    GgufRule(r"latent\.q_down\.weight", "attn_q_a.weight"),
-    GgufRule(r"latent\.q_norm\.weight", "attn_q_a_norm.weight"),
-    GgufRule(r"latent\.q_up\.weight", "attn_q_b.weight"),
-    GgufRule(r"latent\.kv_down\.weight", "attn_kv_a_mqa.weight"),
-    GgufRule(r"latent\.kv_norm\.weight", "attn_kv_a_norm.weight"),
-    GgufRule(r"latent\.kv_up\.weight", "attn_kv_b.weight"),
-    GgufRule(r"latent\.output\.weight", "attn_output.weight"),
-    GgufRule(r"conv\.input\.weight", "shortconv.in_proj.weight"),
-    GgufRule(r"conv\.output\.weight", "shortconv.out_proj.weight"),
-    GgufRule(r"conv\.taps\.weight", "shortconv.conv.weight"),
-    GgufRule(r"mamba\.input\.weight", "ssm_in.weight"),
-    GgufRule(r"mamba\.output\.weight", "ssm_out.weight"),
-    GgufRule(r"mamba\.taps\.(\w+)", r"ssm_conv1d.\1"),
-    GgufRule(r"mamba\.decay", "ssm_a"),
-    GgufRule(r"mamba\.skip", "ssm_d"),
-    GgufRule(r"mamba\.step_bias", "ssm_dt.bias"),
-    GgufRule(r"mamba\.norm\.weight", "ssm_norm.weight"),
-    GgufRule(r"ffn\.(gate|up|down)\.(\w+)", r"ffn_\1.\2"),
-    GgufRule(r"experts\.router\.(weight|bias)", r"ffn_gate_inp.\1"),
-    GgufRule(r"experts\.router\.correction", "exp_probs_b.bias"),
-    GgufRule(r"experts\.(\d+)\.(gate|up|down)\.(\w+)", r"ffn_\2_exps.\3"),
-    GgufRule(r"shared\.(gate|up|down)\.weight", r"ffn_\1_shexp.weight"),
-    GgufRule(r"shared\.router\.weight", "ffn_gate_inp_shexp.weight"),
+    Rule(r"embedding\.weight", "token_embd.weight"),
+    Rule(r"norm\.weight", "output_norm.weight"),
+    Rule(r"norm\.weight", "token_embd_norm.weight"),
+    Rule(r"head\.weight", "output.weight"),
+    Rule(r"mixer_norm\.weight", "attn_norm.weight"),
+    Rule(r"mixer_post_norm\.weight", "post_attention_norm.weight"),
+    Rule(r"ffn_norm\.weight", "ffn_norm.weight"),
+    Rule(r"ffn_post_norm\.weight", "post_ffw_norm.weight"),
+    Rule(r"attention\.([qkv])\.(\w+)", r"attn_\1.\2"),
+    Rule(r"attention\.output\.(\w+)", r"attn_output.\1"),
+    Rule(r"attention\.([qk]_norm)\.weight", r"attn_\1.weight"),
+    Rule(r"attention\.sinks", "attn_sinks.weight"),
+    Rule(r"latent\.q\.weight", "attn_q.weight"),
+    Rule(r"latent\.q_down\.weight", "attn_q_a.weight"),
+    Rule(r"latent\.q_norm\.weight", "attn_q_a_norm.weight"),
+    Rule(r"latent\.q_up\.weight", "attn_q_b.weight"),
+    Rule(r"latent\.kv_down\.weight", "attn_kv_a_mqa.weight"),
+    Rule(r"latent\.kv_norm\.weight", "attn_kv_a_norm.weight"),
+    Rule(r"latent\.kv_up\.weight", "attn_kv_b.weight"),
+    Rule(r"latent\.output\.weight", "attn_output.weight"),
+    Rule(r"conv\.input\.weight", "shortconv.in_proj.weight"),
+    Rule(r"conv\.output\.weight", "shortconv.out_proj.weight"),
+    Rule(r"conv\.taps\.weight", "shortconv.conv.weight"),
+    Rule(r"mamba\.input\.weight", "ssm_in.weight"),
+    Rule(r"mamba\.output\.weight", "ssm_out.weight"),
+    Rule(r"mamba\.taps\.(\w+)", r"ssm_conv1d.\1"),
+    Rule(r"mamba\.decay", "ssm_a"),
+    Rule(r"mamba\.skip", "ssm_d"),
+    Rule(r"mamba\.step_bias", "ssm_dt.bias"),
+    Rule(r"mamba\.norm\.weight", "ssm_norm.weight"),
+    Rule(r"ffn\.(gate|up|down)\.(\w+)", r"ffn_\1.\2"),
+    Rule(r"experts\.router\.(weight|bias)", r"ffn_gate_inp.\1"),
+    Rule(r"experts\.router\.correction", "exp_probs_b.bias"),
+    Rule(r"experts\.(\d+)\.(gate|up|down)\.(\w+)", r"ffn_\2_exps.\3"),
+    Rule(r"shared\.(gate|up|down)\.weight", r"ffn_\1_shexp.weight"),
+    Rule(r"shared\.router\.weight", "ffn_gate_inp_shexp.weight"),
 )
 
 
@@ -175,7 +162,7 @@ class GgufFamily:
     """`layers` reads the layers of a file, `model` what surrounds them. `rules` come before `RULES`."""
 
     layers: Callable[[GgufFields], Sequence[LayerSpec]]
-    rules: Callable[[GgufFields], Sequence[GgufRule]] = field(default=lambda fields: ())
+    rules: Callable[[GgufFields], Sequence[Rule]] = field(default=lambda fields: ())
     model: Callable[[GgufFields], dict[str, Any]] = field(default=lambda fields: {})
 
     def spec(self, fields: GgufFields) -> ModelSpec:
@@ -195,16 +182,16 @@ def _plain(fields: GgufFields) -> list[LayerSpec]:
     return [LayerSpec((fields.attention(fields.rotary(), window=window),), fields.dense())] * len(fields.layers)
 
 
-def _halves(fields: GgufFields) -> list[GgufRule]:
+def _halves(fields: GgufFields) -> list[Rule]:
     """llama.cpp stores the queries and keys of Llama with the two halves of each head interleaved."""
 
-    def change(stored: StoredTensor) -> StoredTensor:
+    def change(stored: StoredTensor, match: re.Match[str]) -> StoredTensor:
         half = fields.head_size // 2
         count = stored.columns if stored.rows == 1 else stored.rows
         order = np.arange(count).reshape(-1, half, 2).swapaxes(1, 2).ravel()
         return StoredTensor.of(stored.to_float32()[:, order]) if stored.rows == 1 else stored.reorder(order)
 
-    return [GgufRule(r"attention\.([qk])\.(\w+)", r"attn_\1.\2", change)]
+    return [Rule(r"attention\.([qk])\.(\w+)", r"attn_\1.\2", change)]
 
 
 def _smollm3(fields: GgufFields) -> list[LayerSpec]:
@@ -369,7 +356,7 @@ def _granite_model(fields: GgufFields) -> dict[str, Any]:
     }
 
 
-_POST_NORM = (GgufRule(r"ffn_norm\.weight", "post_attention_norm.weight"), GgufRule(r"mixer_post_norm\.weight", ABSENT))
+_POST_NORM = (Rule(r"ffn_norm\.weight", "post_attention_norm.weight"), Rule(r"mixer_post_norm\.weight", ABSENT))
 
 # By `general.architecture`.
 GGUF_FAMILIES = {

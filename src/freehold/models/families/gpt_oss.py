@@ -6,7 +6,8 @@ import re
 from typing import TYPE_CHECKING
 
 from freehold.models.families.config import HfConfig
-from freehold.models.families.family import Change, Family, Rule, expert
+from freehold.models.families.family import Change, Family, expert
+from freehold.models.families.rules import Rule
 from freehold.models.spec import Activation, Experts, LayerSpec, Routing
 
 if TYPE_CHECKING:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from freehold.models.families.config import HfConfig
-from freehold.models.families.family import Family, Rule, taps
+from freehold.models.families.family import Family, taps
+from freehold.models.families.rules import Rule
 from freehold.models.spec import LayerSpec, ShortConv
 
 _RULES = (

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from freehold.models.families.config import HfConfig
-from freehold.models.families.family import RULES, Family, Rule, expert, half, half_of_expert
+from freehold.models.families.family import RULES, Family, expert, half, half_of_expert
+from freehold.models.families.rules import Rule
 from freehold.models.spec import Dense, Experts, LayerSpec, Mamba2, Routing
 
 MAMBA_CONTEXT = 32_768  # a state has no end; a page table has

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from freehold.models.families.config import HfConfig
-from freehold.models.families.family import ABSENT, Family, Rule
+from freehold.models.families.family import Family
 from freehold.models.families.rotary import rotary_of
+from freehold.models.families.rules import ABSENT, Rule
 from freehold.models.spec import LayerSpec
 
 _RULES = (

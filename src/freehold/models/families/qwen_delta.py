@@ -6,8 +6,9 @@ import re
 from typing import TYPE_CHECKING
 
 from freehold.models.families.config import HfConfig
-from freehold.models.families.family import Change, Family, Rule, decay, taps
+from freehold.models.families.family import Change, Family, decay, taps
 from freehold.models.families.llama import has_experts, qwen_experts
+from freehold.models.families.rules import Rule
 from freehold.models.spec import Dense, Experts, GatedDelta, LayerSpec
 
 if TYPE_CHECKING:

@@ -36,6 +36,4 @@ class DenseFFN(Generic[Array, Weight]):
             gate_up = ops.norm_linear(x, self._norm, self._epsilon, self._gate_up, self._bias)
         if self._factors is not None:
             ops.scale(gate_up, self._factors)
-        ops.gated_linear_add(self._down, gate_up, out, self._spec.activation)
-        if self._down_bias is not None:
-            ops.add(out, self._down_bias)
+        ops.gated_linear_add(self._down, gate_up, out, self._spec.activation, self._down_bias)

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from gguf import dequantize
 
-from freehold.models.families.gguf import ABSENT, RULES, GgufFields, GgufRule, gguf_family_of
+from freehold.models.families.gguf import RULES, GgufFields, gguf_family_of
+from freehold.models.families.rules import Rule, fitting
 from freehold.models.loading.gguf_layout import Tensor, read_layout
 from freehold.models.spec import ModelSpec
 from freehold.models.tensor import StoredTensor, TensorFormat
@@ -30,7 +31,7 @@ class GgufCheckpoint:
             None if divisors is None else divisors.data.view(np.float32).copy(),
         )
         family = gguf_family_of(fields.architecture, path.name)
-        self._rules = [(re.compile(rule.pattern), rule) for rule in (*family.rules(fields), *RULES)]
+        self._rules = (*family.rules(fields), *RULES)
         self._spec = family.spec(fields)
 
     def field(self, name: str, default: Any = None) -> Any:
@@ -41,16 +42,12 @@ class GgufCheckpoint:
     def spec(self) -> ModelSpec:
         return self._spec
 
-    def _find(self, name: str) -> tuple[str, GgufRule, re.Match[str]]:
+    def _find(self, name: str) -> tuple[str, Rule, re.Match[str]]:
         """-> the name in the file, by which rule. Raises KeyError for a name that no rule has."""
         prefix, own = "", name
         if layer := re.match(r"layers\.(\d+)\.", name):
             prefix, own = f"blk.{layer[1]}.", name[layer.end() :]
-        for pattern, rule in self._rules:
-            if not (match := pattern.fullmatch(own)):
-                continue
-            if rule.source == ABSENT:
-                break
+        for rule, match in fitting(self._rules, own):
             if (source := f"{prefix}{match.expand(rule.source)}") in self._tensors:
                 return source, rule, match
         raise KeyError(f"{self.path.name}: the file lacks {name}")
@@ -66,7 +63,7 @@ class GgufCheckpoint:
         source, rule, match = self._find(name)
         found = self._tensors[source]
         stored = _matrix(found, int(match[1])) if _is_one_of_many(found, name) else _stored(found, found.data)
-        return stored if rule.change is None else rule.change(stored)
+        return stored if rule.change is None else rule.change(stored, match)
 
 
 def _is_one_of_many(found: Tensor, name: str) -> bool:

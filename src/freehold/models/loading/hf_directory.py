@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from freehold.models.families.config import HfConfig, architecture_of
-from freehold.models.families.family import ABSENT, RULES, Rule
+from freehold.models.families.family import RULES
+from freehold.models.families.rules import Rule, fitting
 from freehold.models.registry import family_of
 from freehold.models.spec import ModelSpec
 from freehold.models.tensor import StoredTensor, TensorFormat
@@ -30,7 +31,7 @@ class HfCheckpoint:
         values = json.loads((path / "config.json").read_text())
         self._family = family_of(architecture_of(values), path)
         self.config = HfConfig(path, values, self._family.defaults)
-        self._rules = [(re.compile(rule.pattern), rule) for rule in (*self._family.rules(self.config), *RULES)]
+        self._rules = (*self._family.rules(self.config), *RULES)
         self._files = self._find_files()
         self._opened: dict[Path, Any] = {}
         self._root = self._find_root()
@@ -84,13 +85,10 @@ class HfCheckpoint:
         prefix, own = "", name
         if layer := re.match(r"layers\.\d+\.", name):
             prefix, own = layer[0], name[layer.end() :]
-        for pattern, rule in self._rules:
-            if (match := pattern.fullmatch(own)) and rule.source == ABSENT:
-                break
-            if match:
-                source = f"{prefix}{match.expand(rule.source)}"
-                heads = (name for name in self._files if name.endswith(source))
-                return next(heads, source) if source == HEAD else f"{self._root}{source}", rule, match
+        for rule, match in fitting(self._rules, own):
+            source = f"{prefix}{match.expand(rule.source)}"
+            heads = (name for name in self._files if name.endswith(source))
+            return next(heads, source) if source == HEAD else f"{self._root}{source}", rule, match
         raise KeyError(f"{self.path}: the family has no tensor {name}")
 
     def has(self, name: str) -> bool:
