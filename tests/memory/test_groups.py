@@ -267,6 +267,36 @@ def test_room_is_counted_without_what_is_read_or_will_be():
     assert not memory.room.can_be_made([85, 39], match, may_unpin=True)
 
 
+def test_a_new_row_does_not_wait_for_states_that_running_rows_take_again():
+    """With one token a page, a running row gives one state back in each step, and takes one. So there are enough
+    pages free or in limbo at any time, and never enough free: room is made of prefixes instead."""
+    memory = memory_of(FULL, CacheGroup("state", lookback=1, is_state=True, page_count=8), page_size=1, page_count=100)
+    compute(memory, range(100, 104)).release()
+    lease = compute(memory, range(8))
+    row, steps = np.array([lease.row]), []
+    for length in (9, 10, 11):  # two steps are in flight
+        memory.leases.slide(row)
+        target = np.array([length])
+        assert memory.room.make(row, target, np.array([True]))
+        memory.leases.extend(row, target, np.array([True]))
+        steps.append(memory.epochs.submit())
+        memory.leases.submit(row, steps[-1])
+        if len(steps) > 1:
+            memory.complete(steps[-2])
+        memory.leases.commit(row, target, target)
+    memory.leases.slide(row)
+    (states,) = memory.tree.bounded
+    limbo, free = states.pool.limbo_count, states.pool.free_count
+    assert limbo > 0
+    assert states.evictable_count > 0
+    assert memory.room.reachable[1] == free + states.evictable_count
+    assert memory.room.make_for([1, free + 1])
+    assert states.pool.limbo_count == limbo, "what running rows take again is left to them"
+    memory.complete(steps[-1])
+    lease.release()
+    memory.audit()
+
+
 def test_pages_that_a_step_in_flight_may_read_wait_for_it():
     memory = memory_of(FULL, window(5))
     lease = compute(memory, range(12))

@@ -102,6 +102,20 @@ MUTANTS = [
         "for pool, pages in zip(table.pools[:1], self.pages(start, end)[:1], strict=True):",
     ),
     Mutant(
+        "a new row waits for states that running rows take again",
+        "starvation or crash under pressure",
+        "memory/room.py",
+        "(0 if group.is_bounded else pool.limbo_count)",
+        "pool.limbo_count",
+    ),
+    Mutant(
+        "a new row is given room that is not at hand",
+        "starvation or crash under pressure",
+        "memory/room.py",
+        "return self._give_up(needed, self._at_hand, may_unpin, keep)",
+        "return self._give_up(needed, self._coming, may_unpin, keep)",
+    ),
+    Mutant(
         "eviction forgets the second group",
         "groups that disagree",
         "memory/prefix/evictor.py",

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
 from freehold.arrays import Bool, Int64
 from freehold.memory.parts import Parts
 from freehold.memory.prefix.node import Match, Node
+
+_Pages = Callable[[], Int64]  # counts pages of each group
 
 
 class Room:
@@ -24,16 +26,26 @@ class Room:
         self._pins = memory.pins
         self._leases = memory.leases
 
-    @property
     def _coming(self) -> Int64:
         """Pages of each group that are free now or when steps in flight complete."""
         return np.array([pool.free_count + pool.limbo_count for pool in self._pools], np.int64)
 
+    def _at_hand(self) -> Int64:
+        """Those of them that a new row can count on. What running rows give back of a bounded group in each step they
+        take again in the next one, so some of it is always in limbo."""
+        return np.array(
+            [
+                pool.free_count + (0 if group.is_bounded else pool.limbo_count)
+                for group, pool in zip(self._groups, self._pools, strict=True)
+            ],
+            np.int64,
+        )
+
     @property
     def reachable(self) -> Int64:
-        """Pages of each group that are free, can be evicted, or come back when steps in flight complete."""
+        """Pages of each group that a new row can have: at hand, or by giving up tails and prefixes."""
         evictable = self._by_group(self._tree.evictable_page_count, [one.evictable_count for one in self._tree.bounded])
-        return self._coming + self._tails.page_count + evictable
+        return self._at_hand() + self._tails.page_count + evictable
 
     def _by_group(self, full: int, bounded: Sequence[int]) -> Int64:
         """One number for all full groups, and one for each bounded group -> int64 [groups]."""
@@ -70,48 +82,45 @@ class Room:
             return True
         self._leases.give_back_excess()
         # What was given back may have been these rows' own.
-        return self._give_up(self._leases.lacking(rows, targets, decodes).pages, may_unpin)
+        return self._give_up(self._leases.lacking(rows, targets, decodes).pages, self._coming, may_unpin)
 
     def make_for(self, needed: Sequence[int], may_unpin: bool = False, keep: str | None = None) -> bool:
-        """The same for so many pages of each group. The tail of `keep` is not given up."""
+        """The same for so many pages of each group, for a new row. The tail of `keep` is not given up."""
         if self._are_free(needed):
             return True
         self._leases.give_back_excess()
-        return self._give_up(needed, may_unpin, keep)
+        return self._give_up(needed, self._at_hand, may_unpin, keep)
 
     def _are_free(self, needed: Sequence[int]) -> bool:
         return all(count <= pool.free_count for count, pool in zip(needed, self._pools, strict=True))
 
-    def _give_up(self, needed: Sequence[int], may_unpin: bool, keep: str | None = None) -> bool:
-        """Tails, then prefixes, then pins, until `needed` pages are coming -> whether they are free now."""
-        missing = self._missing(needed)
+    def _give_up(self, needed: Sequence[int], have: _Pages, may_unpin: bool, keep: str | None = None) -> bool:
+        """Tails, then prefixes, then pins, until there are `needed` pages, as `have` counts -> whether they are free."""
+        missing = np.maximum(np.array(needed, np.int64) - have(), 0)
         if missing.any():
             self._tails.give_up(int(missing.max()), keep)
-            self._evict(needed)
-        if may_unpin and len(self._pins) and self._missing(needed).any():
+            self._evict(needed, have)
+        if may_unpin and len(self._pins) and (np.array(needed, np.int64) > have()).any():
             self._pins.give_up()
-            self._evict(needed)
+            self._evict(needed, have)
         return self._are_free(needed)
 
-    def _missing(self, needed: Sequence[int]) -> Int64:
-        """Pages of each group that are not coming, int64 [groups]."""
-        return np.maximum(np.array(needed, np.int64) - self._coming, 0)
-
     def can_be_made(self, needed: Sequence[int], match: Match, may_unpin: bool = False) -> bool:
-        """Whether `needed` pages of each group can be had, now or when steps in flight complete, without evicting the
-        match. Changes nothing."""
+        """Whether a new row can have `needed` pages of each group without evicting the match. Changes nothing."""
         room = self.reachable - self.taken_by(match)
         if may_unpin:  # what is held is held by operators
             bounded = self._tree.bounded
             mine = self._by_group(match.length // self._page_size, [len(one.needed(match)) for one in bounded])
             cached = self._by_group(self._tree.page_count, [one.page_count for one in bounded])
-            room = self._coming + self._tails.page_count + cached - mine
+            room = self._at_hand() + self._tails.page_count + cached - mine
         return bool((np.array(needed, np.int64) <= room).all())
 
-    def _evict(self, needed: Sequence[int]) -> None:
+    def _evict(self, needed: Sequence[int], have: _Pages) -> None:
         cause = f"a step that needed {max(needed)} pages"
+        missing = np.maximum(np.array(needed, np.int64) - have(), 0)
         full = [number for number, group in enumerate(self._groups) if not group.is_bounded]
-        if full and (most := int(self._missing(needed)[full].max())):
+        if full and (most := int(missing[full].max())):
             self._tree.evictor.evict(most, cause)
+            missing = np.maximum(np.array(needed, np.int64) - have(), 0)
         for bounded in self._tree.bounded:
-            bounded.evict(int(self._missing(needed)[bounded.number]))
+            bounded.evict(int(missing[bounded.number]))
