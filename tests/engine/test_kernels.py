@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from freehold.config import KV_CACHE_DTYPES
+from freehold.engine.cpu.attention import SEGMENT, WHOLE
 from freehold.engine.cpu.backend import CpuBackend
 from freehold.engine.cpu.batch import CpuBatch
 from freehold.engine.cpu.caches import GroupCache
@@ -147,7 +148,7 @@ def attention_run(attention, page_size, tokens, chunks, seed=0, kind="float32", 
     """Attention outputs of one sequence computed in `chunks`, and the qkv that went in."""
     rng = np.random.default_rng(seed)
     pages = -(-tokens // page_size)
-    backend = CpuBackend([soiled_cache(attention, pages + 3, page_size, kind)], 1e-5, 1024)
+    backend = CpuBackend([soiled_cache(attention, pages + 3, page_size, kind)], 1e-5, max(tokens, 1024))
     width = (attention.head_count + 2 * attention.kv_head_count) * attention.head_size
     qkv = rng.standard_normal((tokens, width)).astype(np.float32)
     table = rng.permutation(np.arange(1, pages + 4))[:pages].astype(np.int32)[None, :]
@@ -322,6 +323,54 @@ def test_sequences_that_share_pages_get_the_same_bits_together_and_alone(kind, p
     for row in range(9):
         one = CpuBatch.of(tables, page_size, rows[row : row + 1], starts[row : row + 1], counts[:1])
         np.testing.assert_array_equal(together[row], attend(backend, attention, qkv[row : row + 1], one)[0])
+
+
+@pytest.mark.parametrize("kind", KV_CACHE_DTYPES)
+@pytest.mark.parametrize("tensors", [PLAIN_TENSORS, AttentionTensors(sinks=np.linspace(-1, 2, 6, dtype=np.float32))])
+def test_segments_by_several_threads_have_the_bits_of_segments_in_order(kind, tensors):
+    """The end of a context of three segments: one query or five as parts, in a prompt, and in a crowd that is not
+    split. Two of the crowd share the first two segments."""
+    attention, rng = layer(6, 2, 32), np.random.default_rng(3)
+    tokens, columns = 2 * SEGMENT + 300, (3 * SEGMENT) // 16
+    backend = CpuBackend([soiled_cache(attention, 10 * columns, 16, kind)], 1e-5, 4 * SEGMENT)
+    tables = (1 + rng.permutation(10 * columns - 1))[: 9 * columns].astype(np.int32).reshape(9, columns)
+    tables[1, : 2 * SEGMENT // 16] = tables[0, : 2 * SEGMENT // 16]
+    qkv = rng.standard_normal((tokens, 10 * 32)).astype(np.float32)
+
+    def run(rows, starts, counts, inputs):
+        batch = CpuBatch.of(tables, 16, np.array(rows), np.array(starts), np.array(counts))
+        return batch, attend(backend, attention, inputs.copy(), batch, tensors)
+
+    for row in (0, 1):
+        whole, outputs = run([row], [0], [tokens], qkv)
+        assert len(whole.joined.items) == 0
+    for row in range(2, 9):
+        run([row], [0], [40], qkv[:40])
+    for count in (1, 5):
+        parts, last = run([0], [tokens - count], [count], qkv[-count:])
+        assert parts.joined.segments.tolist() == [3]
+        np.testing.assert_array_equal(last, outputs[-count:])
+    pair, both = run([0, 1], [tokens - 1] * 2, [1, 1], qkv[[-1, -1]])
+    assert (pair.item_shared.tolist(), pair.joined.segments.tolist()) == ([2 * SEGMENT], [3])
+    np.testing.assert_array_equal(both, outputs[[-1, -1]])
+    few, some = run([0, 1, 2], [tokens - 1, tokens - 1, 40], [1, 1, 1], qkv[[-1, -1, 40]])
+    assert sorted(few.parts.segments.tolist()) == [WHOLE, 0, 1, 2]
+    np.testing.assert_array_equal(some[:2], outputs[[-1, -1]])
+    starts = [tokens - 1, tokens - 20] + [40] * 7
+    counts = [1, 20] + [40] * 7
+    crowd, all_of_it = run(range(9), starts, counts, qkv[[-1, *range(-20, 0), *[40] * 280]])
+    assert set(crowd.parts.segments.tolist()) == {WHOLE}
+    np.testing.assert_array_equal(all_of_it[:21], outputs[[-1, *range(-20, 0)]])
+
+
+def test_attention_over_several_segments_is_that_of_float64():
+    attention, rng = layer(4, 2, 32), np.random.default_rng(4)
+    tokens = 2 * SEGMENT + 100
+    outputs, qkv = attention_run(attention, 64, tokens, [tokens - 3, 3])
+    q, k, v = (x.double() for x in rotated(qkv, attention))
+    scores = torch.einsum("hd,thd->ht", q[-1], k.repeat_interleave(2, dim=1)) * 32**-0.5
+    expected = torch.einsum("ht,thd->hd", scores.softmax(-1), v.repeat_interleave(2, dim=1)).reshape(-1)
+    np.testing.assert_allclose(outputs[-1], expected.numpy(), rtol=1e-4, atol=1e-6)
 
 
 def test_several_sequences_in_one_batch_do_not_see_each_other():

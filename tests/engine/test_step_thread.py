@@ -1,5 +1,8 @@
 """The engine's thread, around a runner that does as it is told."""
 
+from concurrent.futures import Future
+from queue import SimpleQueue
+
 import pytest
 
 from freehold.engine.engine import StepThread
@@ -12,7 +15,7 @@ class FailingRunner:
     def warm_up(self) -> None:
         raise MemoryError("no room for the kernels")
 
-    def run(self, step):
+    def launch(self, step):
         raise AssertionError("never")
 
     def load_weights(self, source):
@@ -47,11 +50,13 @@ class RunnerOnce:
     def warm_up(self) -> None:
         pass
 
-    def run(self, step):
+    def launch(self, step):
         self.runs += 1
         if self.runs == 1:
             raise RuntimeError("a bad step")
-        return self.runs
+        pending = Future()
+        pending.set_result(self.runs)
+        return pending
 
 
 def test_a_step_that_fails_is_told_and_the_next_one_runs():
@@ -61,3 +66,42 @@ def test_a_step_that_fails_is_told_and_the_next_one_runs():
         engine.execute(None).result(10)
     assert engine.execute(None).result(10) == 2
     engine.shutdown()
+
+
+class Device:
+    """Has a queue: a step is complete when the test says so."""
+
+    def __init__(self):
+        self.launched: SimpleQueue[tuple[int, Future]] = SimpleQueue()
+
+    def prepare_thread(self) -> None:
+        pass
+
+    def warm_up(self) -> None:
+        pass
+
+    def launch(self, step):
+        pending = Future()
+        self.launched.put((step, pending))
+        return pending
+
+    def load_weights(self, source):
+        pass
+
+
+@pytest.mark.timeout(20)
+def test_the_next_step_is_launched_before_the_result_of_the_last_one_is_there():
+    engine = StepThread(device := Device())
+    results = [engine.execute(step) for step in range(3)]
+    pending = [device.launched.get(timeout=10) for _ in range(3)]
+    assert [step for step, _ in pending] == [0, 1, 2]
+    assert not any(result.done() for result in results)
+    pending[0][1].set_result("first")
+    pending[1][1].set_exception(RuntimeError("the device lost it"))
+    assert results[0].result(10) == "first"
+    with pytest.raises(RuntimeError, match="the device lost it"):
+        results[1].result(10)
+    assert not results[2].done()
+    engine.shutdown()
+    pending[2][1].set_result("last")
+    assert results[2].result(10) == "last"

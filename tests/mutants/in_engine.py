@@ -4,6 +4,27 @@ from mutant import Mutant
 
 MUTANTS = [
     Mutant(
+        "the next step waits for the result of the last one",
+        "the engine",
+        "engine/engine.py",
+        "pending.add_done_callback(lambda done, result=result: _pass_on(done, result))",
+        "_pass_on(pending, result)",
+    ),
+    Mutant(
+        "what a segment gives is not rescaled",
+        "the engine",
+        "engine/cpu/softmax.py",
+        "whole.weights[to] = max_lanes(shrink) * whole.weights[to] + ",
+        "whole.weights[to] = whole.weights[to] + ",
+    ),
+    Mutant(
+        "segments of the second head are kept where those of the first are",
+        "the engine",
+        "engine/cpu/attention.py",
+        "    return place * heads.queries + head * _row_count(members, item, heads)",
+        "    return place * heads.queries",
+    ),
+    Mutant(
         "tokens are appended to the wrong place",
         "the engine",
         "engine/sequences.py",

@@ -235,6 +235,20 @@ MUTANTS = [
         "",
     ),
     Mutant(
+        "an estimate of room is believed whatever admission says",
+        "starvation or crash under pressure",
+        "scheduler/preemption.py",
+        "        if admission.lacks_room(request):\n            return False\n",
+        "",
+    ),
+    Mutant(
+        "a request that lacked room lacks it for ever",
+        "fairness and bounds",
+        "scheduler/admission.py",
+        " and len(self._running) >= last.running",
+        "",
+    ),
+    Mutant(
         "somebody is preempted for a request that waits for a prefix",
         "fairness and bounds",
         "scheduler/preemption.py",

@@ -1,4 +1,4 @@
-"""The engine: a thread that executes steps in the order they were submitted, once its kernels are warm."""
+"""The engine: a thread that launches steps in the order they were submitted, once its kernels are warm."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ class StepRunner(Protocol):
 
     def warm_up(self) -> None: ...
 
-    def run(self, step: Step) -> StepResult: ...
+    def launch(self, step: Step) -> Future[StepResult]:
+        """Give a step to the device. A device with queues may still be computing when this returns: the next step is
+        launched all the same, before the result of this one is read back."""
+        ...
 
     def load_weights(self, source: str) -> None: ...
 
@@ -29,7 +32,7 @@ class StepThread:
 
     def __init__(self, runner: StepRunner):
         self._runner = runner
-        self._queue: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[Callable[[], Future[Any]], Future[Any]] | None] = queue.SimpleQueue()
         self._warm: Future[None] = Future()
         self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
         self._thread.start()
@@ -39,18 +42,18 @@ class StepThread:
         self._warm.result()
 
     def execute(self, step: Step) -> Future[StepResult]:
-        return self._submit(lambda: self._runner.run(step))
+        return self._submit(lambda: self._runner.launch(step))
 
     def load_weights(self, source: str) -> Future[None]:
-        return self._submit(lambda: self._runner.load_weights(source))
+        return self._submit(lambda: _completed(self._runner.load_weights(source)))
 
-    def _submit(self, work: Callable[[], Any]) -> Future[Any]:
-        future: Future[Any] = Future()
-        self._queue.put((work, future))
-        return future
+    def _submit(self, launch: Callable[[], Future[Any]]) -> Future[Any]:
+        result: Future[Any] = Future()
+        self._queue.put((launch, result))
+        return result
 
     def shutdown(self) -> None:
-        """Finish what is queued, then end the thread."""
+        """Launch what is queued, then end the thread. The results of a device's last steps come by themselves."""
         self._queue.put(None)
         self._thread.join()
 
@@ -63,8 +66,24 @@ class StepThread:
             return
         self._warm.set_result(None)
         while (item := self._queue.get()) is not None:
-            work, future = item
+            launch, result = item
             try:
-                future.set_result(work())
+                pending = launch()
             except Exception as error:
-                future.set_exception(error)
+                result.set_exception(error)
+            else:
+                pending.add_done_callback(lambda done, result=result: _pass_on(done, result))
+
+
+def _completed(value: Any) -> Future[Any]:
+    future: Future[Any] = Future()
+    future.set_result(value)
+    return future
+
+
+def _pass_on(done: Future[Any], result: Future[Any]) -> None:
+    """Called by the thread that completed `done`, or at once if it was complete."""
+    if (error := done.exception()) is not None:
+        result.set_exception(error)
+    else:
+        result.set_result(done.result())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
@@ -53,7 +54,7 @@ class Runner:
         steps and, if there is any, speculation."""
         params = SamplingParams(temperature=1.0, top_p=0.9, min_p=0.1, presence_penalty=0.1, logprobs=1)
         with self._device.preparation():
-            self.run(_padding_step(1, 7, params))
+            self._run(_padding_step(1, 7, params))
             self.timings = [self._time(rows, tokens) for rows, tokens in self._sizes()]
             if self._speculator is not None:
                 self.draft_cost = self._measure(self._speculator)
@@ -64,13 +65,13 @@ class Runner:
 
     def _time(self, rows: int, tokens: int) -> StepTiming:
         greedy = SamplingParams(temperature=0)
-        seconds = _seconds(lambda: self.run(_padding_step(rows, tokens, greedy)))
+        seconds = _seconds(lambda: self._run(_padding_step(rows, tokens, greedy)))
         return StepTiming(rows, 0, seconds) if tokens == 1 else StepTiming(0, tokens, seconds)
 
     def _measure(self, speculator: Speculator) -> DraftCost:
         """A step of n tokens takes about `base + n * more`."""
         greedy = SamplingParams(temperature=0)
-        one, many = (_seconds(lambda n=n: self.run(_padding_step(1, n, greedy))) for n in (1, COST_TOKENS))
+        one, many = (_seconds(lambda n=n: self._run(_padding_step(1, n, greedy))) for n in (1, COST_TOKENS))
         more = max(many - one, one / 1000) / (COST_TOKENS - 1)
         return DraftCost(
             limit=self._config.speculative_num_draft_tokens,
@@ -85,8 +86,14 @@ class Runner:
             raise ValueError(f"model_path: {source} is another kind of model")
         self._model.load(checkpoint)
 
-    def run(self, step: Step) -> StepResult:
-        """Compute all new tokens of the step, sample where asked."""
+    def launch(self, step: Step) -> Future[StepResult]:
+        """Compute all new tokens of the step, sample where asked. On a device without queues that is done when this
+        returns."""
+        pending: Future[StepResult] = Future()
+        pending.set_result(self._run(step))
+        return pending
+
+    def _run(self, step: Step) -> StepResult:
         started = time.perf_counter()
         if step.page_updates:
             self._model.update_pages(step.page_updates[: self._model.group_count])

@@ -95,7 +95,7 @@ class Room:
         return all(count <= pool.free_count for count, pool in zip(needed, self._pools, strict=True))
 
     def _give_up(self, needed: Sequence[int], have: _Pages, may_unpin: bool, keep: str | None = None) -> bool:
-        """Tails, then prefixes, then pins, until there are `needed` pages, as `have` counts -> whether they are free."""
+        """Tails, then prefixes, then pins, until `have` counts `needed` pages -> whether they are free now."""
         missing = np.maximum(np.array(needed, np.int64) - have(), 0)
         if missing.any():
             self._tails.give_up(int(missing.max()), keep)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum, auto
 
 import numpy as np
@@ -21,12 +22,25 @@ from freehold.scheduler.speculation import DraftBudget
 
 SHARE_MIN = 0.05
 LOOKED_AT_MAX = 64  # waiting requests looked at and left waiting in one pass
+REFUSALS_MAX = 3  # pages that were in limbo at the first one are free by then
 
 
 class _Verdict(Enum):
     ADMITTED = auto()
     WAITS = auto()  # a step in flight, or the next ones, will bring what it can share; or its client has had its share
     NO_ROOM = auto()
+
+
+@dataclass(frozen=True)
+class _Refusals:
+    """Which request had no room in the last pass, in how many passes in a row, and beside how many running ones."""
+
+    request: str = ""
+    times: int = 0
+    running: int = 0
+
+    def after(self, request: str, running: int) -> _Refusals:
+        return _Refusals(request, self.times + 1 if request == self.request else 1, running)
 
 
 class GrowthEstimate:
@@ -64,6 +78,12 @@ class Admission:
         self._lifecycle = lifecycle
         self._drafts = drafts
         self.growth = GrowthEstimate()
+        self._refusals = _Refusals()
+
+    def lacks_room(self, request: Request) -> bool:
+        """Whether it had no room in the last passes, whatever estimates say, and nobody has gone since."""
+        last = self._refusals
+        return last.request == request.id and last.times >= REFUSALS_MAX and len(self._running) >= last.running
 
     def admit(self, budget: PromptBudget) -> list[Batch]:
         """Give what is left of the budget to waiting requests -> the rows they got."""
@@ -81,6 +101,7 @@ class Admission:
             offer = budget.offer(request.client_number)
             verdict, count = self._try_admit(request, offer, reserved, sharing) if offer else (_Verdict.WAITS, 0)
             if verdict is _Verdict.NO_ROOM:
+                self._refusals = self._refusals.after(request.id, len(self._running))
                 break
             if verdict is _Verdict.WAITS:
                 left_waiting += 1

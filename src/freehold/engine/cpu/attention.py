@@ -5,8 +5,10 @@ position each of several sequences that begin with the same pages. Shared pages 
 members (cascade attention; Ye et al. 2024, Juravsky et al. 2024), then each member's own pages.
 
 Keys are visited in blocks of 64 that start at multiples of 64 of the position, with a running softmax
-(Milakov and Gimelshein 2018; FlashAttention). Blocks and the order inside them depend on positions
-alone, never on page size, chunk, batch or what is shared, so neither does the result.
+(FlashAttention). It begins anew every SEGMENT positions, and segments are merged in order, so that several
+threads can work for one row (Flash-Decoding; Dao et al. 2023): long contexts need that where there are few
+heads of keys. Blocks, segments and the order inside them depend on positions alone, never on page size,
+chunk, batch, threads or what is shared, so neither does the result.
 """
 
 from typing import Any, NamedTuple
@@ -15,27 +17,14 @@ import numpy as np
 from numba import njit, prange
 
 from freehold.engine.cpu.pointwise import ROWS_PARALLEL, Heads, LayerKV, Rotation, rotate_and_write
-from freehold.engine.cpu.simd import (
-    add,
-    element,
-    exp,
-    keep_first,
-    load,
-    max_lanes,
-    maximum,
-    mul,
-    reciprocal,
-    splat,
-    store,
-    sub,
-    sum_lanes,
-)
+from freehold.engine.cpu.simd import add, element, exp, load, mul, reciprocal, splat, store, sub
+from freehold.engine.cpu.softmax import KEYS, LANES, Softmax, empty_softmax, merge_segment, take_block
 from freehold.engine.cpu.tile import Rows, tile_rows
 
-LANES = 16
-TILES = 4  # of 16 keys in a block
-KEYS = TILES * LANES
 QUERIES = 16  # positions of one work item
+SEGMENT = 1024  # positions whose softmax is computed at a stretch
+TOGETHER = 4  # sequences of one item at most: more would leave a core without work
+WHOLE = -1  # the segment of a part that has all segments of its item
 
 
 class Pages(NamedTuple):
@@ -63,18 +52,21 @@ class Item(NamedTuple):
     shared: int
 
 
-class Scratch(NamedTuple):
-    """What an item knows of each of its rows, which are its queries: [rows, size] the scaled query and the sum of
-    values so far, [rows, KEYS] the scores of a block, [rows] the highest score and the sum of weights so far. Tiles of
-    keys and values, where pages are smaller than a tile."""
+class Parts(NamedTuple):
+    """What threads take: segment `segments[p]` of item `items[p]`, or the WHOLE item. The softmax of a segment is kept
+    behind those of `places[p]` other queries, until all of its item are merged."""
 
-    queries: Any
-    sums: Any
-    scores: Any
-    highest: Any
-    weights: Any
-    tiles_k: Any
-    tiles_v: Any
+    items: Any
+    segments: Any
+    places: Any
+
+
+class Joined(NamedTuple):
+    """Items whose `segments[j]` segments are parts: the first of them is kept at `places[j]`."""
+
+    items: Any
+    segments: Any
+    places: Any
 
 
 class Scoring(NamedTuple):
@@ -84,6 +76,27 @@ class Scoring(NamedTuple):
     scale: Any
     cap: Any
     sinks: Any
+
+
+class Layer(NamedTuple):
+    """The cache of a layer, and how it is looked at. `lookback` 0 is all."""
+
+    kv: Any
+    tables: Any
+    page_size: int
+    lookback: int
+    scoring: Any
+    heads: Any
+
+
+class Scratch(NamedTuple):
+    """What is known of each row, which is one of an item's queries: [rows, size] the scaled query, [rows, KEYS] the
+    scores of a block. Tiles of keys and values, where pages are smaller than a tile."""
+
+    queries: Any
+    scores: Any
+    tiles_k: Any
+    tiles_v: Any
 
 
 class Block(NamedTuple):
@@ -141,38 +154,6 @@ def _scale_tile(scores, rows, scales, pages, base, count, head, heads):
 
 
 @njit(inline="always")
-def _online_softmax(scratch, row, hidden, valid, size):
-    """Turn one row of scores into probabilities and rescale what was summed before. Keys `hidden` up to `valid` of the
-    block are visible to this row: the rest get probability 0."""
-    scores, at = scratch.scores, row * KEYS
-    low = splat(np.float32(-np.inf))
-    if hidden > 0:
-        scores[at : at + hidden] = np.float32(-np.inf)
-    top = low
-    for t in range(TILES):
-        visible = load(scores, at + t * LANES)
-        if valid < KEYS:
-            visible = keep_first(visible, valid - t * LANES, low)
-            store(scores, at + t * LANES, visible)
-        top = maximum(top, visible)
-    highest = scratch.highest[row]
-    new = max(highest, max_lanes(top))
-    weight = splat(np.float32(0))
-    for t in range(TILES):
-        p = exp(sub(load(scores, at + t * LANES), splat(new)))
-        store(scores, at + t * LANES, p)
-        weight = add(weight, p)
-    if new > highest:
-        # All lanes of `shrink` are equal; its largest is the scalar.
-        shrink = exp(splat(highest - new))
-        scratch.highest[row] = new
-        scratch.weights[row] *= max_lanes(shrink)
-        for k in range(row * size, (row + 1) * size, LANES):
-            store(scratch.sums, k, mul(shrink, load(scratch.sums, k)))
-    scratch.weights[row] += sum_lanes(weight)
-
-
-@njit(inline="always")
 def _score(scratch, kv, pages, block, head, heads):
     """Queries times keys."""
     size, row, rows = heads.size, block.row, block.rows
@@ -201,7 +182,7 @@ def _cap(scratch, block, cap):
 
 
 @njit(inline="always")
-def _add_values(scratch, kv, pages, block, head, heads):
+def _add_values(scratch, softmax, kv, pages, block, head, heads):
     """Probabilities times values."""
     size, row, rows = heads.value_size, block.row, block.rows
     value_scales = kv.key_scales if heads.is_latent else kv.value_scales
@@ -213,88 +194,153 @@ def _add_values(scratch, kv, pages, block, head, heads):
         if pages.size < LANES or heads.is_latent:
             _gather_values(kv, pages, base, count, head, heads, scratch.tiles_v)
             for k in range(0, size, LANES):
-                tile_rows(scores, Rows(scratch.tiles_v, k, size), count, Rows(scratch.sums, to + k, size), rows)
+                tile_rows(scores, Rows(scratch.tiles_v, k, size), count, Rows(softmax.sums, to + k, size), rows)
         else:
             tile = ((_slot(pages, base) // LANES) * heads.kv + head) * size * LANES
             for k in range(0, size, LANES):
-                tile_rows(scores, Rows(kv.values, tile + k, size), count, Rows(scratch.sums, to + k, size), rows)
+                tile_rows(scores, Rows(kv.values, tile + k, size), count, Rows(softmax.sums, to + k, size), rows)
 
 
 @njit(inline="always")
-def _attend_block(scratch, kv, pages, block, head, heads, cap):
+def _attend_block(scratch, softmax, layer, pages, block, head):
+    kv, heads = layer.kv, layer.heads
     _score(scratch, kv, pages, block, head, heads)
-    if cap > 0:
-        _cap(scratch, block, cap)
+    if layer.scoring.cap > 0:
+        _cap(scratch, block, layer.scoring.cap)
     for r in range(block.rows):
         row, own = block.row + r, block.first + r // block.group - block.start
         hidden = own - block.lookback if block.lookback else 0
         if own >= 0 and hidden < KEYS:
-            _online_softmax(scratch, row, hidden, own + 1, heads.value_size)
+            take_block(softmax, scratch.scores, row, hidden, own + 1, heads.value_size)
         else:
             scratch.scores[row * KEYS : (row + 1) * KEYS] = np.float32(0)
-    _add_values(scratch, kv, pages, block, head, heads)
+    _add_values(scratch, softmax, kv, pages, block, head, heads)
 
 
 @njit(inline="always")
-def _make_scratch(rows, heads, is_gathered):
-    size, value_size = heads.size, heads.value_size
-    room = np.zeros(rows * (size + value_size + KEYS + 2), np.float32)
-    sums, scores = rows * size, rows * (size + value_size)
-    state = scores + rows * KEYS
-    room[state : state + rows] = np.float32(-np.inf)
-    tile_k, tile_v = LANES * size if is_gathered else 0, LANES * value_size if is_gathered or heads.is_latent else 0
-    return Scratch(
-        room[:sums], room[sums:scores], room[scores:state], room[state : state + rows],
-        room[state + rows :], np.zeros(tile_k, np.float32), np.zeros(tile_v, np.float32),
-    )  # fmt: skip
+def _row_count(members, item, heads):
+    return heads.queries // heads.kv * np.sum(members.counts[item.first : item.stop])
 
 
 @njit(inline="always")
-def _take_queries(q, scoring, members, item, head, heads, scratch):
-    """Scaled queries of all rows. A sink is a key that has been seen already, and whose value is 0."""
+def _make_scratch(q, layer, members, item, head):
+    """Scaled queries of all rows, and room for their scores."""
+    heads, is_gathered = layer.heads, layer.page_size < LANES
     size, group, row = heads.size, heads.queries // heads.kv, 0
+    rows = _row_count(members, item, heads)
+    queries = np.empty(rows * size, np.float32)
     for m in range(item.first, item.stop):
         for r in range(members.counts[m] * group):
-            query_head = head * group + r % group
-            at = ((members.tokens[m] + r // group) * heads.queries + query_head) * size
+            at = ((members.tokens[m] + r // group) * heads.queries + head * group + r % group) * size
             for k in range(size):
-                scratch.queries[row * size + k] = q[at + k] * scoring.scale
-            if len(scoring.sinks):
-                scratch.highest[row] = scoring.sinks[query_head]
-                scratch.weights[row] = np.float32(1)
+                queries[row * size + k] = q[at + k] * layer.scoring.scale
+            row += 1
+    tile_k = LANES * size if is_gathered else 0
+    tile_v = LANES * heads.value_size if is_gathered or heads.is_latent else 0
+    return Scratch(
+        queries, np.empty(rows * KEYS, np.float32), np.zeros(tile_k, np.float32), np.zeros(tile_v, np.float32)
+    )
+
+
+@njit(nogil=True, error_model="numpy")
+def _attend_segment(scratch, softmax, layer, members, item, segment, head):
+    """The softmax of all rows over one segment. Blocks that no row looks back on are not read."""
+    heads, low = layer.heads, segment * SEGMENT
+    softmax.sums[:], softmax.highest[:], softmax.weights[:] = 0, -np.inf, 0
+    group, row = heads.queries // heads.kv, 0
+    for m in range(item.first - 1, item.stop):  # first what all share, through the table of the first
+        is_shared = m < item.first
+        pages = Pages(layer.tables[members.rows[max(m, item.first)]], layer.page_size)
+        rows = _row_count(members, item, heads) if is_shared else members.counts[m] * group
+        start, end = (0, item.shared) if is_shared else (item.shared, members.positions[m] + members.counts[m])
+        first = item.shared if is_shared else members.positions[m]
+        if layer.lookback and first > layer.lookback:
+            start = max(start, (first - layer.lookback) // KEYS * KEYS)
+        for at in range(max(start, low), min(end, low + SEGMENT), KEYS):
+            block = Block(at, end, row, rows, first, group, layer.lookback)
+            _attend_block(scratch, softmax, layer, pages, block, head)
+        if not is_shared:
+            row += rows
+
+
+@njit(inline="always")
+def _begin(layer, members, item, head):
+    """A softmax before the first key. A sink is a key that has been seen already, and whose value is 0."""
+    heads, sinks = layer.heads, layer.scoring.sinks
+    rows, group = _row_count(members, item, heads), heads.queries // heads.kv
+    whole = empty_softmax(rows, heads.value_size)
+    if len(sinks):
+        for row in range(rows):
+            whole.highest[row] = sinks[head * group + row % group]
+            whole.weights[row] = np.float32(1)
+    return whole
+
+
+@njit(inline="always")
+def _write(whole, layer, members, item, head, out):
+    """The weighted means of values, to where the queries are in `out`."""
+    heads, row = layer.heads, 0
+    size, group = heads.value_size, heads.queries // heads.kv
+    for m in range(item.first, item.stop):
+        for r in range(members.counts[m] * group):
+            at = ((members.tokens[m] + r // group) * heads.queries + head * group + r % group) * size
+            for k in range(size):
+                out[at + k] = whole.sums[row * size + k] / whole.weights[row]
             row += 1
 
 
 @njit(nogil=True, error_model="numpy")
-def _attend_item(q, kv, tables, page_size, lookback, scoring, members, item, head, heads, out):
-    """One item, with one head of keys and values. Blocks that no row looks back on are not read."""
-    size, group, shared = heads.value_size, heads.queries // heads.kv, item.shared
-    total = group * np.sum(members.counts[item.first : item.stop])
-    scratch = _make_scratch(total, heads, page_size < LANES)
-    _take_queries(q, scoring, members, item, head, heads, scratch)
-    row = 0
-    for m in range(item.first - 1, item.stop):  # first what all share, through the table of the first
-        is_shared = m < item.first
-        pages = Pages(tables[members.rows[max(m, item.first)]], page_size)
-        rows = total if is_shared else members.counts[m] * group
-        start, end = (0, shared) if is_shared else (shared, members.positions[m] + members.counts[m])
-        first = shared if is_shared else members.positions[m]
-        if lookback and first > lookback:
-            start = max(start, (first - lookback) // KEYS * KEYS)
-        for at in range(start, end, KEYS):
-            block = Block(at, end, row, rows, first, group, lookback)
-            _attend_block(scratch, kv, pages, block, head, heads, scoring.cap)
-        if not is_shared:
-            for r in range(rows):
-                at = ((members.tokens[m] + r // group) * heads.queries + head * group + r % group) * size
-                for k in range(size):
-                    out[at + k] = scratch.sums[(row + r) * size + k] / scratch.weights[row + r]
-            row += rows
+def _attend_item(q, layer, members, item, head, out):
+    """One item, with one head of keys and values: its segments in order."""
+    size, rows = layer.heads.value_size, _row_count(members, item, layer.heads)
+    scratch, softmax = _make_scratch(q, layer, members, item, head), empty_softmax(rows, size)
+    whole = _begin(layer, members, item, head)
+    start, end = members.positions[item.first], np.int64(0)
+    for m in range(item.first, item.stop):
+        end = max(end, members.positions[m] + members.counts[m])
+    start = max(start - layer.lookback, 0) if layer.lookback else 0
+    for segment in range(start // SEGMENT, (end + SEGMENT - 1) // SEGMENT):
+        _attend_segment(scratch, softmax, layer, members, item, segment, head)
+        for row in range(rows):
+            merge_segment(softmax, row, whole, row, size)
+    _write(whole, layer, members, item, head, out)
+
+
+@njit(inline="always")
+def _kept_at(place, layer, members, item, head):
+    """The first row of a segment's softmax."""
+    heads = layer.heads
+    return place * heads.queries + head * _row_count(members, item, heads)
+
+
+@njit(nogil=True, error_model="numpy")
+def _attend_part(q, kept, layer, members, item, segment, place, head):
+    """One segment of an item: its softmax is kept."""
+    size, rows = layer.heads.value_size, _row_count(members, item, layer.heads)
+    at = _kept_at(place, layer, members, item, head)
+    sums = kept.sums[at * size : (at + rows) * size]
+    softmax = Softmax(sums, kept.highest[at : at + rows], kept.weights[at : at + rows])
+    scratch = _make_scratch(q, layer, members, item, head)
+    _attend_segment(scratch, softmax, layer, members, item, segment, head)
+
+
+@njit(nogil=True, error_model="numpy")
+def _join(kept, layer, members, item, segments, place, head, out):
+    """Merge the segments of an item, which were parts."""
+    rows, size = _row_count(members, item, layer.heads), layer.heads.value_size
+    whole = _begin(layer, members, item, head)
+    at = _kept_at(place, layer, members, item, head)
+    for _ in range(segments):
+        for row in range(rows):
+            merge_segment(kept, at + row, whole, row, size)
+        at += rows * layer.heads.kv
+    _write(whole, layer, members, item, head, out)
 
 
 @njit(parallel=True, nogil=True, cache=True, error_model="numpy")
 def attend(
-    qkv, token_positions, slots, tables, item_members, item_shared, rows, tokens, counts, positions, out,
+    qkv, token_positions, slots, tables, item_members, item_shared, rows, tokens, counts, positions,
+    part_items, part_segments, part_places, kept_queries, joined_items, joined_segments, joined_places, out,
     cos, sin, pairs, rotary_start, q_norm, k_norm, epsilon, keys, values, key_scales, value_scales,
     page_size, lookback, scale, cap, sinks, query_heads, kv_heads, size, value_size, is_latent,
 ):  # fmt: skip
@@ -302,7 +348,8 @@ def attend(
 
     Arguments of an entry point are plain: records are slow to pass from Python, so they are made here. Item i has
     members `item_members[i]` up to `item_members[i + 1]`, which share their first `item_shared[i]` positions, a
-    multiple of 64, and 0 where `lookback` is not; tables int32 [rows, pages].
+    multiple of 64, and 0 where `lookback` is not; tables int32 [rows, pages]. The segments that are parts have
+    `kept_queries` queries together.
     """
     q = np.empty(len(slots) * query_heads * size, np.float32)
     if len(slots) < ROWS_PARALLEL:
@@ -317,12 +364,29 @@ def attend(
             heads = Heads(query_heads, kv_heads, size, value_size, is_latent)
             rotation = Rotation(cos, sin, pairs, rotary_start, q_norm, k_norm, epsilon)
             rotate_and_write(token, qkv, token_positions[token], slots[token], rotation, heads, kv, q)
-    items = len(item_members) - 1
-    for work in prange(items * kv_heads):
+    parts = len(part_items)
+    rooms = kept_queries * query_heads
+    # Not with empty_softmax: here, filling an array is a parallel region of its own.
+    kept = Softmax(np.empty(rooms * value_size, np.float32), np.empty(rooms, np.float32), np.empty(rooms, np.float32))
+    for work in prange(parts * kv_heads):
         # One head after the other: its KV, read by item after item, may fit a core's own cache.
-        head, number = work // items, work % items
+        head, part = work // parts, work % parts
         kv = LayerKV(keys, values, key_scales, value_scales)
         heads = Heads(query_heads, kv_heads, size, value_size, is_latent)
+        layer = Layer(kv, tables, page_size, lookback, Scoring(scale, cap, sinks), heads)
+        number = part_items[part]
         item = Item(item_members[number], item_members[number + 1], item_shared[number])
-        members, scoring = Members(rows, tokens, counts, positions), Scoring(scale, cap, sinks)
-        _attend_item(q, kv, tables, page_size, lookback, scoring, members, item, head, heads, out)
+        members = Members(rows, tokens, counts, positions)
+        if part_segments[part] == WHOLE:
+            _attend_item(q, layer, members, item, head, out)
+        else:
+            _attend_part(q, kept, layer, members, item, part_segments[part], part_places[part], head)
+    for join in range(len(joined_items)):
+        kv = LayerKV(keys, values, key_scales, value_scales)
+        heads = Heads(query_heads, kv_heads, size, value_size, is_latent)
+        layer = Layer(kv, tables, page_size, lookback, Scoring(scale, cap, sinks), heads)
+        number = joined_items[join]
+        item = Item(item_members[number], item_members[number + 1], item_shared[number])
+        members = Members(rows, tokens, counts, positions)
+        for head in range(kv_heads):
+            _join(kept, layer, members, item, joined_segments[join], joined_places[join], head, out)

@@ -209,7 +209,8 @@ class CpuBackend:
             out, of = np.empty((len(qkv), width), np.float32), batch[number]
             attend(
                 qkv.ravel(), of.positions, of.slots, of.tables, of.item_members, of.item_shared, of.member_rows,
-                of.member_tokens, of.member_counts, of.member_positions, out.ravel(), *fixed,
+                of.member_tokens, of.member_counts, of.member_positions, *of.parts, of.kept_queries, *of.joined,
+                out.ravel(), *fixed,
             )  # fmt: skip
             return out
 

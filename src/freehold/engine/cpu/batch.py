@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from freehold.arrays import Int32, Int64, ragged
-from freehold.engine.cpu.attention import KEYS, QUERIES
+from freehold.engine.cpu.attention import QUERIES, SEGMENT, TOGETHER, WHOLE, Joined, Parts
+from freehold.engine.cpu.softmax import KEYS
 
-TOGETHER = 4  # members of one item at most: more would leave a core without work
+ITEMS_SPLIT = 8  # with more of them, each thread has work without parts of items
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,9 @@ class CpuBatch:
     member_tokens: Int64
     member_counts: Int64
     member_positions: Int64
+    parts: Parts
+    kept_queries: int
+    joined: Joined
 
     @classmethod
     def of(
@@ -36,35 +40,61 @@ class CpuBatch:
         first = np.cumsum(counts) - counts
         positions = starts[sequence] + index
         pages = tables[rows[sequence], positions // page_size].astype(np.int64)
-        parts = -(-counts // QUERIES)
-        member, part = ragged(parts)
-        offset = part * QUERIES
+        members = -(-counts // QUERIES)
+        member, number = ragged(members)
+        offset = number * QUERIES
         member_positions = starts[member] + offset
         member_counts = np.minimum(counts[member] - offset, QUERIES)
-        items = _items(tables, page_size, rows, starts, counts, parts, may_share)
-        items = _balanced(items, (member_positions + member_counts) * member_counts)
-        order = np.concatenate([members for members, _ in items]) if items else np.zeros(0, np.int64)
+        items = _items(tables, page_size, rows, starts, counts, members, may_share)
+        ends = member_positions + member_counts
+        items = _balanced(items, ends * member_counts)
+        order = np.concatenate([of for of, _ in items]) if items else np.zeros(0, np.int64)
+        segments = [-(-int(ends[of].max()) // SEGMENT) for of, _ in items]
+        queries = [int(member_counts[of].sum()) for of, _ in items]
+        parts, kept_queries, joined = _parts(segments, queries, may_split=may_share)
         return cls(
             positions=positions,
             slots=pages * page_size + positions % page_size,
             tables=tables,
-            item_members=np.cumsum([0, *(len(members) for members, _ in items)]),
+            item_members=np.cumsum([0, *(len(of) for of, _ in items)]),
             item_shared=np.array([shared for _, shared in items], np.int64),
             member_rows=rows[member][order],
             member_tokens=(first[member] + offset)[order],
             member_counts=member_counts[order],
             member_positions=member_positions[order],
+            parts=parts,
+            kept_queries=kept_queries,
+            joined=joined,
         )
 
 
+def _parts(segments: list[int], queries: list[int], may_split: bool) -> tuple[Parts, int, Joined]:
+    """What threads take of items with so many segments and queries. A few items with long contexts are split."""
+    parts: list[tuple[int, int, int]] = []
+    joined: list[tuple[int, int, int]] = []
+    kept = 0
+    for item, count in enumerate(segments):
+        if not may_split or len(segments) > ITEMS_SPLIT or count < 2:
+            parts.append((item, WHOLE, 0))
+            continue
+        joined.append((item, count, kept))
+        parts += [(item, segment, kept + segment * queries[item]) for segment in range(count)]
+        kept += count * queries[item]
+    return Parts(*_columns(parts)), kept, Joined(*_columns(joined))
+
+
+def _columns(rows: list[tuple[int, int, int]]) -> Int64:
+    return np.ascontiguousarray(np.array(rows, np.int64).reshape(-1, 3).T)
+
+
 def _items(
-    tables: Int32, page_size: int, rows: Int64, starts: Int64, counts: Int64, parts: Int64, may_share: bool
+    tables: Int32, page_size: int, rows: Int64, starts: Int64, counts: Int64, members: Int64, may_share: bool
 ) -> list[tuple[list[int], int]]:
-    """The members of each item, numbered through the parts of all sequences, and how many positions they share."""
+    """The members of each item, numbered through the members of all sequences, and how many positions they share."""
     if not may_share:
-        return [([member], 0) for member in range(int(parts.sum()))]
-    first = np.cumsum(parts) - parts
-    items: list[tuple[list[int], int]] = [([m], 0) for m in np.flatnonzero(np.repeat(counts > 1, parts)).tolist()]
+        return [([member], 0) for member in range(int(members.sum()))]
+    first = np.cumsum(members) - members
+    items: list[tuple[list[int], int]] = [([m], 0) for m in np.flatnonzero(np.repeat(counts > 1, members)).tolist()]
     for group, shared in _sharing(tables, page_size, rows, starts, np.flatnonzero(counts == 1)):
         items.append((first[group].tolist(), shared))
     return items

@@ -1,0 +1,88 @@
+"""A softmax that is computed part by part (Milakov and Gimelshein 2018).
+
+Within a segment of keys it runs from block to block; what segments give is merged in order.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit
+
+from freehold.engine.cpu.simd import (
+    add,
+    exp,
+    keep_first,
+    load,
+    max_lanes,
+    maximum,
+    mul,
+    splat,
+    store,
+    sub,
+    sum_lanes,
+)
+
+LANES = 16
+KEYS = 4 * LANES  # in a block
+
+
+class Softmax(NamedTuple):
+    """So far, of each row: [rows, value size] the weighted sum of values, [rows] the highest score and the sum of
+    weights."""
+
+    sums: Any
+    highest: Any
+    weights: Any
+
+
+@njit(inline="always")
+def empty_softmax(rows, size):
+    highest = np.full(rows, -np.inf, np.float32)
+    return Softmax(np.zeros(rows * size, np.float32), highest, np.zeros(rows, np.float32))
+
+
+@njit(inline="always")
+def take_block(softmax, scores, row, hidden, valid, size):
+    """Turn one row of scores [rows, KEYS] into probabilities and rescale what was summed before. Keys `hidden` up to
+    `valid` of the block are visible to this row: the rest get probability 0."""
+    at = row * KEYS
+    low = splat(np.float32(-np.inf))
+    if hidden > 0:
+        scores[at : at + hidden] = np.float32(-np.inf)
+    top = low
+    for t in range(0, KEYS, LANES):
+        visible = load(scores, at + t)
+        if valid < KEYS:
+            visible = keep_first(visible, valid - t, low)
+            store(scores, at + t, visible)
+        top = maximum(top, visible)
+    highest = softmax.highest[row]
+    new = max(highest, max_lanes(top))
+    weight = splat(np.float32(0))
+    for t in range(0, KEYS, LANES):
+        p = exp(sub(load(scores, at + t), splat(new)))
+        store(scores, at + t, p)
+        weight = add(weight, p)
+    if new > highest:
+        # All lanes of `shrink` are equal; its largest is the scalar.
+        shrink = exp(splat(highest - new))
+        softmax.highest[row] = new
+        softmax.weights[row] *= max_lanes(shrink)
+        for k in range(row * size, (row + 1) * size, LANES):
+            store(softmax.sums, k, mul(shrink, load(softmax.sums, k)))
+    softmax.weights[row] += sum_lanes(weight)
+
+
+@njit(inline="always")
+def merge_segment(segment, row, whole, to, size):
+    """Add row `row` of a segment's softmax to row `to` of that of the segments before it."""
+    highest, before = segment.highest[row], whole.highest[to]
+    if highest == -np.inf:  # the row sees no key of this segment
+        return
+    new = max(highest, before)
+    grow, shrink = exp(splat(highest - new)), exp(splat(before - new))
+    whole.highest[to] = new
+    whole.weights[to] = max_lanes(shrink) * whole.weights[to] + max_lanes(grow) * segment.weights[row]
+    for k in range(0, size, LANES):
+        kept = mul(shrink, load(whole.sums, to * size + k))
+        store(whole.sums, to * size + k, add(kept, mul(grow, load(segment.sums, row * size + k))))
