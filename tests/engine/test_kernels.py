@@ -364,8 +364,7 @@ def test_segments_by_several_threads_have_the_bits_of_segments_in_order(kind, te
 
 
 def test_attention_over_several_segments_is_that_of_float64():
-    attention, rng = layer(4, 2, 32), np.random.default_rng(4)
-    tokens = 2 * SEGMENT + 100
+    attention, tokens = layer(4, 2, 32), 2 * SEGMENT + 100
     outputs, qkv = attention_run(attention, 64, tokens, [tokens - 3, 3])
     q, k, v = (x.double() for x in rotated(qkv, attention))
     scores = torch.einsum("hd,thd->ht", q[-1], k.repeat_interleave(2, dim=1)) * 32**-0.5

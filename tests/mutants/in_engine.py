@@ -11,20 +11,6 @@ MUTANTS = [
         "_pass_on(pending, result)",
     ),
     Mutant(
-        "what a segment gives is not rescaled",
-        "the engine",
-        "engine/cpu/softmax.py",
-        "whole.weights[to] = max_lanes(shrink) * whole.weights[to] + ",
-        "whole.weights[to] = whole.weights[to] + ",
-    ),
-    Mutant(
-        "segments of the second head are kept where those of the first are",
-        "the engine",
-        "engine/cpu/attention.py",
-        "    return place * heads.queries + head * _row_count(members, item, heads)",
-        "    return place * heads.queries",
-    ),
-    Mutant(
         "tokens are appended to the wrong place",
         "the engine",
         "engine/sequences.py",
@@ -154,8 +140,8 @@ MUTANTS = [
         "new weights keep the old model",
         "the engine",
         "engine/runner.py",
-        "        self._model.load(checkpoint)\n\n    def run",
-        "        pass\n\n    def run",
+        "        self._model.load(checkpoint)\n\n    def launch",
+        "        pass\n\n    def launch",
     ),
     Mutant(
         "a failed warm-up is not told",
@@ -168,8 +154,8 @@ MUTANTS = [
         "a step that raises ends the engine's thread",
         "the engine",
         "engine/engine.py",
-        "            except Exception as error:\n                future.set_exception(error)",
-        "            except KeyboardInterrupt as error:\n                future.set_exception(error)",
+        "            except Exception as error:\n                result.set_exception(error)",
+        "            except KeyboardInterrupt as error:\n                result.set_exception(error)",
     ),
     Mutant(
         "a window layer looks one token too far",

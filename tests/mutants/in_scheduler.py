@@ -196,8 +196,8 @@ MUTANTS = [
         "small requests overtake a large one that does not fit",
         "fairness and bounds",
         "scheduler/admission.py",
-        "            if verdict is _Verdict.NO_ROOM:\n                break",
-        "            if verdict is _Verdict.NO_ROOM:\n                position += 1\n                continue",
+        "                self._refusals = self._refusals.after(request.id, len(self._running))\n                break",
+        "                continue",
     ),
     Mutant(
         "a failed admission counts as a use",

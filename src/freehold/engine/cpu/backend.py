@@ -207,9 +207,12 @@ class CpuBackend:
 
         def run(qkv: Float32, batch: Sequence[Any]) -> Float32:
             out, of = np.empty((len(qkv), width), np.float32), batch[number]
+            parts, joined = of.parts, of.joined
             attend(
                 qkv.ravel(), of.positions, of.slots, of.tables, of.item_members, of.item_shared, of.member_rows,
-                of.member_tokens, of.member_counts, of.member_positions, *of.parts, of.kept_queries, *of.joined,
+                of.member_tokens, of.member_counts, of.member_positions,
+                parts.items, parts.segments, parts.places, of.kept_queries,
+                joined.items, joined.segments, joined.places,
                 out.ravel(), *fixed,
             )  # fmt: skip
             return out
