@@ -19,7 +19,7 @@ from numba import njit, prange
 from freehold.engine.cpu.pointwise import ROWS_PARALLEL, Heads, LayerKV, Rotation, rotate_and_write
 from freehold.engine.cpu.simd import add, element, exp, load, mul, reciprocal, splat, store, sub
 from freehold.engine.cpu.softmax import KEYS, LANES, Softmax, empty_softmax, merge_segment, take_block
-from freehold.engine.cpu.tile import Rows, tile_rows
+from freehold.engine.cpu.tile import WIDE_ROWS, Rows, tile_rows, two_panels, wide_rows
 
 QUERIES = 16  # positions of one work item
 SEGMENT = 1024  # positions whose softmax is computed at a stretch
@@ -159,6 +159,17 @@ def _score(scratch, kv, pages, block, head, heads):
     size, row, rows = heads.size, block.row, block.rows
     queries = Rows(scratch.queries, row * size, size)
     scratch.scores[row * KEYS : (row + rows) * KEYS] = np.float32(0)
+    if rows <= WIDE_ROWS and pages.size >= LANES and block.end >= block.start + KEYS:
+        for base in range(block.start, block.start + KEYS, 2 * LANES):
+            one = ((_slot(pages, base) // LANES) * heads.kv + head) * size * LANES
+            two = ((_slot(pages, base + LANES) // LANES) * heads.kv + head) * size * LANES
+            at = row * KEYS + base - block.start
+            scores = Rows(scratch.scores, at, KEYS)
+            two_panels(queries, Rows(kv.keys, one, LANES), Rows(kv.keys, two, LANES), size, scores, rows)
+            if len(kv.key_scales):
+                _scale_tile(scratch.scores[at:], rows, kv.key_scales, pages, base, LANES, head, heads)
+                _scale_tile(scratch.scores[at + LANES :], rows, kv.key_scales, pages, base + LANES, LANES, head, heads)
+        return
     for base in range(block.start, min(block.end, block.start + KEYS), LANES):
         count, at = min(LANES, block.end - base), row * KEYS + base - block.start
         if pages.size < LANES:
@@ -197,8 +208,12 @@ def _add_values(scratch, softmax, kv, pages, block, head, heads):
                 tile_rows(scores, Rows(scratch.tiles_v, k, size), count, Rows(softmax.sums, to + k, size), rows)
         else:
             tile = ((_slot(pages, base) // LANES) * heads.kv + head) * size * LANES
-            for k in range(0, size, LANES):
-                tile_rows(scores, Rows(kv.values, tile + k, size), count, Rows(softmax.sums, to + k, size), rows)
+            if rows <= WIDE_ROWS and size % (2 * LANES) == 0:
+                for k in range(0, size, 2 * LANES):
+                    wide_rows(scores, Rows(kv.values, tile + k, size), count, Rows(softmax.sums, to + k, size), rows)
+            else:
+                for k in range(0, size, LANES):
+                    tile_rows(scores, Rows(kv.values, tile + k, size), count, Rows(softmax.sums, to + k, size), rows)
 
 
 @njit(inline="always")
