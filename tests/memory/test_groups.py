@@ -289,7 +289,10 @@ def test_a_new_row_does_not_wait_for_states_that_running_rows_take_again():
     limbo, free = states.pool.limbo_count, states.pool.free_count
     assert limbo > 0
     assert states.evictable_count > 0
-    assert memory.room.reachable[1] == free + states.evictable_count
+    assert memory.room.reachable[1] == free + limbo + states.evictable_count
+    match = memory.match("", np.array([7], np.int32))
+    assert memory.room.can_be_made([1, free + states.evictable_count], match)
+    assert not memory.room.can_be_made([1, free + states.evictable_count + 1], match)
     assert memory.room.make_for([1, free + 1])
     assert states.pool.limbo_count == limbo, "what running rows take again is left to them"
     memory.complete(steps[-1])
@@ -314,6 +317,28 @@ def test_pages_that_a_step_in_flight_may_read_wait_for_it():
     free = bounded.pool.free_count
     memory.complete(step)
     assert bounded.pool.free_count >= free + read
+    lease.release()
+    memory.audit()
+
+
+def test_what_a_step_in_flight_reads_goes_last():
+    """Or a row that reads on would wait in each step for the pages that it gave back in the one before."""
+    memory = memory_of(FULL, window(5))
+    compute(memory, range(100, 120)).release()
+    lease = compute(memory, range(12))
+    row = np.array([lease.row])
+    memory.leases.extend(row, np.array([20]))
+    step = memory.epochs.submit()
+    memory.leases.submit(row, step)
+    memory.leases.commit(row, np.array([20]), np.array([20]))
+    memory.leases.slide(row)
+    (windows,) = memory.tree.bounded
+    free, limbo, all_of_it = windows.pool.free_count, windows.pool.limbo_count, windows.evictable_count
+    assert windows.evict(all_of_it - 1) == all_of_it - 1
+    assert windows.pool.free_count == free + all_of_it - 1
+    assert windows.evict(1) == 1
+    assert (windows.pool.free_count, windows.pool.limbo_count) == (free + all_of_it - 1, limbo + 1)
+    memory.complete(step)
     lease.release()
     memory.audit()
 

@@ -161,11 +161,11 @@ def test_two_thousand_sessions_on_few_states():
 def test_a_state_that_a_row_passes_on_in_each_step_does_not_keep_a_more_important_request_waiting():
     """Before a step there is room for a second row, and after it never."""
     options = {"schedule_policy": "priority", "priority_scheduling_preemption_threshold": 1, "page_size": 1}
-    h = harness(FULL, state(6), max_running_requests=3, **options)
+    h = harness(FULL, state(8), max_running_requests=3, **options)
     h.submit([10] * 20, greedy(150), priority=0)
     for _ in range(30):
         h.step()
-    urgent = h.submit([7, 8], greedy(2), priority=2)
+    urgent = h.submit([7] * 5, greedy(2), priority=2)
     for _ in range(20):
         h.step()
     assert urgent.first_token is not None
@@ -173,12 +173,12 @@ def test_a_state_that_a_row_passes_on_in_each_step_does_not_keep_a_more_importan
 
 def test_who_lacked_room_does_not_lack_it_once_somebody_has_gone():
     """Or a row would be sent back for a request whose room has come meanwhile."""
-    h = harness(FULL, state(6), max_running_requests=3, page_size=1)
+    h = harness(FULL, state(8), max_running_requests=3, page_size=1)
     running = h.submit([10] * 20, greedy(100))
-    for _ in range(10):
+    for _ in range(30):
         h.step()
-    waiting = h.submit([7, 8], greedy(2))
-    for _ in range(5):
+    waiting = h.submit([7] * 5, greedy(2))
+    for _ in range(8):
         h.step()
     admission = h.scheduler._planner.admission
     assert admission.lacks_room(waiting)

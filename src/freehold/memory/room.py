@@ -43,9 +43,13 @@ class Room:
 
     @property
     def reachable(self) -> Int64:
-        """Pages of each group that a new row can have: at hand, or by giving up tails and prefixes."""
-        evictable = self._by_group(self._tree.evictable_page_count, [one.evictable_count for one in self._tree.bounded])
-        return self._at_hand() + self._tails.page_count + evictable
+        """Pages of each group that are free, can be evicted, or come back when steps in flight complete."""
+        return self._coming() + self._evictable()
+
+    def _evictable(self) -> Int64:
+        """Pages of each group that come by giving up tails and prefixes."""
+        bounded = [one.evictable_count for one in self._tree.bounded]
+        return self._tails.page_count + self._by_group(self._tree.evictable_page_count, bounded)
 
     def _by_group(self, full: int, bounded: Sequence[int]) -> Int64:
         """One number for all full groups, and one for each bounded group -> int64 [groups]."""
@@ -107,7 +111,7 @@ class Room:
 
     def can_be_made(self, needed: Sequence[int], match: Match, may_unpin: bool = False) -> bool:
         """Whether a new row can have `needed` pages of each group without evicting the match. Changes nothing."""
-        room = self.reachable - self.taken_by(match)
+        room = self._at_hand() + self._evictable() - self.taken_by(match)
         if may_unpin:  # what is held is held by operators
             bounded = self._tree.bounded
             mine = self._by_group(match.length // self._page_size, [len(one.needed(match)) for one in bounded])

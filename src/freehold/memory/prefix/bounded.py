@@ -15,6 +15,8 @@ from freehold.memory.ledger.pool import FreedPages, PagePool
 from freehold.memory.prefix.node import Match, Node
 from freehold.memory.prefix.retention import DONE
 
+NEWEST = np.iinfo(np.int64).max  # later than any step
+
 
 class Prefixes(Protocol):
     """What bounded pages need of the prefix tree."""
@@ -35,7 +37,8 @@ class BoundedPages:
 
     A page that nobody borrows may leave a node whatever holds that node: a hole (0) stays in its column. First go the
     pages that the end of no node looks back on, least recently used first; then the others, those last that a hint
-    retains.
+    retains. What a step in flight may still read goes only if nothing else does: it would not be free at once, and a
+    row that reads on would wait in each step for what it has just given back.
     """
 
     def __init__(self, tree: Prefixes, number: int, group: CacheGroup, pool: PagePool):
@@ -136,19 +139,22 @@ class BoundedPages:
     def evict(self, count: int) -> int:
         """Give `count` pages back that nobody reads, or what there is -> how many. Holes stay in their columns. Of a
         window that a node's end looks back on, nothing is kept if a part of it goes."""
-        evicted, freed = 0, FreedPages()
-        for queue, are_inner, level in ((self._inner, True, None), (self._ends, False, 0), (self._ends, False, None)):
-            for node, columns in self._victims(queue, are_inner, level, count - evicted):
-                self._take(node, columns, freed)
-                evicted += len(columns)
+        evicted, freed, completed = 0, FreedPages(), self.pool.epochs.completed
+        for read_until, level in ((completed, 0), (NEWEST, 0), (NEWEST, None)):
+            for queue in (self._inner, self._ends):
+                for node, columns in self._victims(queue, level, read_until, count - evicted):
+                    self._take(node, columns, freed)
+                    evicted += len(columns)
         freed.give_back(self.pool)
         self.page_count -= evicted
         return evicted
 
     def _victims(
-        self, queue: OrderedDict[int, Node], are_inner: bool, level: int | None, count: int
+        self, queue: OrderedDict[int, Node], level: int | None, read_until: int, count: int
     ) -> list[tuple[Node, Int64]]:
-        """Nodes, of at most a `level`, and the columns that they give: `count` of them if there are as many."""
+        """Nodes, of at most a `level` if what their ends look back on goes, and the columns that they give: `count` of
+        them if there are as many. No step after `read_until` reads those."""
+        are_inner = queue is self._inner
         chosen: list[tuple[Node, Int64]] = []
         stale: list[int] = []
         for serial, node in queue.items():
@@ -158,9 +164,14 @@ class BoundedPages:
             if not present.any():
                 stale.append(serial)
                 continue
-            columns = (present & (self.readers[node.pages[self.number]] == 0)).nonzero()[0]
-            if len(columns) and (level is None or node.level <= level):
-                columns = columns[:count] if are_inner else columns
+            pages = node.pages[self.number]
+            columns = (present & (self.readers[pages] == 0)).nonzero()[0]
+            is_past = self._read_until[pages[columns]] <= read_until
+            if are_inner:
+                columns = columns[is_past][:count]
+            elif not is_past.all() or (level is not None and node.level > level):
+                continue
+            if len(columns):
                 chosen.append((node, columns))
                 count -= len(columns)
         for serial in stale:
