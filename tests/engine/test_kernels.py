@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from freehold.config import KV_CACHE_DTYPES
-from freehold.engine.cpu.attention import SEGMENT, WHOLE
 from freehold.engine.cpu.backend import CpuBackend
 from freehold.engine.cpu.batch import CpuBatch
 from freehold.engine.cpu.caches import GroupCache
 from freehold.engine.cpu.integer_linear import IntegerMatrix
+from freehold.engine.cpu.items import SEGMENT, WHOLE
 from freehold.engine.cpu.linear import pack
 from freehold.engine.cpu.pointwise import CLAMPED, GEGLU, NORM, SWIGLU, prepare
 from freehold.engine.reference_attention import reference_attention

@@ -324,8 +324,8 @@ def test_pages_that_a_step_in_flight_may_read_wait_for_it():
 def test_what_a_step_in_flight_reads_goes_last():
     """Or a row that reads on would wait in each step for the pages that it gave back in the one before."""
     memory = memory_of(FULL, window(5))
-    compute(memory, range(100, 120)).release()
     lease = compute(memory, range(12))
+    compute(memory, range(100, 120)).release()
     row = np.array([lease.row])
     memory.leases.extend(row, np.array([20]))
     step = memory.epochs.submit()

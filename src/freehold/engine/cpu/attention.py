@@ -1,6 +1,6 @@
 """Causal attention over paged KV: prefill and decode in one kernel.
 
-A work item is one KV head of some members: up to QUERIES consecutive positions of one sequence, or one
+A work item (`items.py`) is one KV head of some members: up to QUERIES consecutive positions of one sequence, or one
 position each of several sequences that begin with the same pages. Shared pages are read once for all
 members (cascade attention; Ye et al. 2024, Juravsky et al. 2024), then each member's own pages.
 
@@ -16,15 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit, prange
 
+from freehold.engine.cpu.items import SEGMENT, WHOLE, Item, Members
 from freehold.engine.cpu.pointwise import ROWS_PARALLEL, Heads, LayerKV, Rotation, rotate_and_write
 from freehold.engine.cpu.simd import add, element, exp, load, mul, reciprocal, splat, store, sub
 from freehold.engine.cpu.softmax import KEYS, LANES, Softmax, empty_softmax, merge_segment, take_block
 from freehold.engine.cpu.tile import WIDE_ROWS, Rows, tile_rows, two_panels, wide_rows
-
-QUERIES = 16  # positions of one work item
-SEGMENT = 1024  # positions whose softmax is computed at a stretch
-TOGETHER = 4  # sequences of one item at most: more would leave a core without work
-WHOLE = -1  # the segment of a part that has all segments of its item
 
 
 class Pages(NamedTuple):
@@ -32,41 +28,6 @@ class Pages(NamedTuple):
 
     table: Any
     size: int
-
-
-class Members(NamedTuple):
-    """Member m of a work item: `counts[m]` queries, the first of them token `tokens[m]` at position `positions[m]` of
-    the sequence in table row `rows[m]`. All int64 [n]."""
-
-    rows: Any
-    tokens: Any
-    counts: Any
-    positions: Any
-
-
-class Item(NamedTuple):
-    """Members `first` up to `stop`, which share their first `shared` positions."""
-
-    first: int
-    stop: int
-    shared: int
-
-
-class Parts(NamedTuple):
-    """What threads take: segment `segments[p]` of item `items[p]`, or the WHOLE item. The softmax of a segment is kept
-    behind those of `places[p]` other queries, until all of its item are merged."""
-
-    items: Any
-    segments: Any
-    places: Any
-
-
-class Joined(NamedTuple):
-    """Items whose `segments[j]` segments are parts: the first of them is kept at `places[j]`."""
-
-    items: Any
-    segments: Any
-    places: Any
 
 
 class Scoring(NamedTuple):

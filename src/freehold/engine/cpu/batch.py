@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from freehold.arrays import Int32, Int64, ragged
-from freehold.engine.cpu.attention import QUERIES, SEGMENT, TOGETHER, WHOLE, Joined, Parts
+from freehold.engine.cpu.items import QUERIES, SEGMENT, TOGETHER, WHOLE, Joined, Parts
 from freehold.engine.cpu.softmax import KEYS
 
 ITEMS_SPLIT = 8  # with more of them, each thread has work without parts of items

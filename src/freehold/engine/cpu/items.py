@@ -1,0 +1,43 @@
+"""What the threads of an attention kernel take: items, and parts of them."""
+
+from typing import Any, NamedTuple
+
+QUERIES = 16  # positions of one item
+SEGMENT = 1024  # positions whose softmax is computed at a stretch
+TOGETHER = 4  # sequences of one item at most: more would leave a core without work
+WHOLE = -1  # the segment of a part that has all segments of its item
+
+
+class Members(NamedTuple):
+    """Member m of a work item: `counts[m]` queries, the first of them token `tokens[m]` at position `positions[m]` of
+    the sequence in table row `rows[m]`. All int64 [n]."""
+
+    rows: Any
+    tokens: Any
+    counts: Any
+    positions: Any
+
+
+class Item(NamedTuple):
+    """Members `first` up to `stop`, which share their first `shared` positions."""
+
+    first: int
+    stop: int
+    shared: int
+
+
+class Parts(NamedTuple):
+    """What threads take: segment `segments[p]` of item `items[p]`, or the WHOLE item. The softmax of a segment is kept
+    behind those of `places[p]` other queries, until all of its item are merged."""
+
+    items: Any
+    segments: Any
+    places: Any
+
+
+class Joined(NamedTuple):
+    """Items whose `segments[j]` segments are parts: the first of them is kept at `places[j]`."""
+
+    items: Any
+    segments: Any
+    places: Any
