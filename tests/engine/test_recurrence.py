@@ -51,18 +51,20 @@ def test_a_scan():
     np.testing.assert_allclose(states[1].reshape(state.shape), state, rtol=1e-4, atol=1e-5)
 
 
-def test_the_delta_rule():
+@pytest.mark.parametrize("is_tiled", [False, True])
+def test_the_delta_rule(is_tiled):
     rng = np.random.default_rng(2)
     key_heads, heads, keys, values, count = 2, 4, 16, 32, 12
     x = rng.standard_normal((count, 2 * key_heads * keys + heads * values)).astype(np.float32)
     gates, bias = rng.standard_normal((count, 2 * heads)).astype(np.float32), rng.standard_normal(heads)
     decay = -rng.random(heads).astype(np.float32)
     out, states = np.empty((count, heads * values), np.float32), np.zeros((2, heads * keys * values), np.float32)
-    arguments = (key_heads, keys, values, decay, bias.astype(np.float32), states, 0)
+    arguments = (key_heads, is_tiled, keys, values, decay, bias.astype(np.float32), states, 0)
     delta_rule(x, gates, *arguments, *whole(count), out)
     state = np.zeros((heads, keys, values))
     for t in range(count):
-        query, key = x[t, : 2 * key_heads * keys].reshape(2, key_heads, keys).repeat(heads // key_heads, axis=1)
+        both, times = x[t, : 2 * key_heads * keys].reshape(2, key_heads, keys), heads // key_heads
+        query, key = np.tile(both, (1, times, 1)) if is_tiled else both.repeat(times, axis=1)
         query, key = (one / np.sqrt((one**2).sum(-1, keepdims=True) + 1e-6) for one in (query, key))
         strength, step = 1 / (1 + np.exp(-gates[t, :heads])), np.log1p(np.exp(gates[t, heads:] + bias))
         state = state * np.exp(step * decay)[:, None, None]
@@ -96,7 +98,7 @@ def test_a_state_goes_on_as_if_it_had_never_been_put_away(first):
         "scan": (512, 64, lambda at, states, visits, out: scan(
             x[at], steps[at, :heads].copy(), 16, 8, 2, -abs(own), own, own, *limits, states, 0, *visits, out)),
         "delta": (1024, 64, lambda at, states, visits, out: delta_rule(
-            x[at], steps[at], 1, 16, 16, -abs(own), own, states, 0, *visits, out)),
+            x[at], steps[at], 1, False, 16, 16, -abs(own), own, states, 0, *visits, out)),
     }  # fmt: skip
     for name, (size, columns, kernel) in kernels.items():
         states, apart, expected, found = (np.zeros(shape, np.float32) for shape in (

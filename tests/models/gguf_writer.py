@@ -14,7 +14,8 @@ ARCHITECTURES = {
     "llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3_moe": "qwen3moe",
     "smollm3": "smollm3", "gemma2": "gemma2", "gemma3_text": "gemma3", "gpt_oss": "gpt-oss",
     "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2", "minicpm3": "minicpm3", "lfm2": "lfm2",
-    "mamba2": "mamba2", "falcon_h1": "falcon-h1", "granitemoehybrid": "granitehybrid",
+    "mamba2": "mamba2", "falcon_h1": "falcon-h1", "granitemoehybrid": "granitehybrid", "olmo3": "olmo2",
+    "qwen3_next": "qwen3next", "qwen3_5_text": "qwen35",
 }  # fmt: skip
 PERMUTED = ("llama", "smollm3", "falcon_h1", "granitemoehybrid")
 
@@ -136,6 +137,19 @@ def _of_family(config: HfConfig, rope: dict) -> dict:
         }
     if kind == "falcon_h1":
         return _mamba(config, "mamba_")
+    if kind == "olmo3":
+        return {"attention.sliding_window_pattern": [one == "sliding_attention" for one in config.layer_types([])]}
+    if kind in ("qwen3_next", "qwen3_5_text"):
+        heads = config.int("linear_num_value_heads")
+        return {
+            "ssm.conv_kernel": config.int("linear_conv_kernel_dim"),
+            "ssm.state_size": config.int("linear_key_head_dim"),
+            "ssm.group_count": config.int("linear_num_key_heads"),
+            "ssm.time_step_rank": heads,
+            "ssm.inner_size": heads * config.int("linear_value_head_dim"),
+            "rope.dimension_count": config.head_size // 4,
+            "expert_shared_feed_forward_length": config.get("shared_expert_intermediate_size", 0),
+        }
     if kind == "mamba2":
         return {
             "ssm.conv_kernel": config.int("conv_kernel"),
@@ -170,13 +184,15 @@ def changed(config: HfConfig, tensors: dict[str, torch.Tensor]) -> dict[str, tor
 def _converted(config: HfConfig, name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
     kind = config.architecture
     if name.endswith("A_log"):
-        return {name: -tensor.exp()[:, None]}
+        tensor = -tensor.exp()[:, None]
     if name.endswith((".D", "mixer.D")):
         return {name: tensor[:, None]}
     if name.endswith(("conv1d.weight", "conv.conv.weight")):
         tensor = tensor[:, 0]
     if "gemma" in kind and "norm" in name:
         tensor = tensor + 1
+    if kind in ("qwen3_next", "qwen3_5_text"):
+        return _delta(config, name, tensor)
     if kind in PERMUTED and ("q_proj" in name or "k_proj" in name):
         tensor = tensor.reshape(-1, 2, config.head_size // 2, *tensor.shape[1:]).swapaxes(1, 2).reshape(tensor.shape)
     if kind == "falcon_h1":
@@ -199,6 +215,31 @@ def _converted(config: HfConfig, name: str, tensor: torch.Tensor) -> dict[str, t
         tensor = tensor if suffix == "bias" else tensor.swapaxes(1, 2)
         return {f"model.layers.{name.split('.')[2]}.mlp.experts.down_proj.{suffix}": tensor}
     return {name: tensor}
+
+
+def _delta(config: HfConfig, name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Qwen3-Next: one tensor of queries, keys and values, another of gates. Qwen3.5: value heads in turns."""
+    keys, heads = config.int("linear_num_key_heads"), config.int("linear_num_value_heads")
+    key_size, value_size = config.int("linear_key_head_dim"), config.int("linear_value_head_dim")
+    if name.endswith("norm.weight") and "linear_attn" not in name:
+        return {name: tensor + 1}
+    if "in_proj_qkvz" in name:
+        wide = heads // keys * value_size
+        parts = tensor.reshape(keys, -1, tensor.shape[-1]).split([key_size, key_size, wide, wide], dim=1)
+        q, k, v, z = (part.reshape(-1, tensor.shape[-1]) for part in parts)
+        return {name.replace("qkvz", "qkv"): torch.cat([q, k, v]), name.replace("qkvz", "z"): z}
+    if config.architecture == "qwen3_next" or "linear_attn" not in name or name.endswith("norm.weight"):
+        return {name: tensor}
+
+    def in_turns(values: torch.Tensor, size: int) -> torch.Tensor:
+        return values.reshape(keys, heads // keys, size, *values.shape[1:]).swapaxes(0, 1).reshape(values.shape)
+
+    if "in_proj_qkv" in name or "conv1d" in name:
+        before = 2 * keys * key_size
+        return {name: torch.cat([tensor[:before], in_turns(tensor[before:], value_size)])}
+    if "out_proj" in name:
+        return {name: in_turns(tensor.T.contiguous(), value_size).T}
+    return {name: in_turns(tensor, value_size if "in_proj_z" in name else 1)}
 
 
 def _multiplied(config: HfConfig, name: str, tensor: torch.Tensor) -> torch.Tensor:

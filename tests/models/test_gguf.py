@@ -69,7 +69,7 @@ def test_other_files_are_refused(file, tmp_path):
 
 
 GGUF_FAMILIES = ["llama", "qwen3", "qwen3-moe", "smollm3", "gemma2", "gemma3", "gpt-oss", "deepseek-v2", "deepseek-v3",
-                 "minicpm3", "lfm2", "mamba2", "falcon-h1", "granite4"]  # fmt: skip
+                 "minicpm3", "lfm2", "mamba2", "falcon-h1", "granite4", "olmo3", "qwen3-next", "qwen3.5"]  # fmt: skip
 # What llama.cpp fixes in its code for an architecture, and a small model can't choose.
 DEEPSEEK = {"rope_parameters": {**DEEPSEEK_YARN, "mscale": DEEPSEEK_YARN["mscale_all_dim"]}}
 FIXED = {

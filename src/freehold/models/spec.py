@@ -159,7 +159,11 @@ class Mamba2:
 
 @dataclass(frozen=True)
 class GatedDelta:
-    """The gated delta rule (Yang, Kautz and Hatamizadeh 2024): each value head has a state [key_size, value_size]."""
+    """The gated delta rule (Yang, Kautz and Hatamizadeh 2024): each value head has a state [key_size, value_size].
+
+    Value heads that read the same key head are neighbours; with `tiled_heads`, value head v reads key head
+    v % key_head_count.
+    """
 
     key_head_count: int
     value_head_count: int
@@ -167,6 +171,7 @@ class GatedDelta:
     value_size: int
     taps: int
     window: int = 2
+    tiled_heads: bool = False
 
     @property
     def channels(self) -> int:

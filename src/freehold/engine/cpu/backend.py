@@ -269,8 +269,8 @@ class CpuBackend:
     ) -> Float32:
         out, of = np.empty((len(x), delta.value_head_count * delta.value_size), np.float32), batch[place.group]
         recurrence.delta_rule(
-            x, gates, delta.key_head_count, delta.key_size, delta.value_size, tensors.decay, tensors.step_bias,
-            self.caches[place.group].states[place.member], delta.cache.convolution,
+            x, gates, delta.key_head_count, delta.tiled_heads, delta.key_size, delta.value_size,
+            tensors.decay, tensors.step_bias, self.caches[place.group].states[place.member], delta.cache.convolution,
             of.firsts, of.counts, of.reads, of.writes, of.afters, of.slots, out,
         )  # fmt: skip
         return out

@@ -158,6 +158,7 @@ class Delta(NamedTuple):
 
     key_heads: int
     value_heads: int
+    tiled_heads: bool
     key_size: int
     value_size: int
     decay: Any
@@ -181,6 +182,8 @@ def _delta_head(x, gates, delta, states, visits, sequence, head, out):
     """One value head of one sequence: its state [key_size, value_size] forgets, then learns what the key lacks."""
     keys, values, first = delta.key_size, delta.value_size, visits.firsts[sequence]
     key_head = head // (delta.value_heads // delta.key_heads)
+    if delta.tiled_heads:
+        key_head = head % delta.key_heads
     at_key, at_value = (delta.key_heads + key_head) * keys, 2 * delta.key_heads * keys + head * values
     state, change, read = (
         np.empty((keys, values), np.float32),
@@ -219,7 +222,7 @@ def _delta_head(x, gates, delta, states, visits, sequence, head, out):
 
 @njit(parallel=True, nogil=True, cache=True, error_model="numpy")
 def delta_rule(
-    x, gates, key_heads, key_size, value_size, decay, step_bias, states, start,
+    x, gates, key_heads, tiled_heads, key_size, value_size, decay, step_bias, states, start,
     firsts, counts, reads, writes, afters, slots, out,
 ):  # fmt: skip
     """x [tokens, queries, keys and values], gates [tokens, strengths and time steps] -> out [tokens, value heads *
@@ -227,5 +230,5 @@ def delta_rule(
     heads = len(decay)
     for work in prange(len(firsts) * heads):
         visits = Visits(firsts, counts, reads, writes, afters, slots)
-        delta = Delta(key_heads, heads, key_size, value_size, decay, step_bias, start)
+        delta = Delta(key_heads, heads, tiled_heads, key_size, value_size, decay, step_bias, start)
         _delta_head(x, gates, delta, states, visits, work // heads, work % heads, out)

@@ -1,7 +1,8 @@
 """What a GGUF file says of a model: its metadata, and its tensors' names (llama.cpp, `gguf-py/gguf/constants.py`).
 
 llama.cpp's converter has changed some tensors on the way: 1 is added to the norms of Gemma, time constants of Mamba2
-are -exp, multipliers of Falcon-H1 are part of the weights, and some families' queries and keys are permuted.
+are -exp, multipliers of Falcon-H1 are part of the weights, some families' queries and keys are permuted, and so are
+Qwen3.5's value heads.
 """
 
 from __future__ import annotations
@@ -9,19 +10,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from freehold.arrays import Float32
+from freehold.models.families.gguf_fields import GgufFields
 from freehold.models.families.rotary import rotary_of, yarn_magnitude
 from freehold.models.families.rules import ABSENT, Rule
 from freehold.models.spec import (
     Activation,
-    Attention,
-    Dense,
-    Experts,
+    GatedDelta,
     Latent,
     LayerSpec,
     Mamba2,
@@ -32,88 +30,11 @@ from freehold.models.spec import (
 )
 from freehold.models.tensor import StoredTensor
 
-SILU = Activation()
 
-
-@dataclass(frozen=True)
-class GgufFields:
-    """Metadata of a file, with its tensors' shapes, the fastest dimension first, and by what rotary frequencies are
-    divided, if the file has that. Raises ValueError with the file's name
-    for a field that is missing."""
-
-    path: Path
-    values: dict[str, Any]
-    shapes: dict[str, tuple[int, ...]]
-    rope_divisors: Float32 | None = None
-
-    @property
-    def architecture(self) -> str:
-        return str(self.values.get("general.architecture"))
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """A field of the architecture."""
-        return self.values.get(f"{self.architecture}.{name}", default)
-
-    def int(self, name: str) -> int:
-        value = self.get(name)
-        if value is None:
-            raise ValueError(f"{self.path.name} lacks {self.architecture}.{name}")
-        return int(value)
-
-    def each(self, name: str) -> list[int]:
-        """A number of each layer, in the file as a list or as one for all."""
-        value = self.get(name)
-        count = self.int("block_count")
-        return [int(one) for one in value] if isinstance(value, list) else [int(value or 0)] * count
-
-    @property
-    def layers(self) -> range:
-        return range(self.int("block_count"))
-
-    @property
-    def head_count(self) -> int:
-        return max(self.each("attention.head_count"))
-
-    @property
-    def head_size(self) -> int:
-        return int(self.get("attention.key_length") or self.int("embedding_length") // self.head_count)
-
-    @property
-    def context_length(self) -> int:
-        return int(self.get("context_length", 2048))
-
-    def rotary(self, size: int | None = None, theta: float | None = None, is_scaled: bool = True) -> Rotary:
-        """`theta` in place of the file's. Windows of some models are not scaled for long contexts."""
-        size = size or int(self.get("rope.dimension_count") or self.head_size)
-        base = theta or float(self.get("rope.freq_base", 10_000.0))
-        kind = self.get("rope.scaling.type", "none") if is_scaled else "none"
-        rope: dict[str, Any] = {"rope_type": "default" if kind == "none" else kind}
-        if kind != "none":
-            rope["factor"] = self.get("rope.scaling.factor", 1.0)
-            rope["original_max_position_embeddings"] = self.get("rope.scaling.original_context_length")
-        rotary = rotary_of(rope, size, base, self.context_length)
-        if self.rope_divisors is None or not is_scaled:
-            return rotary
-        divided = np.array(rotary.frequencies, np.float32) / self.rope_divisors
-        return replace(rotary, frequencies=tuple(divided.tolist()))
-
-    def window(self) -> int | None:
-        window = int(self.get("attention.sliding_window", 0))
-        return window if 0 < window < self.context_length else None
-
-    def attention(self, rotary: Rotary | None, layer: int = 0, **fields: Any) -> Attention:
-        heads = self.each("attention.head_count")[layer] or self.head_count
-        kv = self.each("attention.head_count_kv")[layer] or heads
-        return Attention(**{"head_count": heads, "kv_head_count": kv, "head_size": self.head_size, "rotary": rotary,
-                            **fields})  # fmt: skip
-
-    def dense(self, layer: int = 0, kind: str = "silu") -> Dense:
-        return Dense(self.each("feed_forward_length")[layer], Activation(kind))
-
-    def experts(self, routing: Routing, activation: Activation = SILU) -> Experts:
-        size = self.int("expert_feed_forward_length")
-        shared = int(self.get("expert_shared_feed_forward_length") or size * int(self.get("expert_shared_count", 0)))
-        return Experts(self.int("expert_count"), size, routing, activation, shared)
+def _gate_or_up(stored: StoredTensor, match: re.Match[str]) -> StoredTensor:
+    """Some files have both in one tensor, gate first."""
+    half = stored.rows // 2
+    return stored.reorder(np.arange(half) + (half if match[2] == "up" else 0))
 
 
 # Of a tensor for several experts, group 1 of the match says which.
@@ -152,6 +73,7 @@ RULES = (
     Rule(r"experts\.router\.(weight|bias)", r"ffn_gate_inp.\1"),
     Rule(r"experts\.router\.correction", "exp_probs_b.bias"),
     Rule(r"experts\.(\d+)\.(gate|up|down)\.(\w+)", r"ffn_\2_exps.\3"),
+    Rule(r"experts\.(\d+)\.(gate|up)\.weight", "ffn_gate_up_exps.weight", _gate_or_up),
     Rule(r"shared\.(gate|up|down)\.weight", r"ffn_\1_shexp.weight"),
     Rule(r"shared\.router\.weight", "ffn_gate_inp_shexp.weight"),
 )
@@ -356,6 +278,63 @@ def _granite_model(fields: GgufFields) -> dict[str, Any]:
     }
 
 
+def _olmo2(fields: GgufFields) -> list[LayerSpec]:
+    """OLMo 3 is OLMo 2 with windows, which are not scaled for long contexts."""
+    pattern = fields.get("attention.sliding_window_pattern") or [False] * len(fields.layers)
+    full, local = fields.rotary(), fields.rotary(is_scaled=False)
+    return [
+        LayerSpec(
+            (fields.attention(local if slides else full, window=fields.window() if slides else None),), fields.dense()
+        )
+        for slides in pattern
+    ]
+
+
+def _delta(fields: GgufFields) -> list[LayerSpec]:
+    """Qwen3-Next and Qwen3.5, with or without experts. Of the latter, the converter has sorted the value heads so that
+    neighbours belong to different key heads."""
+    heads, keys = fields.int("ssm.time_step_rank"), fields.int("ssm.group_count")
+    delta = GatedDelta(
+        key_head_count=keys,
+        value_head_count=heads,
+        key_size=fields.int("ssm.state_size"),
+        value_size=fields.int("ssm.inner_size") // heads,
+        taps=fields.int("ssm.conv_kernel"),
+        tiled_heads=fields.architecture != "qwen3next" and heads != keys,
+    )
+    attention = fields.attention(fields.rotary(), output_gate=True)
+    has_experts = bool(fields.get("expert_count"))
+    ffn = fields.experts(Routing(fields.int("expert_used_count"))) if has_experts else fields.dense()
+    return [LayerSpec((delta if fields.has("ssm_a", layer) else attention,), ffn) for layer in fields.layers]
+
+
+def _delta_rules(fields: GgufFields) -> list[Rule]:
+    """Qwen3-Next has the rows of strengths and time steps in one tensor, key head by key head."""
+
+    def half(second: bool) -> Callable[[StoredTensor, re.Match[str]], StoredTensor]:
+        def change(stored: StoredTensor, match: re.Match[str]) -> StoredTensor:
+            rows = np.arange(stored.rows).reshape(fields.int("ssm.group_count"), 2, -1)
+            return stored.reorder(rows[:, int(second)].ravel())
+
+        return change
+
+    return [
+        *_POST_NORM,
+        Rule(r"delta\.qkv\.weight", "attn_qkv.weight"),
+        Rule(r"delta\.gate\.weight", "attn_gate.weight"),
+        Rule(r"delta\.strength\.weight", "ssm_beta.weight"),
+        Rule(r"delta\.strength\.weight", "ssm_ba.weight", half(second=False)),
+        Rule(r"delta\.step\.weight", "ssm_alpha.weight"),
+        Rule(r"delta\.step\.weight", "ssm_ba.weight", half(second=True)),
+        Rule(r"delta\.taps\.weight", "ssm_conv1d.weight"),
+        Rule(r"delta\.decay", "ssm_a"),
+        Rule(r"delta\.step_bias", "ssm_dt.bias"),
+        Rule(r"delta\.norm\.weight", "ssm_norm.weight"),
+        Rule(r"delta\.output\.weight", "ssm_out.weight"),
+    ]
+
+
+_NO_PRE_NORM = (Rule(r"mixer_norm\.weight", ABSENT), Rule(r"ffn_norm\.weight", ABSENT))
 _POST_NORM = (Rule(r"ffn_norm\.weight", "post_attention_norm.weight"), Rule(r"mixer_post_norm\.weight", ABSENT))
 
 # By `general.architecture`.
@@ -375,6 +354,10 @@ GGUF_FAMILIES = {
     "mamba2": GgufFamily(_mamba2),
     "falcon-h1": GgufFamily(_falcon_h1, _halves),
     "granitehybrid": GgufFamily(_granite, _halves, _granite_model),
+    "olmo2": GgufFamily(_olmo2, lambda fields: _NO_PRE_NORM),
+    "qwen3next": GgufFamily(_delta, _delta_rules),
+    "qwen35": GgufFamily(_delta, _delta_rules),
+    "qwen35moe": GgufFamily(_delta, _delta_rules),
 }
 
 
