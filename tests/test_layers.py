@@ -18,6 +18,7 @@ MAY_IMPORT = {
     "memory": set(),
     "scheduler": {"memory"},
     "models": set(),
+    "store": set(),
     "engine": {"models"},
     "text": {"models"},
     "simulation": {"memory", "scheduler"},
@@ -30,6 +31,7 @@ MAY_IMPORT = {
 }
 ONLY_IN_SERVER = {"fastapi", "uvicorn", "starlette", "pydantic", "orjson", "prometheus_client"}
 ONLY_IN_IPC = {"zmq", "msgspec"}
+ONLY_IN_STORE = {"redis", "obstore", "xxhash"}
 NOT_BELOW_ENGINE = {"torch", "numba", "triton", "transformers"}
 
 
@@ -95,7 +97,7 @@ def test_no_module_imports_itself_through_others():
         visit(name, ())
 
 
-def test_libraries_for_http_and_ipc_are_imported_there_alone():
+def test_libraries_of_a_layer_are_imported_there_alone():
     for path in SOURCE.rglob("*.py"):
         used = {name.split(".")[0] for name in imports(path)}
         # That one is run by another engine's Python, as a program of its own.
@@ -103,6 +105,8 @@ def test_libraries_for_http_and_ipc_are_imported_there_alone():
             assert not used & ONLY_IN_SERVER, path
         if "ipc" not in path.parts:
             assert not used & ONLY_IN_IPC, path
+        if "store" not in path.parts:
+            assert not used & ONLY_IN_STORE, path
 
 
 def test_the_engine_imports_without_the_server_libraries():

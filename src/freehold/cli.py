@@ -10,6 +10,7 @@ import typer
 
 from freehold import __version__
 from freehold.bench_commands import Model, bench_app
+from freehold.cache_commands import cache_app
 from freehold.command_line import Commands, ConfigFile, address, fail, sources, takes
 from freehold.config import MEMORY, EngineConfig
 from freehold.options import option
@@ -39,6 +40,7 @@ def main(
 
 
 app.add_typer(bench_app, name="bench")
+app.add_typer(cache_app, name="cache")
 
 CORRECTNESS, PLANNING = "Correctness", "Capacity planning"
 

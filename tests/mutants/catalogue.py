@@ -4,5 +4,6 @@ import in_engine
 import in_memory
 import in_scheduler
 import in_server
+import in_store
 
-MUTANTS = [*in_memory.MUTANTS, *in_scheduler.MUTANTS, *in_engine.MUTANTS, *in_server.MUTANTS]
+MUTANTS = [*in_memory.MUTANTS, *in_scheduler.MUTANTS, *in_engine.MUTANTS, *in_server.MUTANTS, *in_store.MUTANTS]

@@ -1,0 +1,248 @@
+"""Entries on a disk: segments that are only appended to (log-structured; Rosenblum and Ousterhout 1992)."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import threading
+import time
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+
+from freehold.store.entry import Damaged, decode, encode
+from freehold.store.segment import Place, Segment
+from freehold.store.store import Item, StoreStats, StoreUnavailable
+
+SEGMENT_BYTES = 64 << 20
+FREE_FLOOR_BYTES = 1 << 30
+
+
+class DiskStore:
+    """A folder of segments, with an index of all entries in memory: about 150 bytes each.
+
+    An entry is written once, behind the others, and found only when all of it is written. What a crash leaves of one at
+    the end of a segment is cut off at the next start, and each start begins a new segment. When the store is full, the
+    oldest segment goes; entries of it that were read since they were written move to the newest one, as far as they are
+    less than half of it (a second chance, as in CLOCK).
+
+    One process writes to a folder: another one is refused. Raises StoreUnavailable.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        capacity_bytes: int,
+        free_floor_bytes: int = FREE_FLOOR_BYTES,
+        segment_bytes: int = SEGMENT_BYTES,
+        is_read_only: bool = False,
+    ):
+        self.folder = folder
+        self._capacity, self._floor = capacity_bytes, free_floor_bytes
+        self._segment_bytes = min(segment_bytes, max(capacity_bytes // 4, 1))
+        self._is_read_only = is_read_only
+        self._lock = threading.Lock()
+        self._damaged = self._dropped = self._evicted = 0
+        self._segments: dict[int, Segment] = {}  # oldest first
+        self._places: dict[bytes, Place] = {}
+        self._used: set[bytes] = set()  # read since they were written
+        self._open_segment: Segment | None = None
+        self._newest = 0
+        try:
+            if not is_read_only:
+                folder.mkdir(parents=True, exist_ok=True)
+            self._lock_file = None if is_read_only else _locked(folder)
+            for path in sorted(folder.glob("[0-9]*.kv")):
+                self._newest = int(path.stem)
+                self._take_up(Segment(folder, int(path.stem), is_read_only=is_read_only))
+        except OSError as error:
+            raise StoreUnavailable(f"{folder}: {error.strerror or error}") from error
+
+    def _take_up(self, segment: Segment) -> None:
+        if segment.bytes == 0 and not self._is_read_only:
+            segment.delete()
+            return
+        self._segments[segment.number] = segment
+        self._places.update(segment.places)
+        if not segment.is_sealed and not self._is_read_only:
+            segment.seal()
+
+    # -- reading --------------------------------------------------------------------------------------
+
+    def contains(self, keys: Sequence[bytes], deadline: float) -> list[bool]:
+        with self._lock:
+            return [key in self._places for key in keys]
+
+    def get(self, keys: Sequence[bytes], deadline: float) -> list[memoryview | None]:
+        end = time.monotonic() + deadline
+        found: list[memoryview | None] = []
+        for key in keys:
+            if time.monotonic() > end:
+                raise StoreUnavailable(f"{self.folder}: {len(found)} of {len(keys)} entries read in {deadline:g} s")
+            found.append(self._get(key))
+        return found
+
+    def _get(self, key: bytes) -> memoryview | None:
+        raw = self._read(key)
+        if raw is None:
+            return None
+        try:
+            payload = decode(key, raw)
+        except Damaged:
+            with self._lock:
+                self._damaged += 1
+                self._places.pop(key, None)
+            return None
+        with self._lock:
+            self._used.add(key)
+        return payload
+
+    def _read(self, key: bytes) -> bytes | None:
+        """The bytes of an entry. Its segment may be deleted meanwhile, by others."""
+        with self._lock:
+            if (place := self._places.get(key)) is None:
+                return None
+            segment = self._segments[place.segment]
+            segment.borrow()
+        try:
+            return segment.read(place)
+        except OSError as error:
+            raise StoreUnavailable(f"{self.folder}: {error.strerror or error}") from error
+        finally:
+            with self._lock:
+                segment.give_back()
+
+    def all_keys(self) -> Iterator[bytes]:
+        """Oldest first."""
+        with self._lock:
+            return iter(list(self._places))
+
+    def raw(self, key: bytes) -> bytes | None:
+        return self._read(key)
+
+    # -- writing --------------------------------------------------------------------------------------
+
+    def put(self, items: Sequence[Item], deadline: float) -> int:
+        end, stored = time.monotonic() + deadline, 0
+        for item in items:
+            if time.monotonic() > end:
+                break
+            with self._lock:
+                try:
+                    stored += self._put(item)
+                except OSError as error:
+                    raise StoreUnavailable(f"{self.folder}: {error.strerror or error}") from error
+        with self._lock:
+            self._dropped += len(items) - stored
+        return stored
+
+    def _put(self, item: Item) -> bool:
+        if item.key in self._places:
+            return True
+        parts = encode(item.key, item.about, item.payload)
+        size = sum(memoryview(part).nbytes for part in parts)
+        if not self._make_room(size):
+            return False
+        self._places[item.key] = self._writable().append(item.key, parts)
+        return True
+
+    def _writable(self) -> Segment:
+        """The segment that entries are appended to."""
+        segment = self._open_segment
+        if segment is None or segment.bytes >= self._segment_bytes:
+            if segment is not None:
+                segment.seal()
+            self._newest += 1
+            segment = self._open_segment = Segment(self.folder, self._newest, is_new=True)
+            self._segments[segment.number] = segment
+        return segment
+
+    def _make_room(self, size: int) -> bool:
+        """Whether so many bytes may be written, now that old segments have gone for them."""
+        while self._bytes + size > self._capacity or _free_bytes(self.folder) - size < self._floor:
+            oldest = next(iter(self._segments.values()), None)
+            if oldest is None or oldest is self._open_segment:
+                return False
+            self._evict(oldest)
+        return True
+
+    def _evict(self, segment: Segment) -> None:
+        del self._segments[segment.number]
+        gone = [key for key, place in segment.places.items() if self._places.get(key) == place]
+        kept, room = [], segment.bytes // 2
+        for key in gone:
+            place = self._places.pop(key)
+            if key in self._used and place.size <= room:
+                room -= place.size
+                kept.append((key, segment.read(place)))
+            self._used.discard(key)
+        segment.delete()
+        for key, raw in kept:
+            with contextlib.suppress(Damaged):
+                decode(key, raw)
+                self._places[key] = self._writable().append(key, [raw])
+        self._evicted += sum(key not in self._places for key in gone)
+
+    def discard(self, keys: Collection[bytes]) -> None:
+        """Segments are never changed: what else they have is written anew."""
+        with self._lock:
+            touched = {self._places[key].segment for key in keys if key in self._places}
+            for key in keys:
+                self._places.pop(key, None)
+            if self._open_segment is not None and self._open_segment.number in touched:
+                self._open_segment = None
+            for number in touched:
+                segment = self._segments.pop(number)
+                for key, place in segment.places.items():
+                    if self._places.get(key) == place:
+                        self._places[key] = self._writable().append(key, [segment.read(place)])
+                segment.delete()
+
+    @property
+    def _bytes(self) -> int:
+        return sum(segment.bytes for segment in self._segments.values())
+
+    def clear(self, deadline: float) -> None:
+        with self._lock:
+            for segment in self._segments.values():
+                segment.delete()
+            self._segments.clear()
+            self._places.clear()
+            self._used.clear()
+            self._open_segment = None
+
+    # -- the whole ------------------------------------------------------------------------------------
+
+    def stats(self) -> StoreStats:
+        with self._lock:
+            return StoreStats(
+                len(self._places), self._bytes, self._capacity, self._damaged, self._dropped, self._evicted
+            )
+
+    def close(self) -> None:
+        """Seal the open segment, so that the next start need not read it. A store that was not closed loses nothing."""
+        with self._lock:
+            if self._open_segment is not None:
+                with contextlib.suppress(OSError):
+                    self._open_segment.seal()
+            for segment in self._segments.values():
+                segment.close()
+            if self._lock_file is not None:
+                os.close(self._lock_file)
+                self._lock_file = None
+
+
+def _locked(folder: Path) -> int:
+    """A lock that ends with the process, however that ends. Raises StoreUnavailable, OSError."""
+    file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(file)
+        raise StoreUnavailable(f"{folder} is in use by another process: give each server a folder of its own") from None
+    return file
+
+
+def _free_bytes(folder: Path) -> int:
+    status = os.statvfs(folder)
+    return status.f_bavail * status.f_frsize

@@ -1,0 +1,80 @@
+"""The form of a stored entry: header, description, payload. It is served only if every byte is right.
+
+    magic 4 | version 2 | length of description 2 | length of payload 8 | key 32 | checksum of what follows 16 |
+    checksum of the header 8 | description | payload
+
+Numbers are little-endian. Checksums (XXH3) find damage; they don't protect from those who may write to the store.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+import xxhash
+
+from freehold.store.keys import KEY_BYTES
+
+MAGIC = b"FHKV"
+VERSION = 1
+_FIELDS = struct.Struct(f"<4sHHQ{KEY_BYTES}s16s")
+HEADER_BYTES = _FIELDS.size + 8
+
+Raw = bytes | bytearray | memoryview
+
+
+class Damaged(ValueError):
+    """Bytes that are not what was written, or that were written by something else."""
+
+
+@dataclass(frozen=True)
+class Header:
+    """Of an entry. `size` is that of the whole entry, in bytes."""
+
+    key: bytes
+    about_bytes: int
+    payload_bytes: int
+    checksum: bytes
+
+    @property
+    def size(self) -> int:
+        return HEADER_BYTES + self.about_bytes + self.payload_bytes
+
+
+def encode(key: bytes, about: bytes, payload: Raw) -> list[Raw]:
+    """The parts of an entry, one after the other. `about` describes it to people (65,535 bytes at most)."""
+    body = xxhash.xxh3_128(about)
+    body.update(payload)
+    fields = _FIELDS.pack(MAGIC, VERSION, len(about), memoryview(payload).nbytes, key, body.digest())
+    return [fields + xxhash.xxh3_64(fields).digest(), about, payload]
+
+
+def read_header(raw: Raw) -> Header:
+    """Raises Damaged."""
+    if len(raw) < HEADER_BYTES:
+        raise Damaged("the header is cut short")
+    fields = bytes(raw[: _FIELDS.size])
+    if xxhash.xxh3_64(fields).digest() != bytes(raw[_FIELDS.size : HEADER_BYTES]):
+        raise Damaged("the header's checksum is wrong")
+    magic, version, about, payload, key, checksum = _FIELDS.unpack(fields)
+    if magic != MAGIC or version != VERSION:
+        raise Damaged(f"not an entry of version {VERSION}")
+    return Header(key, about, payload, checksum)
+
+
+def decode(key: bytes, raw: Raw) -> memoryview:
+    """The payload of a whole entry that was asked for by its key. Raises Damaged."""
+    header, view = read_header(raw), memoryview(raw)
+    if header.key != key:
+        raise Damaged("the entry of another key")
+    if view.nbytes != header.size:
+        raise Damaged(f"{view.nbytes} bytes, not {header.size}")
+    if xxhash.xxh3_128(view[HEADER_BYTES:]).digest() != header.checksum:
+        raise Damaged("the checksum is wrong")
+    return view[HEADER_BYTES + header.about_bytes :]
+
+
+def description(raw: Raw) -> bytes:
+    """What a whole entry says of itself. Raises Damaged."""
+    header = read_header(raw)
+    return bytes(memoryview(raw)[HEADER_BYTES : HEADER_BYTES + header.about_bytes])

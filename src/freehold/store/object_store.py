@@ -1,0 +1,116 @@
+"""Entries in an object store with the S3 interface: shared by servers, and as large as the bucket may be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from datetime import timedelta
+from typing import TypeVar
+
+from obstore.exceptions import BaseError
+from obstore.store import S3Store
+
+from freehold.store.entry import Damaged, decode, encode
+from freehold.store.store import Item, StoreStats, StoreUnavailable
+
+REQUESTS = 16  # at a time
+
+Result = TypeVar("Result")
+
+
+class ObjectStore:
+    """One object an entry, of the same bytes as on disk, `<prefix>/<first byte of the key>/<key>`. Objects are replaced
+    as a whole, so none is ever seen in part. What goes, and when, is the bucket's lifecycle rule.
+
+    Credentials, region and endpoint are taken from the environment, as AWS tools name them. `timeout`: seconds that a
+    request may take.
+    """
+
+    def __init__(self, bucket: str, prefix: str = "", timeout: float = 5.0, **options: str):
+        self._store = S3Store(
+            bucket,
+            prefix=prefix or None,
+            config=options,  # pyright: ignore[reportArgumentType]
+            client_options={"timeout": timedelta(seconds=timeout), "allow_http": True},
+            retry_config={"max_retries": 0, "retry_timeout": timedelta(seconds=timeout)},
+        )
+        self._threads = ThreadPoolExecutor(REQUESTS, thread_name_prefix="s3")
+        self._damaged = self._dropped = 0
+
+    def contains(self, keys: Sequence[bytes], deadline: float) -> list[bool]:
+        return self._each(self._has, keys, deadline)
+
+    def _has(self, key: bytes) -> bool:
+        try:
+            self._store.head(_path(key))
+        except FileNotFoundError:
+            return False
+        return True
+
+    def get(self, keys: Sequence[bytes], deadline: float) -> list[memoryview | None]:
+        return self._each(self._get, keys, deadline)
+
+    def _get(self, key: bytes) -> memoryview | None:
+        try:
+            raw = memoryview(self._store.get(_path(key)).bytes())
+        except FileNotFoundError:
+            return None
+        try:
+            return decode(key, raw)
+        except Damaged:
+            self._damaged += 1
+            return None
+
+    def put(self, items: Sequence[Item], deadline: float) -> int:
+        self._each(lambda item: self._store.put(_path(item.key), b"".join(encode(*item))), items, deadline)
+        return len(items)
+
+    def _each(
+        self, call: Callable[..., Result], arguments: Sequence[bytes] | Sequence[Item], deadline: float
+    ) -> list[Result]:
+        """Several requests at a time. What is still under way at the deadline goes on, for nobody."""
+        futures: list[Future[Result]] = [self._threads.submit(call, argument) for argument in arguments]
+        late = wait(futures, deadline).not_done
+        for future in late:
+            future.cancel()
+        if late:
+            raise StoreUnavailable(f"s3: {len(late)} of {len(futures)} requests took more than {deadline:g} s")
+        try:
+            return [future.result() for future in futures]
+        except (BaseError, OSError) as error:
+            raise StoreUnavailable(f"s3: {error}") from error
+
+    def clear(self, deadline: float) -> None:
+        try:
+            for found in self._store.list():
+                self._store.delete([one["path"] for one in found])
+        except (BaseError, OSError) as error:
+            raise StoreUnavailable(f"s3: {error}") from error
+
+    def all_keys(self) -> Iterator[bytes]:
+        try:
+            for found in self._store.list():
+                for one in found:
+                    yield bytes.fromhex(one["path"].rpartition("/")[2])
+        except BaseError as error:
+            raise StoreUnavailable(f"s3: {error}") from error
+
+    def raw(self, key: bytes) -> bytes | None:
+        try:
+            return bytes(self._store.get(_path(key)).bytes())
+        except FileNotFoundError:
+            return None
+
+    def discard(self, keys: Collection[bytes]) -> None:
+        self._store.delete([_path(key) for key in keys])
+
+    def stats(self) -> StoreStats:
+        """What is in a bucket is not known without listing it."""
+        return StoreStats(None, None, None, self._damaged, self._dropped)
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _path(key: bytes) -> str:
+    return f"{key[:1].hex()}/{key.hex()}"

@@ -1,0 +1,66 @@
+"""What every store offers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from freehold.store.entry import Raw
+
+
+class StoreUnavailable(Exception):
+    """The store can't be reached, is too slow, or can't be written. Nothing is known of what was asked."""
+
+
+class Item(NamedTuple):
+    """An entry to be stored. `about` describes it to people."""
+
+    key: bytes
+    about: bytes
+    payload: Raw
+
+
+@dataclass(frozen=True)
+class StoreStats:
+    """What a store holds, None where it can't say, and what became of entries since it was opened. `damaged`: entries
+    that were not served because their bytes were wrong; `dropped`: those that there was no room for."""
+
+    entries: int | None
+    bytes: int | None
+    capacity_bytes: int | None
+    damaged: int = 0
+    dropped: int = 0
+    evicted: int = 0
+
+
+class Store(Protocol):
+    """Entries by key. Called by IO threads, several at a time. An entry is there only when all of it is, and is served
+    only as it was written: what is missing, damaged or foreign is None. Each call takes `deadline` seconds at most, as
+    far as the device lets it, and raises StoreUnavailable."""
+
+    def contains(self, keys: Sequence[bytes], deadline: float) -> list[bool]: ...
+
+    def get(self, keys: Sequence[bytes], deadline: float) -> list[memoryview | None]: ...
+
+    def put(self, items: Sequence[Item], deadline: float) -> int:
+        """-> how many are stored now, those that were before included."""
+        ...
+
+    def clear(self, deadline: float) -> None: ...
+
+    def all_keys(self) -> Iterator[bytes]:
+        """Those of all entries, in no order. For people: it may take long."""
+        ...
+
+    def raw(self, key: bytes) -> bytes | None:
+        """A whole entry (`entry.py`) as it is stored, damaged or not."""
+        ...
+
+    def discard(self, keys: Collection[bytes]) -> None:
+        """Give these entries up for good."""
+        ...
+
+    def stats(self) -> StoreStats: ...
+
+    def close(self) -> None: ...

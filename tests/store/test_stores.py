@@ -1,0 +1,363 @@
+"""What every store promises, held against real ones: a folder, a Redis, an S3."""
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import redis
+from hypothesis import given
+from hypothesis import strategies as st
+
+from freehold.store.breaker import FAILURES_MAX, RETRY_S, Breaker
+from freehold.store.disk import DiskStore
+from freehold.store.entry import HEADER_BYTES, decode, encode
+from freehold.store.keys import PrefixKeys, fingerprint
+from freehold.store.location import open_store
+from freehold.store.object_store import ObjectStore
+from freehold.store.redis_store import PREFIX, RedisStore
+from freehold.store.store import Item, StoreStats, StoreUnavailable
+
+SECOND = 1.0
+MANY = 1 << 40
+
+
+def item(number: int, size: int = 300) -> Item:
+    return Item(number.to_bytes(32, "little"), b"", np.random.default_rng(number).bytes(size))
+
+
+def payloads(store, items) -> list[bytes | None]:
+    return [None if one is None else bytes(one) for one in store.get([one.key for one in items], 5 * SECOND)]
+
+
+@pytest.fixture(params=["disk", "redis", "s3"])
+def store(request, tmp_path):
+    if request.param == "disk":
+        store = DiskStore(tmp_path / "store", MANY, free_floor_bytes=0)
+    elif request.param == "redis":
+        store = RedisStore(f"redis://127.0.0.1:{request.getfixturevalue('redis_server').port}/0", MANY)
+    else:
+        request.getfixturevalue("s3_server")
+        store = ObjectStore("bucket", "kv")
+    yield store
+    store.close()
+
+
+def test_what_is_stored_is_found_and_the_rest_is_not(store):
+    items = [item(n, 1 + n * 100) for n in range(70)]
+    assert store.put(items, 10 * SECOND) == 70
+    assert payloads(store, [item(99), *items]) == [None, *(one.payload for one in items)]
+    assert store.contains([items[69].key, item(99).key], SECOND) == [True, False]
+    assert store.put(items[:3], SECOND) == 3
+    store.clear(10 * SECOND)
+    assert payloads(store, items[:5]) == [None] * 5
+
+
+def test_a_large_entry(store):
+    large = item(1, 5 << 20)
+    assert store.put([large], 10 * SECOND) == 1
+    assert payloads(store, [large]) == [large.payload]
+
+
+def test_several_threads_at_a_time(store):
+    wrong = []
+
+    def use(first: int) -> None:
+        items = [item(n) for n in range(first, first + 20)]
+        store.put(items, 10 * SECOND)
+        if payloads(store, items) != [one.payload for one in items]:
+            wrong.append(first)
+
+    threads = [threading.Thread(target=use, args=(20 * n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_entries_are_listed_read_raw_and_given_up(store):
+    items = [item(n) for n in range(40)]
+    store.put(items, 10 * SECOND)
+    assert set(store.all_keys()) == {one.key for one in items}
+    assert decode(items[3].key, store.raw(items[3].key)) == items[3].payload
+    assert store.raw(item(99).key) is None
+    store.discard([one.key for one in items[:35]])
+    assert payloads(store, items) == [None] * 35 + [one.payload for one in items[35:]]
+    assert store.put([item(0), item(50)], SECOND) == 2
+    assert payloads(store, [item(0), item(50)]) == [item(0).payload, item(50).payload]
+
+
+def overwrite(store, key: bytes, raw: bytes) -> None:
+    if isinstance(store, RedisStore):
+        store._client.set(PREFIX + key, raw)
+    elif isinstance(store, ObjectStore):
+        store._store.put(f"{key[:1].hex()}/{key.hex()}", raw)
+    else:
+        place = store._places[key]
+        with open(store.folder / f"{place.segment:08}.kv", "r+b") as file:
+            file.seek(place.offset)
+            file.write(raw[: place.size].ljust(place.size, b"\0"))
+
+
+@pytest.mark.parametrize("change", ["cut", "flipped", "of another key", "a stranger's", "nothing"])
+def test_damaged_and_foreign_bytes_are_misses_and_counted(store, change):
+    good = item(1)
+    store.put([good, item(2)], SECOND)
+    raw = b"".join(encode(*good))
+    flipped = bytearray(raw)
+    flipped[HEADER_BYTES + 5] ^= 4
+    overwrite(store, good.key, {
+        "cut": raw[:-1], "flipped": bytes(flipped), "of another key": b"".join(encode(*item(3))),
+        "a stranger's": b"hello", "nothing": b"",
+    }[change])  # fmt: skip
+    assert payloads(store, [good, item(2)]) == [None, item(2).payload]
+    assert store.stats().damaged == 1
+
+
+# -- servers that fail ------------------------------------------------------------------------------------
+
+
+@contextmanager
+def at_most(seconds: float):
+    before = time.monotonic()
+    yield
+    assert time.monotonic() - before < seconds
+
+
+def calls(store):
+    return [
+        lambda: store.get([item(1).key], SECOND),
+        lambda: store.put([item(2)], SECOND),
+        lambda: store.contains([item(1).key], SECOND),
+    ]
+
+
+@pytest.fixture(params=["redis", "s3"])
+def remote(request):
+    """A store with short timeouts, and its server."""
+    server = request.getfixturevalue(f"{request.param}_server")
+    if request.param == "redis":
+        store = RedisStore(f"redis://127.0.0.1:{server.port}/0", MANY, timeout=0.5)
+    else:
+        store = ObjectStore("bucket", timeout=0.5)
+    yield store, server
+    store.close()
+
+
+def test_a_server_that_stands_still_costs_no_more_than_the_deadline(remote):
+    store, server = remote
+    store.put([item(1)], 5 * SECOND)
+    server.signal(signal.SIGSTOP)
+    for call in calls(store):
+        with at_most(3), pytest.raises(StoreUnavailable):
+            call()
+    server.signal(signal.SIGCONT)
+    time.sleep(0.6)
+    assert payloads(store, [item(1)]) == [item(1).payload], "late answers belong to nobody"
+
+
+def test_a_bucket_that_stands_still_costs_the_deadline_whatever_its_timeout(s3_server):
+    store = ObjectStore("bucket", timeout=30)
+    s3_server.signal(signal.SIGSTOP)
+    with at_most(3), pytest.raises(StoreUnavailable, match=r"more than 0.5 s"):
+        store.get([item(n).key for n in range(3)], 0.5)
+    s3_server.signal(signal.SIGCONT)
+    store.close()
+
+
+def test_a_server_that_dies_is_an_error_at_once(remote):
+    store, server = remote
+    store.put([item(1)], 5 * SECOND)
+    server.kill()
+    for call in calls(store):
+        with at_most(3), pytest.raises(StoreUnavailable):
+            call()
+
+
+def test_a_server_that_is_not_there_is_an_error():
+    store = RedisStore("redis://127.0.0.1:1/0", MANY)
+    with pytest.raises(StoreUnavailable):
+        store.get([item(1).key], SECOND)
+    store.close()
+
+
+def test_a_redis_without_memory_drops(redis_server):
+    url = f"redis://127.0.0.1:{redis_server.port}/0"
+    redis.Redis.from_url(url).config_set("maxmemory", "3mb")
+    store = RedisStore(url, MANY)
+    items = [item(n, 200_000) for n in range(40)]
+    stored = store.put(items, 5 * SECOND)
+    assert 0 < stored < 40
+    assert store.stats().dropped == 40 - stored
+    assert payloads(store, items)[:stored] == [one.payload for one in items[:stored]]
+    store.close()
+
+
+def test_a_redis_beyond_its_cap_is_not_written(redis_server):
+    store = RedisStore(f"redis://127.0.0.1:{redis_server.port}/0", capacity_bytes=1000)
+    assert store.put([item(1)], SECOND) == 0
+    assert store.stats().dropped == 1
+    store.close()
+
+
+def test_entries_of_redis_live_on_when_they_are_read(redis_server):
+    url = f"redis://127.0.0.1:{redis_server.port}/0"
+    store = RedisStore(url, MANY, ttl_seconds=1000)
+    client: Any = redis.Redis.from_url(url)
+    store.put([item(1)], SECOND)
+    assert 900 < client.ttl(PREFIX + item(1).key) <= 1000
+    client.expire(PREFIX + item(1).key, 5)
+    store.get([item(1).key], SECOND)
+    assert client.ttl(PREFIX + item(1).key) > 900
+    store.close()
+
+
+# -- the breaker ------------------------------------------------------------------------------------------
+
+
+class Failing:
+    """Fails while it is told to."""
+
+    def __init__(self):
+        self.calls, self.fails = 0, True
+
+    def get(self, keys, deadline):
+        self.calls += 1
+        if self.fails:
+            raise StoreUnavailable("down")
+        return [None] * len(keys)
+
+    def stats(self):
+        return StoreStats(0, 0, 0)
+
+
+def test_a_store_that_fails_is_left_alone_and_tried_again():
+    now, store = [0.0], Failing()
+    breaker = Breaker(store, lambda: now[0])
+
+    def ask():
+        return breaker.get([b""], SECOND)
+
+    for _ in range(FAILURES_MAX):
+        with pytest.raises(StoreUnavailable, match="down"):
+            ask()
+    for _ in range(10):
+        with pytest.raises(StoreUnavailable, match="left alone"):
+            ask()
+    assert (store.calls, breaker.refused, breaker.is_open) == (FAILURES_MAX, 10, True)
+    now[0] += RETRY_S
+    with pytest.raises(StoreUnavailable, match="down"):
+        ask()
+    with pytest.raises(StoreUnavailable, match="left alone"):
+        ask()
+    now[0] += RETRY_S
+    store.fails = False
+    assert ask() == [None]
+    assert ask() == [None]
+    assert not breaker.is_open
+
+
+def test_one_call_tries_while_the_others_are_refused():
+    now, store = [0.0], Failing()
+    breaker = Breaker(store, lambda: now[0])
+    for _ in range(FAILURES_MAX):
+        with pytest.raises(StoreUnavailable):
+            breaker.get([b""], SECOND)
+    now[0] += RETRY_S
+    inside: list[str] = []
+    store.fails = False
+    real = store.get
+
+    def slow(keys, deadline):
+        with pytest.raises(StoreUnavailable, match="left alone"):
+            breaker.get([b""], SECOND)
+        inside.append("refused")
+        return real(keys, deadline)
+
+    store.get = slow
+    breaker.get([b""], SECOND)
+    assert inside == ["refused"]
+
+
+def test_successes_between_failures_keep_it_closed():
+    store = Failing()
+    breaker = Breaker(store)
+    for _ in range(3):
+        store.fails = True
+        for _ in range(FAILURES_MAX - 1):
+            with pytest.raises(StoreUnavailable, match="down"):
+                breaker.get([b""], SECOND)
+        store.fails = False
+        breaker.get([b""], SECOND)
+    assert not breaker.is_open
+
+
+# -- names ------------------------------------------------------------------------------------------------
+
+
+def test_a_key_depends_on_everything_before_its_end():
+    keys, tokens = PrefixKeys(fingerprint({"model": "m"}), 4), np.arange(18, dtype=np.int32)
+    chain = keys.chain(tokens)
+    assert len(chain) == 4
+    assert len(set(chain)) == 4
+    assert keys.chain(tokens[8:], before=chain[1]) == chain[2:]
+    assert keys.chain(tokens.astype(np.int64)) == chain
+    for at in range(16):
+        other = tokens.copy()
+        other[at] += 1
+        same = [a == b for a, b in zip(chain, keys.chain(other), strict=True)]
+        assert same == [page < at // 4 for page in range(4)]
+    assert not set(PrefixKeys(fingerprint({"model": "n"}), 4).chain(tokens)) & set(chain)
+    full, window = (keys.of_group(chain, fingerprint({"group": name})) for name in ("full", "window"))
+    assert not set(full) & set(window)
+
+
+RECORDS = st.dictionaries(st.text(max_size=4), st.one_of(st.text(max_size=4), st.integers(), st.binary(max_size=4)))
+
+
+@given(RECORDS, RECORDS)
+def test_different_records_have_different_fingerprints(one, other):
+    assert (fingerprint(one) == fingerprint(other)) == (one == other)
+
+
+@pytest.mark.parametrize(("one", "other"), [
+    ({"ab": "c"}, {"a": "bc"}), ({"a": "1"}, {"a": 1}), ({"a": "1"}, {"a": b"1"}), ({"a": "b", "c": "d"}, {"a": "bcd"}),
+    ({"a": 1}, {"a": 1.0}), ({"a": ""}, {}),
+])  # fmt: skip
+def test_fields_are_tagged_with_their_type_and_length(one, other):
+    assert fingerprint(one) != fingerprint(other)
+
+
+def test_a_fingerprint_is_the_same_on_every_machine():
+    expected = hashlib.sha256()
+    for part in (b"a", b"int", b"1", b"b", b"str", "\u00fc".encode()):
+        expected.update(len(part).to_bytes(8, "little") + part)
+    assert fingerprint({"b": "\u00fc", "a": 1}) == expected.digest()
+
+
+# -- locations --------------------------------------------------------------------------------------------
+
+
+def test_a_location_names_the_kind_of_store(tmp_path, redis_server, monkeypatch):
+    folder = open_store(str(tmp_path / "kv"))
+    assert isinstance(folder, DiskStore)
+    folder.close()
+    assert isinstance(open_store(f"redis://127.0.0.1:{redis_server.port}/0"), RedisStore)
+    monkeypatch.setitem(os.environ, "AWS_REGION", "us-east-1")
+    assert isinstance(open_store("s3://bucket/some/prefix"), ObjectStore)
+    with pytest.raises(ValueError, match="'ftp' is not a kind of store"):
+        open_store("ftp://host/")
+
+
+def test_libraries_of_stores_that_are_not_used_are_not_imported():
+    code = "import sys, freehold.store.location, freehold.store.disk; print({'redis', 'obstore'} & set(sys.modules))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "set()"
