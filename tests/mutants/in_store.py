@@ -78,8 +78,8 @@ MUTANTS = [
         "what is read again and again goes with the oldest",
         KIND,
         "store/disk.py",
-        "            if key in self._used and place.size <= room:",
-        "            if False:",
+        "                if key in self._used and place.size <= room:",
+        "                if False:",
     ),
     Mutant(
         "a damaged entry stays in the index",
@@ -99,8 +99,8 @@ MUTANTS = [
         "discarding an entry loses its neighbours",
         KIND,
         "store/disk.py",
-        "                    if self._places.get(key) == place:\n                        self._places[key] =",
-        "                    if False:\n                        self._places[key] =",
+        "                    if self._places.get(key) == place:\n                        self._append",
+        "                    if False:\n                        self._append",
     ),
     Mutant(
         "fields of a fingerprint run into each other",

@@ -272,6 +272,21 @@ def test_a_segment_that_is_deleted_while_it_is_read_is_read_to_the_end(store, mo
     assert store.stats().damaged == 0
 
 
+def test_entries_are_read_while_another_one_is_written(store, monkeypatch):
+    store.put([item(1)], SECOND)
+    real, seen = os.pwritev, []
+
+    def slow(file, parts, offset):
+        seen.append(payloads(store, [item(1), item(2)]))
+        return real(file, parts, offset)
+
+    monkeypatch.setattr(os, "pwritev", slow)
+    store.put([item(2)], SECOND)
+    monkeypatch.undo()
+    assert seen == [[item(1).payload, None]]
+    assert payloads(store, [item(2)]) == [item(2).payload]
+
+
 def test_readers_and_a_writer_that_evicts_under_them(tmp_path):
     """A segment that goes while it is read is read to the end."""
     store, stop = opened(tmp_path, capacity=20_000), threading.Event()

@@ -10,7 +10,7 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
-from freehold.store.entry import Damaged, decode, encode
+from freehold.store.entry import Damaged, Raw, decode, encode
 from freehold.store.segment import Place, Segment
 from freehold.store.store import Item, StoreStats, StoreUnavailable
 
@@ -41,7 +41,8 @@ class DiskStore:
         self._capacity, self._floor = capacity_bytes, free_floor_bytes
         self._segment_bytes = min(segment_bytes, max(capacity_bytes // 4, 1))
         self._is_read_only = is_read_only
-        self._lock = threading.Lock()
+        self._writing = threading.Lock()  # who writes has this one, and the other for moments
+        self._lock = threading.Lock()  # of the index
         self._damaged = self._dropped = self._evicted = 0
         self._segments: dict[int, Segment] = {}  # oldest first
         self._places: dict[bytes, Place] = {}
@@ -127,24 +128,33 @@ class DiskStore:
         for item in items:
             if time.monotonic() > end:
                 break
-            with self._lock:
+            parts = [] if self._has(item.key) else encode(item.key, item.about, item.payload)
+            with self._writing:
                 try:
-                    stored += self._put(item)
+                    stored += self._put(item.key, parts)
                 except OSError as error:
                     raise StoreUnavailable(f"{self.folder}: {error.strerror or error}") from error
         with self._lock:
             self._dropped += len(items) - stored
         return stored
 
-    def _put(self, item: Item) -> bool:
-        if item.key in self._places:
-            return True
-        parts = encode(item.key, item.about, item.payload)
-        size = sum(memoryview(part).nbytes for part in parts)
-        if not self._make_room(size):
+    def _has(self, key: bytes) -> bool:
+        with self._lock:
+            return key in self._places
+
+    def _put(self, key: bytes, parts: list[Raw]) -> bool:
+        """Whether the entry is stored now. Without `parts` it was before."""
+        if not parts or self._has(key):
+            return self._has(key)
+        if not self._make_room(sum(memoryview(part).nbytes for part in parts)):
             return False
-        self._places[item.key] = self._writable().append(item.key, parts)
+        self._append(key, parts)
         return True
+
+    def _append(self, key: bytes, parts: list[Raw]) -> None:
+        place = self._writable().append(key, parts)
+        with self._lock:
+            self._places[key] = place
 
     def _writable(self) -> Segment:
         """The segment that entries are appended to."""
@@ -154,7 +164,8 @@ class DiskStore:
                 segment.seal()
             self._newest += 1
             segment = self._open_segment = Segment(self.folder, self._newest, is_new=True)
-            self._segments[segment.number] = segment
+            with self._lock:
+                self._segments[segment.number] = segment
         return segment
 
     def _make_room(self, size: int) -> bool:
@@ -167,43 +178,61 @@ class DiskStore:
         return True
 
     def _evict(self, segment: Segment) -> None:
-        del self._segments[segment.number]
-        gone = [key for key, place in segment.places.items() if self._places.get(key) == place]
-        kept, room = [], segment.bytes // 2
-        for key in gone:
-            place = self._places.pop(key)
-            if key in self._used and place.size <= room:
-                room -= place.size
-                kept.append((key, segment.read(place)))
-            self._used.discard(key)
-        segment.delete()
-        for key, raw in kept:
-            with contextlib.suppress(Damaged):
-                decode(key, raw)
-                self._places[key] = self._writable().append(key, [raw])
-        self._evicted += sum(key not in self._places for key in gone)
+        kept: list[tuple[bytes, Place]] = []
+        room = segment.bytes // 2
+        with self._lock:
+            del self._segments[segment.number]
+            segment.borrow()
+            segment.delete()
+            for key, place in segment.places.items():
+                if self._places.get(key) != place:
+                    continue
+                del self._places[key]
+                if key in self._used and place.size <= room:
+                    room -= place.size
+                    kept.append((key, place))
+                else:
+                    self._evicted += 1
+                self._used.discard(key)
+        try:
+            for key, place in kept:
+                self._keep(key, segment.read(place))
+        finally:
+            with self._lock:
+                segment.give_back()
+
+    def _keep(self, key: bytes, raw: bytes) -> None:
+        """An entry of a segment that goes, in the newest one."""
+        try:
+            decode(key, raw)
+        except Damaged:
+            self._damaged += 1
+        else:
+            self._append(key, [raw])
 
     def discard(self, keys: Collection[bytes]) -> None:
         """Segments are never changed: what else they have is written anew."""
-        with self._lock:
-            touched = {self._places[key].segment for key in keys if key in self._places}
-            for key in keys:
-                self._places.pop(key, None)
+        with self._writing:
+            with self._lock:
+                touched = {self._places[key].segment for key in keys if key in self._places}
+                for key in keys:
+                    self._places.pop(key, None)
             if self._open_segment is not None and self._open_segment.number in touched:
                 self._open_segment = None
-            for number in touched:
-                segment = self._segments.pop(number)
+            for segment in [self._segments[number] for number in touched]:
                 for key, place in segment.places.items():
                     if self._places.get(key) == place:
-                        self._places[key] = self._writable().append(key, [segment.read(place)])
-                segment.delete()
+                        self._append(key, [segment.read(place)])
+                with self._lock:
+                    del self._segments[segment.number]
+                    segment.delete()
 
     @property
     def _bytes(self) -> int:
         return sum(segment.bytes for segment in self._segments.values())
 
     def clear(self, deadline: float) -> None:
-        with self._lock:
+        with self._writing, self._lock:
             for segment in self._segments.values():
                 segment.delete()
             self._segments.clear()
@@ -221,7 +250,7 @@ class DiskStore:
 
     def close(self) -> None:
         """Seal the open segment, so that the next start need not read it. A store that was not closed loses nothing."""
-        with self._lock:
+        with self._writing, self._lock:
             if self._open_segment is not None:
                 with contextlib.suppress(OSError):
                     self._open_segment.seal()
