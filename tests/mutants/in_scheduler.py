@@ -140,8 +140,8 @@ MUTANTS = [
         "departures are not counted",
         "fairness and bounds",
         "scheduler/queue.py",
-        "        self._left += 1\n",
-        "        self._left += 0\n",
+        "        self._left += 1\n        return self._by_number",
+        "        self._left += 0\n        return self._by_number",
     ),
     Mutant(
         "whoever is due is put behind the others",
@@ -233,6 +233,20 @@ MUTANTS = [
         "memory/room.py",
         " + sum(node.page_count for node in released)",
         "",
+    ),
+    Mutant(
+        "less important requests overtake without end",
+        "fairness and bounds",
+        "scheduler/queue.py",
+        "                self._lines[level, key[1]].overtake()",
+        "                pass",
+    ),
+    Mutant(
+        "whoever comes after less important ones have gone is due at once",
+        "fairness and bounds",
+        "scheduler/queue.py",
+        "        self._entered += 1\n        self._left += 1\n\n    def is_due",
+        "        self._left += 1\n\n    def is_due",
     ),
     Mutant(
         "an estimate of room is believed whatever admission says",

@@ -539,3 +539,26 @@ def test_the_least_important_request_gives_way_when_memory_runs_out(priorities):
     stays, goes = (second, first) if priorities == (0, 1) else (first, second)
     assert goes.retractions > 0
     assert stays.retractions == 0
+
+
+def test_less_important_requests_that_are_admitted_make_a_waiting_one_due():
+    """It may wait for a prefix while they go, but not for ever. Another client's do not count, nor does it count for
+    those that come later."""
+    queue = WaitingQueue("priority", overtaken_max=2)
+
+    def waiting(order: int, priority: int, client: int = 0) -> Request:
+        request = Request(f"r{order}", np.arange(4, dtype=np.int32), SamplingParams(), priority=priority)
+        request.order, request.client_number = order, client
+        queue.push(request)
+        return request
+
+    important = waiting(0, 2)
+    lesser = [waiting(order, 0) for order in (1, 2, 3)]
+    strangers = [waiting(order, 0, client=1) for order in (4, 5, 6)]
+    for request in [*strangers, *lesser[:2]]:
+        queue.remove(request)
+        assert not queue.is_due(important)
+    queue.remove(lesser[2])
+    assert queue.is_due(important)
+    assert not queue.is_due(waiting(7, 2))
+    assert not queue.is_due(waiting(8, 0))

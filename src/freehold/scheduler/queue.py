@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import groupby, islice
@@ -59,6 +59,11 @@ class Line:
         del self._by_number[entry.number]
         self._left += 1
         return self._by_number.get(self._left - self._overtaken_max)
+
+    def overtake(self) -> None:
+        """A less important request of the client was admitted: as if one had entered this line and left it."""
+        self._entered += 1
+        self._left += 1
 
     def is_due(self, request: Request) -> bool:
         return self._left - self._entries[request].number >= self._overtaken_max
@@ -122,6 +127,7 @@ class WaitingQueue:
         self._shares = Shares() if shares is None else shares
         self._overtaken_max = overtaken_max
         self._lines: dict[LineKey, Line] = {}
+        self._levels: Counter[int] = Counter()  # lines of each class of importance
         self._sorted: list[LineKey] = []
         self._sorted_at = -1  # after how many charges; -1 if lines have come or gone since
         self._count = 0
@@ -152,6 +158,7 @@ class WaitingQueue:
         if key not in self._lines:
             self._lines[key] = Line(self._overtaken_max)
             self._sorted_at = -1
+            self._levels[key[0]] += 1
         self._lines[key].push(request)
         self._count += 1
         if self.policy == "lpm":
@@ -163,17 +170,23 @@ class WaitingQueue:
         key = self._line_of(request)
         line = self._lines[key]
         due = line.remove(request)
+        for level in self._levels:
+            if level < key[0] and (level, key[1]) in self._lines:
+                self._lines[level, key[1]].overtake()
         self._count -= 1
         self._unranked.pop(request, None)
         if len(line) == 0:
             del self._lines[key]
             self._sorted_at = -1
+            self._levels.subtract([key[0]])
+            self._levels += Counter()
         if due is not None and self.policy == "lpm":
             self._unranked.pop(due)
             line.put_first(due)
 
     def is_due(self, request: Request) -> bool:
-        """Whether so many others of its line left before it that it must not wait for any of them."""
+        """Whether so many others of its client, no more important than it, left before it that it must not wait for any
+        of them."""
         return self._lines[self._line_of(request)].is_due(request)
 
     def rank(self, version: int, match_length: Callable[[Request], int]) -> None:
