@@ -45,7 +45,7 @@ class StepThread:
         return self._submit(lambda: self._runner.launch(step))
 
     def load_weights(self, source: str) -> Future[None]:
-        return self._submit(lambda: _completed(self._runner.load_weights(source)))
+        return self._submit(lambda: completed(self._runner.load_weights(source)))
 
     def _submit(self, launch: Callable[[], Future[Any]]) -> Future[Any]:
         result: Future[Any] = Future()
@@ -75,7 +75,8 @@ class StepThread:
                 pending.add_done_callback(lambda done, result=result: _pass_on(done, result))
 
 
-def _completed(value: Any) -> Future[Any]:
+def completed(value: Any) -> Future[Any]:
+    """A result that is there already."""
     future: Future[Any] = Future()
     future.set_result(value)
     return future

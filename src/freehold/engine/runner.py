@@ -13,6 +13,7 @@ import numpy as np
 from freehold.arrays import Float32, Int32, Int64, ragged
 from freehold.config import EngineConfig
 from freehold.engine.device import Device
+from freehold.engine.engine import completed
 from freehold.engine.placed_model import PlacedModel
 from freehold.engine.sampler import Sampler
 from freehold.engine.sequences import Sequences, Work
@@ -89,9 +90,7 @@ class Runner:
     def launch(self, step: Step) -> Future[StepResult]:
         """Compute all new tokens of the step, sample where asked. On a device without queues that is done when this
         returns."""
-        pending: Future[StepResult] = Future()
-        pending.set_result(self._run(step))
-        return pending
+        return completed(self._run(step))
 
     def _run(self, step: Step) -> StepResult:
         started = time.perf_counter()

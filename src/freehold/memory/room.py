@@ -100,11 +100,11 @@ class Room:
 
     def _give_up(self, needed: Sequence[int], have: _Pages, may_unpin: bool, keep: str | None = None) -> bool:
         """Tails, then prefixes, then pins, until `have` counts `needed` pages -> whether they are free now."""
-        missing = np.maximum(np.array(needed, np.int64) - have(), 0)
+        missing = _missing(needed, have)
         if missing.any():
             self._tails.give_up(int(missing.max()), keep)
             self._evict(needed, have)
-        if may_unpin and len(self._pins) and (np.array(needed, np.int64) > have()).any():
+        if may_unpin and len(self._pins) and _missing(needed, have).any():
             self._pins.give_up()
             self._evict(needed, have)
         return self._are_free(needed)
@@ -121,10 +121,14 @@ class Room:
 
     def _evict(self, needed: Sequence[int], have: _Pages) -> None:
         cause = f"a step that needed {max(needed)} pages"
-        missing = np.maximum(np.array(needed, np.int64) - have(), 0)
         full = [number for number, group in enumerate(self._groups) if not group.is_bounded]
-        if full and (most := int(missing[full].max())):
+        if full and (most := int(_missing(needed, have)[full].max())):
             self._tree.evictor.evict(most, cause)
-            missing = np.maximum(np.array(needed, np.int64) - have(), 0)
+        missing = _missing(needed, have)
         for bounded in self._tree.bounded:
             bounded.evict(int(missing[bounded.number]))
+
+
+def _missing(needed: Sequence[int], have: _Pages) -> Int64:
+    """Pages of each group that `have` does not count, int64 [groups]."""
+    return np.maximum(np.array(needed, np.int64) - have(), 0)

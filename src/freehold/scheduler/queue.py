@@ -61,7 +61,7 @@ class Line:
         return self._by_number.get(self._left - self._overtaken_max)
 
     def overtake(self) -> None:
-        """A less important request of the client was admitted: as if one had entered this line and left it."""
+        """A less important request of the client has left the queue: it counts as if it had been in this line."""
         self._entered += 1
         self._left += 1
 

@@ -27,8 +27,8 @@ class Item(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """What threads take: segment `segments[p]` of item `items[p]`, or the WHOLE item. The softmax of a segment is kept
-    behind those of `places[p]` other queries, until all of its item are merged."""
+    """What threads take. Part p is segment `segments[p]` of item `items[p]`, or the WHOLE item. A segment's softmax
+    is kept until its item is merged; `places[p]` counts the queries whose softmaxes are kept before it."""
 
     items: Any
     segments: Any
