@@ -12,14 +12,14 @@ SOURCE = Path(__file__).parent.parent / "src" / "freehold"
 # What each layer may import of freehold, besides itself. Leaves are single modules without a layer.
 LEAVES = {
     "arrays", "errors", "automaton", "stop_regex", "sampling_params", "step", "config", "conversation", "vocabulary",
-    "options", "engine_options",
+    "options", "engine_options", "mover", "prefix_keys",
 }  # fmt: skip
 MAY_IMPORT = {
     "memory": set(),
     "scheduler": {"memory"},
     "models": set(),
     "store": set(),
-    "engine": {"models"},
+    "engine": {"models", "store"},
     "text": {"models"},
     "simulation": {"memory", "scheduler"},
     "planning": {"memory", "scheduler", "simulation"},

@@ -3,6 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
+UInt8 = npt.NDArray[np.uint8]
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]

@@ -125,8 +125,9 @@ class Engine(Protocol):
         """Queue a step. Its writes happen before those of any later step."""
         ...
 
-    def load_weights(self, source: str) -> Future[None]:
-        """Replace the model's weights after the steps queued so far. On failure the old ones stay."""
+    def load_weights(self, source: str) -> Future[bytes]:
+        """Replace the model's weights after the steps queued so far -> a fingerprint of their content. On failure the
+        old ones stay."""
         ...
 
     def shutdown(self) -> None: ...

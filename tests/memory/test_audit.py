@@ -127,7 +127,7 @@ WRONGS = {
     "shared": (share_less, "shares"),
     "holds": (hold_too_often, r"counted \d holds"),
     "lease pins": (pin_too_often, "lease pins"),
-    "operator's pins": (lambda memory: pin_too_often(memory, PinKind.OPERATOR), "operator's pins"),
+    "operator pins": (lambda memory: pin_too_often(memory, PinKind.OPERATOR), "operator pins"),
     "a pin forgotten": (forget_a_pin, r"counted \d holds"),
     "candidates": (lose_a_candidate, "not a candidate"),
     "pages of a node": (lose_a_page_of_a_node, "1 pages for 8 tokens"),

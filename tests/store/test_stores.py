@@ -16,10 +16,10 @@ import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
+from freehold.prefix_keys import KeyChain, chain, fingerprint, key_in_group
 from freehold.store.breaker import FAILURES_MAX, RETRY_S, Breaker
 from freehold.store.disk import DiskStore
 from freehold.store.entry import HEADER_BYTES, decode, encode
-from freehold.store.keys import PrefixKeys, fingerprint
 from freehold.store.location import open_store
 from freehold.store.object_store import ObjectStore
 from freehold.store.redis_store import PREFIX, RedisStore
@@ -304,20 +304,28 @@ def test_successes_between_failures_keep_it_closed():
 
 
 def test_a_key_depends_on_everything_before_its_end():
-    keys, tokens = PrefixKeys(fingerprint({"model": "m"}), 4), np.arange(18, dtype=np.int32)
-    chain = keys.chain(tokens)
-    assert len(chain) == 4
-    assert len(set(chain)) == 4
-    assert keys.chain(tokens[8:], before=chain[1]) == chain[2:]
-    assert keys.chain(tokens.astype(np.int64)) == chain
+    seed, tokens = fingerprint({"model": "m"}), np.arange(18, dtype=np.int32)
+    digests = chain(seed, tokens, 4)
+    assert len(digests) == 4
+    assert len(set(digests)) == 4
+    assert chain(digests[1], tokens[8:], 4) == digests[2:]
+    assert chain(seed, tokens.astype(np.int64), 4) == digests
     for at in range(16):
         other = tokens.copy()
         other[at] += 1
-        same = [a == b for a, b in zip(chain, keys.chain(other), strict=True)]
+        same = [a == b for a, b in zip(digests, chain(seed, other, 4), strict=True)]
         assert same == [page < at // 4 for page in range(4)]
-    assert not set(PrefixKeys(fingerprint({"model": "n"}), 4).chain(tokens)) & set(chain)
-    full, window = (keys.of_group(chain, fingerprint({"group": name})) for name in ("full", "window"))
-    assert not set(full) & set(window)
+    assert not set(chain(fingerprint({"model": "n"}), tokens, 4)) & set(digests)
+    full, window = ({key_in_group(one, fingerprint({"group": name})) for one in digests} for name in ("full", "window"))
+    assert not full & window
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=8))
+def test_keys_that_are_computed_when_asked_for_are_the_same(asked):
+    seed, tokens = fingerprint({"model": "m"}), np.arange(18, dtype=np.int32)
+    keys, digests = KeyChain(seed, tokens, 4), chain(seed, tokens, 4)
+    assert len(keys) == 4
+    assert [keys[column] for column in asked] == [digests[column] for column in asked]
 
 
 RECORDS = st.dictionaries(st.text(max_size=4), st.one_of(st.text(max_size=4), st.integers(), st.binary(max_size=4)))

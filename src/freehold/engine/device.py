@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from freehold.arrays import Float32, Int32, Int64
+from freehold.arrays import Float32, Int32, Int64, UInt8
 from freehold.models.backend import Backend
 from freehold.models.spec import CacheLayout
 from freehold.step import KVShape
@@ -66,8 +66,28 @@ class Device(Protocol):
         ...
 
 
+class PageBytes(Protocol):
+    """Copies pages of one cache group from and to rows of `page_bytes` bytes. Called by threads that move pages, while
+    steps run: nobody writes to the pages meanwhile."""
+
+    @property
+    def page_bytes(self) -> int: ...
+
+    def gather(self, pages: Int32, out: UInt8, to: Int32) -> None:
+        """out[to[i]] = the bytes of page pages[i]; uint8 [rows, page_bytes]."""
+        ...
+
+    def scatter(self, pages: Int32, packed: UInt8, at: Int32) -> None:
+        """Page pages[i] gets the bytes packed[at[i]]."""
+        ...
+
+
 class DeviceBackend(Backend[Any, Any, Any], Protocol):
     """The operations of decoders, and the batches that they take."""
+
+    def page_bytes(self) -> Sequence[PageBytes]:
+        """For each cache group."""
+        ...
 
     def batch(self, tables: Sequence[Int32], rows: Int64, starts: Int64, counts: Int64, proposed: Int64) -> Any:
         """Sequence i has `counts[i]` new tokens from position `starts[i]`, the last `proposed[i]` of them drafts, its

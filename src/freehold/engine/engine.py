@@ -23,7 +23,7 @@ class StepRunner(Protocol):
         launched all the same, before the result of this one is read back."""
         ...
 
-    def load_weights(self, source: str) -> None: ...
+    def load_weights(self, source: str) -> bytes: ...
 
 
 class StepThread:
@@ -44,7 +44,7 @@ class StepThread:
     def execute(self, step: Step) -> Future[StepResult]:
         return self._submit(lambda: self._runner.launch(step))
 
-    def load_weights(self, source: str) -> Future[None]:
+    def load_weights(self, source: str) -> Future[bytes]:
         return self._submit(lambda: completed(self._runner.load_weights(source)))
 
     def _submit(self, launch: Callable[[], Future[Any]]) -> Future[Any]:

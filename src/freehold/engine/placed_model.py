@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from freehold.arrays import Float32, Int32, Int64
-from freehold.engine.device import Device, DeviceBackend
+from freehold.engine.device import Device, DeviceBackend, PageBytes
 from freehold.models.decoder import Decoder
 from freehold.models.spec import CacheLayout, ModelSpec
 from freehold.models.tensor import Checkpoint
@@ -36,6 +36,10 @@ class PlacedModel:
     def load(self, checkpoint: Checkpoint) -> None:
         """Compute with other weights of the same shape from now on."""
         self._decoder = Decoder(checkpoint, self._backend, self._layouts)
+
+    def page_bytes(self) -> Sequence[PageBytes]:
+        """How pages of each group are copied."""
+        return self._backend.page_bytes()
 
     @property
     def group_count(self) -> int:

@@ -12,13 +12,14 @@ import numpy as np
 
 from freehold.arrays import Float32, Int32, Int64, ragged
 from freehold.config import EngineConfig
-from freehold.engine.device import Device
+from freehold.engine.device import Device, PageBytes
 from freehold.engine.engine import completed
 from freehold.engine.placed_model import PlacedModel
 from freehold.engine.sampler import Sampler
 from freehold.engine.sequences import Sequences, Work
 from freehold.engine.speculative.choice import make_speculator
 from freehold.engine.speculative.speculator import Speculator
+from freehold.models.loading.content import content_fingerprint
 from freehold.models.loading.resolve import open_checkpoint, resolve_model
 from freehold.models.tensor import Checkpoint
 from freehold.sampling_params import SamplingParams
@@ -80,12 +81,19 @@ class Runner:
             proposal=speculator.warm_up() / one,
         )
 
-    def load_weights(self, source: str) -> None:
-        """Raises ModelUnavailable, or ValueError if the model has another shape; then nothing has changed."""
+    def load_weights(self, source: str) -> bytes:
+        """-> the fingerprint of their content. Raises ModelUnavailable, or ValueError if the model has another shape;
+        then nothing has changed."""
         checkpoint = open_checkpoint(resolve_model(source))
         if checkpoint.spec != self._model.spec:
             raise ValueError(f"model_path: {source} is another kind of model")
         self._model.load(checkpoint)
+        return content_fingerprint(checkpoint.path)
+
+    def page_bytes(self) -> list[PageBytes]:
+        """How pages of each cache group are copied, a draft model's last."""
+        drafts = [] if self._speculator is None else self._speculator.page_bytes()
+        return [*self._model.page_bytes(), *drafts]
 
     def launch(self, step: Step) -> Future[StepResult]:
         """Compute all new tokens of the step, sample where asked. On a device without queues that is done when this

@@ -13,9 +13,11 @@ from freehold.memory.prefix.pins import PinnedPrefix, PinTable
 from freehold.memory.prefix.retention import Retention
 from freehold.memory.prefix.tree import PrefixTree
 from freehold.memory.shape import PAGE_SIZES, MemoryShape
+from freehold.memory.tiers.backup import WritePolicy
+from freehold.memory.tiers.tiers import TierPlan
 
 __all__ = [
     "PAGE_SIZES", "AuditError", "CacheGroup", "Lease", "LeaseError", "LeaseTable", "Match", "Memory",
     "MemoryShape", "Miss", "Namespace", "OutOfPages", "OwnershipError", "PageCounts", "PagePool", "PinKind",
-    "PinTable", "PinnedPrefix", "PrefixTree", "Retention", "Tier", "with_draft",
+    "PinTable", "PinnedPrefix", "PrefixTree", "Retention", "Tier", "TierPlan", "WritePolicy", "with_draft",
 ]  # fmt: skip

@@ -5,26 +5,25 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from freehold.arrays import Int32, Int64
 from freehold.memory.lease import Lease
 from freehold.memory.ledger import owner
+from freehold.memory.ledger.claims import Claims
 from freehold.memory.ledger.errors import AuditError
 from freehold.memory.parts import Parts
 from freehold.memory.prefix.bounded import BoundedPages
 from freehold.memory.prefix.node import Node, PinKind
+from freehold.memory.tiers.audit import audit_tiers
 
 NODES_AT_ONCE = 128  # of an audit's slice
-NOBODY = -1
 
 
 @dataclass(frozen=True)
 class PageCounts:
-    """Pages of one pool by owner. free + limbo + lease + tail + pinned + tree == capacity. Of a bounded group, pinned
-    pages are those that somebody borrows."""
+    """Pages of one pool by owner; together they are `capacity`. Of a bounded group, pinned pages are those borrowed."""
 
     capacity: int
     free: int
@@ -33,13 +32,14 @@ class PageCounts:
     tail: int  # partial last pages of parked sessions
     pinned: int  # owned by the tree, on a path that somebody uses
     tree: int  # owned by the tree, evictable
+    transfer: int = 0  # on their way from or to another tier
 
     @property
     def held(self) -> int:
         return self.capacity - self.free
 
     def as_dict(self) -> dict[str, int]:
-        return {name: getattr(self, name) for name in ("capacity", "free", "limbo", "lease", "tail", "pinned", "tree")}
+        return asdict(self)
 
 
 def count_pages(memory: Parts, group: int = 0) -> PageCounts:
@@ -49,14 +49,16 @@ def count_pages(memory: Parts, group: int = 0) -> PageCounts:
     for bounded in tree.bounded:
         if bounded.number == group:
             in_tree, pinned = bounded.page_count, bounded.borrowed_count
+    moving = 0 if memory.tiers is None else memory.tiers.device_pages(group)
     return PageCounts(
         capacity=pool.capacity,
         free=pool.free_count,
         limbo=pool.limbo_count,
-        lease=pool.held_count - in_tree - memory.tails.page_count,
+        lease=pool.held_count - in_tree - memory.tails.page_count - moving,
         tail=memory.tails.page_count,
         pinned=pinned,
         tree=in_tree - pinned,
+        transfer=moving,
     )
 
 
@@ -70,12 +72,15 @@ def auditing(memory: Parts) -> Iterator[None]:
     """The audit in slices of about a millisecond. Between them nothing in memory may change; if it does, begin
     anew. Raises AuditError."""
     tree_count = TreeCount(memory)
-    claims = [PoolClaims(memory, group) for group in range(len(memory.pools))]
+    claims = [
+        Claims(pool, f"group {number}", group.is_bounded)
+        for number, (pool, group) in enumerate(zip(memory.pools, memory.groups, strict=True))
+    ]
     for nodes in _batched(memory.tree.nodes(), NODES_AT_ONCE):
         for node in nodes:
             tree_count.add(node)
-        for claim in claims:
-            pages = [node.pages[claim.group] for node in nodes]
+        for group, claim in enumerate(claims):
+            pages = [node.pages[group] for node in nodes]
             claim.take(pages, [owner.node(node.serial) for node in nodes])
         yield
     tree_count.finish()
@@ -85,10 +90,12 @@ def auditing(memory: Parts) -> Iterator[None]:
     for bounded in memory.tree.bounded:
         _audit_readers(memory, bounded)
         yield
-    for claim in claims:
-        claim.take_the_rest()
+    for group, claim in enumerate(claims):
+        _take_the_rest(memory, claim, group)
         yield
         claim.finish()
+    if memory.tiers is not None:
+        yield from audit_tiers(memory.tree, memory.tiers)
 
 
 def _batched(nodes: Iterator[Node], count: int) -> Iterator[list[Node]]:
@@ -96,61 +103,22 @@ def _batched(nodes: Iterator[Node], count: int) -> Iterator[list[Node]]:
         yield batch
 
 
-class PoolClaims:
-    """Who holds which page of a pool, counted from the holders."""
-
-    def __init__(self, memory: Parts, group: int):
-        self.group = group
-        self._memory = memory
-        self._pool = memory.pools[group]
-        self._is_bounded = memory.groups[group].is_bounded
-        self._counted: Int64 = np.full(self._pool.capacity + 1, NOBODY, np.int64)
-        if self._is_bounded:
-            self._counted[0] = owner.PADDING
-
-    def take(self, parts: list[Int32], owners: list[int]) -> None:
-        """The pages in parts[i] are held by owners[i]. Raises AuditError for a page that is held twice."""
-        if not parts:
-            return
-        pages = np.concatenate(parts)
-        by = np.repeat(np.array(owners, np.int64), [len(part) for part in parts])
-        if self._is_bounded:  # holes are nobody's
-            by, pages = by[pages != 0], pages[pages != 0]
-        values, counts = np.unique(pages, return_counts=True)
-        twice = values[(counts > 1) | (self._counted[values] != NOBODY)]
-        if len(twice):
-            page = int(twice[0])
-            holders = [*self._counted[page : page + 1].tolist(), *by[pages == page].tolist()]
-            first, second = [owner.describe(holder) for holder in holders if holder != NOBODY][:2]
-            raise AuditError(f"group {self.group}: page {page} is held by both {first} and {second}")
-        self._counted[pages] = by
-
-    def take_the_rest(self) -> None:
-        """All but the tree's."""
-        memory, pool, group = self._memory, self._pool, self.group
-        self.take([np.zeros(1, np.int32), pool.free_pages()], [owner.PADDING, owner.FREE])
-        limbo = pool.limbo_pages()
-        self.take(list(limbo.values()), [owner.limbo(fence) for fence in limbo])
-        tails = [tail for _, tail in memory.tails]
-        self.take([tail.pages[group] for tail in tails], [tail.owner for tail in tails])
-        leases = memory.leases.open_leases
-        private = [lease.pages(lease.shared, lease.allocated)[group] for lease in leases]
-        self.take(private, [lease.owner for lease in leases])
-
-    def finish(self) -> None:
-        """Raises AuditError unless the ledger says the same."""
-        pool, group = self._pool, self.group
-        wrong = np.flatnonzero(self._counted != pool.owner)
-        if len(wrong):
-            page = int(wrong[0])
-            found = "nobody" if self._counted[page] == NOBODY else owner.describe(int(self._counted[page]))
-            history = "\n".join(f"  {move}" for move in pool.recorder.history(page))
-            raise AuditError(
-                f"group {group}: {len(wrong)} pages differ; page {page} is registered to "
-                f"{owner.describe(int(pool.owner[page]))} but held by {found}\n{history}"
-            )
-        if pool.free_count + pool.limbo_count + pool.held_count != pool.capacity:
-            raise AuditError(f"group {group}: free + limbo + held is not {pool.capacity}")
+def _take_the_rest(memory: Parts, claims: Claims, group: int) -> None:
+    """All device pages of a group but the tree's."""
+    pool = claims.pool
+    claims.take([np.zeros(1, np.int32), pool.free_pages()], [owner.PADDING, owner.FREE])
+    limbo = pool.limbo_pages()
+    claims.take(list(limbo.values()), [owner.limbo(fence) for fence in limbo])
+    tails = [tail for _, tail in memory.tails]
+    claims.take([tail.pages[group] for tail in tails], [tail.owner for tail in tails])
+    leases = memory.leases.open_leases
+    private = [lease.pages(lease.shared, lease.allocated)[group] for lease in leases]
+    claims.take(private, [lease.owner for lease in leases])
+    if memory.tiers is not None:
+        transfers = list(memory.tiers.transfers)
+        claims.take([one.device[group] for one in transfers], [one.owner for one in transfers])
+        backup = memory.tiers.backup
+        claims.take([backup.rescued_pages(group)], [backup.rescue_owner])
 
 
 class TreeCount:
@@ -160,6 +128,8 @@ class TreeCount:
         self._tree = memory.tree
         self._operator_pins = Counter(pin.node.serial for pin in memory.pins)
         self._lease_pins = Counter(lease.node.serial for lease in memory.leases.open_leases)
+        holds = [] if memory.tiers is None else memory.tiers.holds
+        self._transfer_pins = Counter((hold.node.serial, hold.kind) for hold in holds)
         self._pages = self._held = self._retained = 0
         self._bounded_pages = {bounded.number: 0 for bounded in memory.tree.bounded}
 
@@ -179,12 +149,14 @@ class TreeCount:
         self._pages += node.page_count
         self._held += node.page_count if node.holds else 0
         self._retained += node.page_count if node.level > 0 else 0
-        for kind, name, counted in (
-            (PinKind.OPERATOR, "operator's", self._operator_pins),
-            (PinKind.LEASE, "lease", self._lease_pins),
-        ):
-            if node.pins[kind] != counted.pop(node.serial, 0):
-                raise AuditError(f"{node!r}: {node.pins[kind]} {name} pins, counted others")
+        pins = [0] * len(PinKind)
+        pins[PinKind.OPERATOR] = self._operator_pins.pop(node.serial, 0)
+        pins[PinKind.LEASE] = self._lease_pins.pop(node.serial, 0)
+        for kind in (PinKind.BACKUP, PinKind.LOAD):
+            pins[kind] = self._transfer_pins.pop((node.serial, kind), 0)
+        for kind, counted in zip(PinKind, pins, strict=True):
+            if node.pins[kind] != counted:
+                raise AuditError(f"{node!r}: {node.pins[kind]} {kind.name.lower()} pins; counted {counted}")
         if node.evictable and not node.queued:
             raise AuditError(f"{node!r} is evictable but not a candidate for eviction")
 
@@ -200,9 +172,9 @@ class TreeCount:
                 raise AuditError(
                     f"group {bounded.number}: the tree counts {bounded.page_count} pages; recounted {counted}"
                 )
-        if self._lease_pins or self._operator_pins:
-            strangers = sorted({*self._lease_pins, *self._operator_pins})
-            raise AuditError(f"leases or operators pin nodes that are not in the tree: {strangers}")
+        strangers = {*self._lease_pins, *self._operator_pins, *(serial for serial, _ in self._transfer_pins)}
+        if strangers:
+            raise AuditError(f"nodes that are not in the tree are pinned: {sorted(strangers)}")
 
 
 def _audit_row(memory: Parts, lease: Lease) -> None:
@@ -227,7 +199,9 @@ def _audit_readers(memory: Parts, bounded: BoundedPages) -> None:
     """Count again who reads each page of a bounded group."""
     rows = [lease.pages(0, lease.shared)[bounded.number] for lease in memory.leases.open_leases]
     pins = [bounded.needed_at(pin.node, pin.node.end) for pin in memory.pins]
-    pages = np.concatenate([*rows, *pins, np.empty(0, np.int32)])
+    at = memory.tree.bounded.index(bounded)
+    holds = [] if memory.tiers is None else [hold.borrowed[at] for hold in memory.tiers.holds]
+    pages = np.concatenate([*rows, *pins, *holds, np.empty(0, np.int32)])
     counted = np.bincount(pages[pages != 0], minlength=len(bounded.readers))
     wrong = np.flatnonzero(counted != bounded.readers)
     if len(wrong):

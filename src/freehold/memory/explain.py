@@ -135,6 +135,8 @@ def explain(memory: Parts, page: int, group: int = 0) -> str:
     elif kind is OwnerKind.TAIL:
         name, tail = next((name, tail) for name, tail in memory.tails if tail.serial == serial)
         text += f"; positions {tail.start}..{tail.end - 1} of parked session '{name}'; given up under pressure"
+    elif kind is OwnerKind.TRANSFER:
+        text += _explain_transfer(memory, serial)
     elif kind is OwnerKind.NODE:
         text += _explain_node(memory, page, group, serial)
     history = "\n".join(f"  {move}" for move in pool.recorder.history(page))
@@ -150,6 +152,15 @@ def _explain_lease(memory: Parts, page: int, group: int, serial: int) -> str:
         f"; row {lease.row}, positions {at}..{at + memory.page_size - 1}, {lease.committed} tokens committed; "
         "private to a running request"
     )
+
+
+def _explain_transfer(memory: Parts, number: int) -> str:
+    assert memory.tiers is not None
+    for transfer in memory.tiers.transfers:
+        if transfer.order.number == number:
+            seconds = memory.tiers.transfers.now - transfer.begun
+            return f"; a {transfer.order.kind} of {sum(transfer.order.page_counts)} pages, {seconds:.3f} s old"
+    return "; evicted, and about to be copied to the host"
 
 
 def _explain_node(memory: Parts, page: int, group: int, serial: int) -> str:

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import overload
 
-from freehold.arrays import Int64
+import numpy as np
+
+from freehold.arrays import Bool, Int64
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,18 @@ class CacheGroup:
         if self.is_state:
             return STATES_OF_A_ROW
         return -(-self.lookback // page_size) + 2 + 2 * -(-step_tokens // page_size)
+
+
+def longest_boundary(groups: Sequence[CacheGroup], page_size: int, present: Sequence[Bool]) -> int:
+    """The most tokens from which each of `groups` can go on; `present[group]` bool [columns]: where it has a page."""
+    columns = np.arange(len(present[0]))
+    boundaries = (columns + 1) * page_size
+    is_ready: Bool = np.ones(len(columns), np.bool_)
+    for group, has_page in zip(groups, present, strict=True):
+        last_hole = np.maximum.accumulate(np.where(has_page, -1, columns))
+        is_ready &= last_hole < group.first_column(boundaries, page_size)
+    ready = is_ready.nonzero()[0]
+    return int(boundaries[ready[-1]]) if len(ready) else 0
 
 
 # The state that a row goes on from and the one it writes; and while a prompt is computed the checkpoints of one step.

@@ -18,12 +18,15 @@ from freehold.memory.prefix.tree import PrefixTree
 from freehold.memory.room import Room
 from freehold.memory.shape import MemoryShape
 from freehold.memory.tails import Tail, TailTable
+from freehold.memory.tiers.tiers import TierPlan, Tiers
+from freehold.mover import Mover
 
 
 class Memory:
-    """Moves ownership; called by the scheduler thread alone."""
+    """Moves ownership; called by the scheduler thread alone. With a `tier_plan` there is a host tier, to and from which
+    `mover` copies pages."""
 
-    def __init__(self, shape: MemoryShape):
+    def __init__(self, shape: MemoryShape, tier_plan: TierPlan | None = None, mover: Mover | None = None):
         self.shape = shape
         self.page_size = shape.page_size
         self.epochs = Epochs()
@@ -39,6 +42,11 @@ class Memory:
             shape.checkpoint_interval,
         )  # fmt: skip
         self.room = Room(self)
+        self.tiers: Tiers | None = None
+        if tier_plan is not None:
+            assert mover is not None
+            self.tiers = Tiers(tier_plan, shape.groups, self.tree, self.epochs, mover, self.room)
+            self.room.add_tiers(self.tiers)
 
     @property
     def capacity_tokens(self) -> int:
@@ -58,8 +66,11 @@ class Memory:
         tail = self.tails.find(name, match.namespace, tokens, match.length)
         return None if tail is None or (limit is not None and tail.end > limit) else tail
 
-    def replace_weights(self) -> None:
-        """The weights change: what they computed is never found again, and given up where nobody uses it."""
+    def replace_weights(self, fingerprint: bytes = b"") -> None:
+        """The weights change: what they computed is never found again on the device, and given up where nobody uses it.
+        Deeper tiers find it if weights with its `fingerprint` come back."""
+        if self.tiers is not None:
+            self.tiers.weights = fingerprint
         self.tails.give_up(self.tails.page_count)
         self.pins.give_up()
         self.tree.replace_weights()
@@ -84,8 +95,37 @@ class Memory:
         match = self.tree.match(Namespace(namespace, self.tree.weights), tokens)
         return self.pins.pin(name, match, tokens, expires)
 
+    def flush(self) -> int:
+        """Forget all prefixes and tails that nobody uses, on the device and on the host -> device pages given back."""
+        tails = self.tails.page_count
+        self.tails.give_up(tails)
+        rescuer, self.tree.rescuer = self.tree.rescuer, None
+        columns = self.tree.flush()
+        self.tree.rescuer = rescuer
+        if self.tiers is not None:
+            self.tiers.host.clear()
+        return tails + columns
+
+    @property
+    def has_transfer_work(self) -> bool:
+        """Whether `pass_time` would settle or begin a transfer."""
+        return self.tiers is not None and self.tiers.has_work
+
+    @property
+    def awaits_transfers(self) -> bool:
+        """Whether transfers are in flight that are not late."""
+        return self.tiers is not None and self.tiers.transfers.are_awaited
+
+    def await_transfer(self, seconds: float) -> None:
+        """Until a transfer ends, but no longer than that; at once if there is none to wait for."""
+        if self.tiers is not None and self.awaits_transfers:
+            self.tiers.transfers.wait(seconds)
+
     def pass_time(self, now: float) -> None:
-        """What hints and pins promised for a time ends with it. Called in every iteration."""
+        """What hints and pins promised for a time ends with it, and transfers that are over are settled. Called in
+        every iteration."""
+        if self.tiers is not None:
+            self.tiers.settle(now)
         self.tree.hints.fade(now)
         self.pins.expire(now)
 

@@ -12,12 +12,12 @@ from freehold.memory.prefix.pins import PinTable
 from freehold.memory.prefix.tree import PrefixTree
 from freehold.memory.shape import MemoryShape
 from freehold.memory.tails import TailTable
+from freehold.memory.tiers.tiers import Tiers
 
 
-class Parts(Protocol):
-    """`Memory`, as the audit and the explanations see it."""
+class RoomParts(Protocol):
+    """`Memory`, as those see it who count pages and make room on the device."""
 
-    shape: MemoryShape
     page_size: int
     groups: Sequence[CacheGroup]
     pools: list[PagePool]
@@ -25,3 +25,10 @@ class Parts(Protocol):
     tails: TailTable
     pins: PinTable
     leases: LeaseTable
+
+
+class Parts(RoomParts, Protocol):
+    """`Memory`, as the audit and the explanations see it."""
+
+    shape: MemoryShape
+    tiers: Tiers | None

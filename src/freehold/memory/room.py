@@ -7,8 +7,9 @@ from collections.abc import Callable, Collection, Sequence
 import numpy as np
 
 from freehold.arrays import Bool, Int64
-from freehold.memory.parts import Parts
+from freehold.memory.parts import RoomParts
 from freehold.memory.prefix.node import Match, Node
+from freehold.memory.tiers.tiers import Tiers
 
 _Pages = Callable[[], Int64]  # counts pages of each group
 
@@ -17,7 +18,7 @@ class Room:
     """Numbers of pages are int64 [groups]. Pages are free, or on their way (in limbo) until steps in flight complete;
     room is made by giving up tails, prefixes and at last what operators have pinned."""
 
-    def __init__(self, memory: Parts):
+    def __init__(self, memory: RoomParts):
         self._pools = memory.pools
         self._groups = memory.groups
         self._page_size = memory.page_size
@@ -25,25 +26,42 @@ class Room:
         self._tails = memory.tails
         self._pins = memory.pins
         self._leases = memory.leases
+        self._tiers: Tiers | None = None
+
+    def add_tiers(self, tiers: Tiers) -> None:
+        """Pages can be on their way from evictions that are still being copied."""
+        self._tiers = tiers
+
+    @property
+    def is_returning(self) -> bool:
+        """Whether transfers in flight will give pages back, or make some that can be evicted."""
+        return self._tiers is not None and (self._tiers.is_loading or bool(self._tiers.returning().any()))
+
+    def _returning(self) -> Int64:
+        return np.zeros(len(self._pools), np.int64) if self._tiers is None else self._tiers.returning()
 
     def _coming(self) -> Int64:
-        """Pages of each group that are free now or when steps in flight complete."""
-        return np.array([pool.free_count + pool.limbo_count for pool in self._pools], np.int64)
+        """Pages of each group that are free now, or when steps and transfers in flight complete."""
+        coming = np.array([pool.free_count + pool.limbo_count for pool in self._pools], np.int64)
+        return coming if self._tiers is None else coming + self._tiers.returning()
 
     def _at_hand(self) -> Int64:
         """Those of them that a new row can count on. What running rows give back of a bounded group in each step they
         take again in the next one, so some of it is always in limbo."""
-        return np.array(
-            [
-                pool.free_count + (0 if group.is_bounded else pool.limbo_count)
-                for group, pool in zip(self._groups, self._pools, strict=True)
-            ],
-            np.int64,
+        return (
+            np.array(
+                [
+                    pool.free_count + (0 if group.is_bounded else pool.limbo_count)
+                    for group, pool in zip(self._groups, self._pools, strict=True)
+                ],
+                np.int64,
+            )
+            + self._returning()
         )
 
     @property
     def reachable(self) -> Int64:
-        """Pages of each group that are free, can be evicted, or come back when steps in flight complete."""
+        """Pages of each group that are free, can be evicted, or come back when what is in flight completes."""
         return self._coming() + self._evictable()
 
     def _evictable(self) -> Int64:

@@ -15,6 +15,7 @@ from freehold.memory.tails import Tail
 from freehold.scheduler.batch import Batch
 from freehold.scheduler.chunk_budget import PromptBudget
 from freehold.scheduler.lifecycle import Lifecycle
+from freehold.scheduler.loading import Loading
 from freehold.scheduler.queue import WaitingQueue
 from freehold.scheduler.request import Request
 from freehold.scheduler.running import RunningTable
@@ -27,7 +28,7 @@ REFUSALS_MAX = 3  # pages that were in limbo at the first one are free by then
 
 class _Verdict(Enum):
     ADMITTED = auto()
-    WAITS = auto()  # a step in flight, or the next ones, will bring what it can share; or its client has had its share
+    WAITS = auto()  # steps or a load will bring what it can share; or its client has had its share
     NO_ROOM = auto()
 
 
@@ -71,7 +72,9 @@ class Admission:
         running: RunningTable,
         lifecycle: Lifecycle,
         drafts: DraftBudget | None,
+        loading: Loading,
     ):
+        self._loading = loading
         self._memory = memory
         self._queue = queue
         self._running = running
@@ -124,6 +127,10 @@ class Admission:
         if not self._fits_beside(request, match, reserved):
             return _Verdict.NO_ROOM, 0
         miss = memory.explain_miss(match, tokens, request.scored_from) if request.cached_tokens is None else None
+        if not self._queue.is_due(request) and self._loading.begin(request, match, len(self._running) == 0):
+            return _Verdict.WAITS, 0
+        if match.version != memory.tree.version:  # there was no room for a load: what it would continue was cut off
+            match = self.match(request)
         key = memory.tree.next_page_key(match, tokens)
         lease = self._lease(request, match, tail, budget)
         if lease is None:
@@ -139,9 +146,14 @@ class Admission:
         return _Verdict.ADMITTED, count
 
     def waits(self, request: Request, match: Match, sharing: set[PageKey]) -> bool:
-        """Whether somebody is computing the next page that the request would compute, too: it can have that soon."""
+        """Whether somebody computes the next page that the request would compute, too, or loads it: it can have that
+        soon."""
         memory = self._memory
-        if self._queue.is_due(request) or match.length + memory.page_size > request.scored_from:
+        if self._queue.is_due(request):
+            return False
+        if self._loading.is_awaited(request):
+            return True
+        if match.length + memory.page_size > request.scored_from:
             return False
         return memory.tree.next_page_key(match, request.tokens) in sharing
 

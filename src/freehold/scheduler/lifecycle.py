@@ -146,6 +146,7 @@ class Lifecycle:
         lease.use(request.priority)
         if request.cached_tokens is None:
             request.cached_tokens = lease.committed
+            request.loaded_tokens = max(min(lease.committed, request.deeper.end) - request.deeper.begin, 0)
             request.first_scheduled = self.clock()
             self._set_deadline(request, Deadline.RUNNING, self._timeouts.running)
         request.transition(Event.ADMITTED, self.clock())

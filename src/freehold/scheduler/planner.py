@@ -15,6 +15,7 @@ from freehold.scheduler.batch import Batch
 from freehold.scheduler.chunk_budget import ChunkBudget, PromptBudget
 from freehold.scheduler.fair_steps import FairSteps
 from freehold.scheduler.lifecycle import Lifecycle
+from freehold.scheduler.loading import Loading
 from freehold.scheduler.preemption import Preemption
 from freehold.scheduler.queue import WaitingQueue
 from freehold.scheduler.request import Finish, FinishKind, Request
@@ -29,7 +30,7 @@ class NoStep(Enum):
     """Why there is nothing to submit."""
 
     IDLE = auto()  # nobody has tokens to compute
-    BLOCKED = auto()  # the steps in flight must complete first
+    BLOCKED = auto()  # steps or transfers in flight must complete first
 
 
 class Planner:
@@ -53,7 +54,7 @@ class Planner:
         self._lifecycle = lifecycle
         self._drafts = drafts
         self._chunks = chunks
-        self.admission = Admission(memory, queue, running, lifecycle, drafts)
+        self.admission = Admission(memory, queue, running, lifecycle, drafts, Loading(memory, chunks.time))
         threshold = config.priority_scheduling_preemption_threshold
         self._preemption = Preemption(memory, queue, running, lifecycle.shares, self.admission, threshold)
         self._retract_interval = config.forward_retract_interval
@@ -81,7 +82,7 @@ class Planner:
         if not fits and np.count_nonzero(batch.drafts):
             batch, budget = self._continue(may_draft=False)
             fits = self._make_room(batch)
-        if not fits and in_flight:
+        if not fits and (in_flight or self._memory.room.is_returning):
             return NoStep.BLOCKED
         if not fits:
             batch = self._retract_until_it_fits()

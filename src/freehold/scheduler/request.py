@@ -13,6 +13,7 @@ import numpy as np
 from freehold.arrays import Int32
 from freehold.errors import FreeholdError, InvalidParameter
 from freehold.memory import Lease, Retention
+from freehold.prefix_keys import KeyChain
 from freehold.sampling_params import SamplingParams
 from freehold.scheduler.states import Event, RequestState, after
 from freehold.step import NOT_SCORED, TokenLogprobs
@@ -62,6 +63,18 @@ class Finish:
         return self.kind in (FinishKind.STOP, FinishKind.LENGTH)
 
 
+@dataclass
+class DeeperPrefix:
+    """What a request has to do with tiers below the device: its `keys`; the number of the `load` that it waits for, how
+    many it has waited for, and which of its tokens the newest one brings: `begin` .. `end`."""
+
+    keys: KeyChain | None = None
+    load: int | None = None
+    load_count: int = 0
+    begin: int = 0
+    end: int = 0
+
+
 @dataclass(eq=False)
 class Request:
     """`prompt` int32 [n]. Times are seconds of the scheduler's clock; `timeout` counts from arrival.
@@ -90,6 +103,8 @@ class Request:
     logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
     cached_tokens: int | None = None  # prompt tokens not computed, at first scheduling
+    loaded_tokens: int = 0  # of those, the ones that came from a deeper tier
+    deeper: DeeperPrefix = field(default_factory=DeeperPrefix)
     miss: str = ""  # why not more of them
     retractions: int = 0
     setbacks: int = 0  # times in a row that memory ran out before it had made progress

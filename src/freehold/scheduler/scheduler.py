@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -30,6 +31,7 @@ from freehold.step import DraftCost, Engine, Step, StepResult, StepTiming
 from freehold.vocabulary import Vocabulary
 
 IDLE_ITERATIONS_MAX = 100
+TRANSFER_WAIT_S = 0.005
 RESULT_WAIT_S = 0.05  # a longer step is waited for again, so that aborts and timeouts are heard meanwhile
 
 
@@ -148,16 +150,17 @@ class Scheduler:
         self.drain()
         loading = self._engine.load_weights(source)
         try:
-            loading.result(self.config.watchdog_timeout)
+            fingerprint = loading.result(self.config.watchdog_timeout)
         except TimeoutError:
-            self._forget_weights()
+            self._forget_weights(secrets.token_bytes())
             raise EngineStuck(f"weights were not loaded within {self.config.watchdog_timeout:g} s") from None
-        self._forget_weights()
+        self._forget_weights(fingerprint)
 
-    def _forget_weights(self) -> None:
+    def _forget_weights(self, fingerprint: bytes) -> None:
+        """What computes now is the weights with this fingerprint."""
         if self.paused is not PauseMode.IN_PLACE:
             self._retract_all()
-        self.memory.replace_weights()
+        self.memory.replace_weights(fingerprint)
 
     def _retract_all(self) -> None:
         for row in self.running.order.tolist():
@@ -165,9 +168,7 @@ class Scheduler:
 
     def flush_cache(self) -> int:
         """Forget all prefixes and tails that nobody uses -> pages given back."""
-        tails = self.memory.tails.page_count
-        self.memory.tails.give_up(tails)
-        return tails + self.memory.tree.flush()
+        return self.memory.flush()
 
     def forget_session(self, name: str) -> None:
         """A session is closed: its tail is freed. Its prefix stays for others, as long as there is room."""
@@ -176,7 +177,7 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether `step` would bring anything on."""
-        pending = self._in_flight or self.lifecycle.ended or self._output.requests
+        pending = self._in_flight or self.lifecycle.ended or self._output.requests or self.memory.has_transfer_work
         return bool(pending or (self.requests and self.paused is None))
 
     @property
@@ -225,6 +226,8 @@ class Scheduler:
         is_submitted = self._submit()
         if self._in_flight and (not is_submitted or len(self._in_flight) >= self._depth):
             self._take_result(RESULT_WAIT_S)
+        if not is_submitted and not self._in_flight and self.has_work:
+            self.memory.await_transfer(TRANSFER_WAIT_S)
         self._audit_if_due()
         self.stuck = self._why_stuck(is_submitted)
         return self._take_output()
@@ -247,7 +250,8 @@ class Scheduler:
             limit = self.config.watchdog_timeout
             is_late = self.lifecycle.clock() - self._progress_at > limit
             return f"no result for {limit:g} s: waiting for {self.waits_for()}" if is_late else None
-        if is_submitted or self._output.requests or self.lifecycle.ended or not self.has_work:
+        is_coming = self.memory.awaits_transfers or not self.has_work
+        if is_submitted or self._output.requests or self.lifecycle.ended or is_coming:
             self._idle_iterations = 0
             return None
         self._idle_iterations += 1

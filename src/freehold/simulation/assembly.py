@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from freehold.config import EngineConfig
-from freehold.memory import CacheGroup, Memory, MemoryShape
+from freehold.memory import CacheGroup, Memory, MemoryShape, TierPlan, WritePolicy
 from freehold.scheduler.scheduler import Scheduler
 from freehold.simulation.engine import EngineShape, SimulatedEngine, vocabulary_fields
+from freehold.simulation.mover import Faults, SimulatedMover
 from freehold.step import DraftCost
 from freehold.vocabulary import Vocabulary
 
@@ -25,10 +26,20 @@ class SimulatedModel:
 
 
 @dataclass(frozen=True)
+class SimulatedTiers:
+    """A host tier with `ratio` times the device's pages."""
+
+    write_policy: WritePolicy
+    ratio: float
+    faults: Faults = Faults()
+
+
+@dataclass(frozen=True)
 class SimulatedServer:
     memory: Memory
     engine: SimulatedEngine
     scheduler: Scheduler
+    mover: SimulatedMover | None = None
 
 
 def assemble(
@@ -37,15 +48,22 @@ def assemble(
     model: SimulatedModel = SimulatedModel(),
     clock: Callable[[], float] = time.monotonic,
     spare_rows: int = 0,
+    tiers: SimulatedTiers | None = None,
 ) -> SimulatedServer:
     """`spare_rows` are leases beyond those of requests."""
     shape = MemoryShape.of(config, config.num_pages or 256, token_limit, spare_rows, model.groups)
-    memory = Memory(shape)
     sizes = EngineShape(
         max(shape.page_counts), shape.page_size, shape.row_count, token_limit, model.vocab_size, shape.groups,
         model.draft_rate,
     )  # fmt: skip
     engine = SimulatedEngine(sizes)
+    plan, mover = None, None
+    if tiers is not None:
+        counts = tuple(max(int(tiers.ratio * count), 1) for count in shape.page_counts)
+        sizes_of_pages = tuple(8 * shape.page_size for _ in counts)
+        plan = TierPlan(counts, sizes_of_pages, b"simulated", tiers.write_policy)
+        mover = SimulatedMover(engine, shape.groups, counts, tiers.faults)
+    memory = Memory(shape, plan, mover)
     vocabulary = Vocabulary(**vocabulary_fields(model.vocab_size, model.eos_tokens))
     cost = DraftCost(config.speculative_num_draft_tokens) if config.speculative_algorithm else None
-    return SimulatedServer(memory, engine, Scheduler(config, memory, engine, vocabulary, clock, cost))
+    return SimulatedServer(memory, engine, Scheduler(config, memory, engine, vocabulary, clock, cost), mover)

@@ -131,12 +131,12 @@ class SimulatedEngine:
         self.fail_next = None
         return future
 
-    def load_weights(self, source: str) -> Future[None]:
+    def load_weights(self, source: str) -> Future[bytes]:
         """The slots keep what the old weights wrote, and it counts as wrong for whoever starts anew."""
         self.release()
         self.weights += 1
-        future: Future[None] = Future()
-        future.set_result(None)
+        future: Future[bytes] = Future()
+        future.set_result(b"%d" % self.weights)
         return future
 
     def _asked(self) -> None:
@@ -175,6 +175,14 @@ class SimulatedEngine:
         """What its slots hold."""
         size = self.shape.page_size
         return self._slots[group, page * size : (page + 1) * size].tobytes()
+
+    def slots(self, group: int) -> UInt64:
+        """What each slot of a group holds, uint64 [pages, slots] (a view)."""
+        return self._slots[group].reshape(-1, self.shape.page_size)
+
+    def pages_in_use(self, group: int, pages: Int32) -> list[int]:
+        """Those of `pages` [n] that a step uses which has not completed."""
+        return pages[self._used_by_step[group, pages] > self._completed].tolist()
 
     def poison(self, pages: Int32, group: int = 0) -> None:
         """Overwrite free pages: whoever still reads them is found out."""
@@ -274,7 +282,7 @@ class InstantEngine:
         proposed = np.zeros(len(step.rows), np.int64)
         return _Answered(StepResult(tokens, step.samples.astype(np.int64), step.starts + step.counts, proposed))
 
-    def load_weights(self, source: str) -> Future[None]:
+    def load_weights(self, source: str) -> Future[bytes]:
         raise NotImplementedError("the instant engine has no weights")
 
     def shutdown(self) -> None:

@@ -11,8 +11,10 @@ from enum import StrEnum
 from typing import Any
 
 from freehold.config import EVICTION_POLICIES, EngineConfig
-from freehold.memory import CacheGroup
+from freehold.memory import CacheGroup, WritePolicy
+from freehold.simulation.assembly import SimulatedTiers
 from freehold.simulation.groups import GROUPS, sized
+from freehold.simulation.mover import Faults
 
 REQUESTS = 32
 SESSIONS = 10
@@ -138,6 +140,20 @@ class Scenario:
     rows: int = ROWS
     max_overtaken: int = 64
     fair_decode_rows: int = 8
+    tiers: str | None = None  # a write policy, or no tier below the device
+    host_ratio: float = 1.0
+    slow_copies: float = 0.0
+    failing_copies: float = 0.0
+    lost_copies: float = 0.0
+
+    @property
+    def simulated_tiers(self) -> SimulatedTiers | None:
+        if self.tiers is None:
+            return None
+        faults = Faults(
+            self.seed, self.slow_copies, self.failing_copies, self.lost_copies, loads_are_lost=self.cell.pool == "ample"
+        )
+        return SimulatedTiers(WritePolicy(self.tiers), self.host_ratio, faults)
 
     @property
     def config(self) -> EngineConfig:
@@ -176,6 +192,11 @@ class Scenario:
             rows=rng.choice([2, ROWS, ROWS]),
             max_overtaken=rng.choice([1, 4, 64]),
             fair_decode_rows=rng.choice([1, 2, 8]),
+            tiers=rng.choice([None, *WritePolicy]),
+            host_ratio=rng.choice([0.3, 1.0, 4.0]),
+            slow_copies=rng.choice([0.0, 0.3]),
+            failing_copies=rng.choice([0.0, 0.0, 0.2]),
+            lost_copies=rng.choice([0.0, 0.0, 0.02]),
         )
 
 

@@ -76,8 +76,10 @@ class World:
         limit = max(LONGEST, (config.num_pages or 1) * config.page_size)
         model = SimulatedModel(VOCAB_SIZE, EOS_TOKENS, scenario.draft_rate, scenario.cell.cache_groups(scenario))
         self.clock = Clock()
-        server = assemble(config, limit, model, self.clock, spare_rows=1)  # for the ballast
+        # The spare row is for the ballast.
+        server = assemble(config, limit, model, self.clock, spare_rows=1, tiers=scenario.simulated_tiers)
         self.memory, self.engine, self.scheduler = server.memory, server.engine, server.scheduler
+        self.mover = server.mover
         self.iteration = 0
         self.requests: dict[str, Request] = {}
         self._delivered: dict[str, list[int]] = defaultdict(list)
@@ -118,7 +120,11 @@ class World:
             self.engine.release()
         is_paused, before = self.scheduler.paused is not None, self.engine.steps_run
         self._liveness.before(self.engine.hold)
+        if self.mover is not None:
+            self.mover.advance()
+            assert not self._unsettled or self.scheduler.has_work, "transfers have ended, and nobody would look"
         output = self.scheduler.step()
+        assert not self._unsettled, f"transfers {self._unsettled} have ended, and still hold pages"
         self._liveness.after(self._ballast_pages, output.ended)
         self._take(output)
         assert self.scheduler.stuck is None, f"stuck: {self.scheduler.stuck}"
@@ -128,6 +134,13 @@ class World:
         if self.iteration % AUDIT_INTERVAL == 0:
             self.memory.audit()
         self._poison()
+
+    @property
+    def _unsettled(self) -> set[int]:
+        """Transfers that the mover is through with."""
+        if self.memory.tiers is None or self.mover is None:
+            return set()
+        return {transfer.order.number for transfer in self.memory.tiers.transfers} - self.mover.pending
 
     # -- what happens -----------------------------------------------------------------------------------
 
@@ -314,18 +327,26 @@ class World:
             return
         for group, pool in enumerate(self.memory.pools):
             self.engine.poison(pool.free_pages(), group)
+        if self.memory.tiers is not None and self.mover is not None:
+            for group, pages in enumerate(self.memory.tiers.host.pages):
+                self.mover.poison(group, pages.pool.free_pages())
 
     def _check_empty(self) -> None:
         self._restore()
         self.memory.pins.give_up()
+        if self.mover is not None:
+            while self.mover.pending or self.scheduler.has_work:
+                self.mover.finish()
+                self.scheduler.step()
         self.memory.audit()
         left = self._closed & {name for name, _ in self.memory.tails}
         assert not left, f"tails of closed sessions: {left}"
         counts = self.memory.counts()
-        assert counts.lease == counts.pinned == counts.limbo == 0, f"leaked: {counts}"
+        assert counts.lease == counts.pinned == counts.limbo == counts.transfer == 0, f"leaked: {counts}"
         self.scheduler.flush_cache()
         self.memory.audit()
-        for pool in self.memory.pools:
+        deeper = [] if self.memory.tiers is None else [pages.pool for pages in self.memory.tiers.host.pages]
+        for pool in [*self.memory.pools, *deeper]:
             assert pool.free_count == pool.capacity, "pages are not back after a flush"
         assert not list(self.memory.tree.namespaces()), "an empty namespace was kept"
         assert len(self.requests) == sum(h.verb is Verb.SUBMIT for h in self.scenario.happenings)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import xxhash
 
-from freehold.store.keys import KEY_BYTES
+from freehold.prefix_keys import KEY_BYTES
 
 MAGIC = b"FHKV"
 VERSION = 1

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 import xxhash
 
+from freehold.prefix_keys import KEY_BYTES
 from freehold.store.entry import HEADER_BYTES, MAGIC, Damaged, Raw, read_header
-from freehold.store.keys import KEY_BYTES
 
 _ROW = np.dtype([("key", f"V{KEY_BYTES}"), ("offset", "<u8"), ("size", "<u8")])
 

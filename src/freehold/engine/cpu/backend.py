@@ -15,6 +15,7 @@ from freehold.engine.cpu.caches import GroupCache
 from freehold.engine.cpu.heads import HeadMatrices, multiply_heads
 from freehold.engine.cpu.integer_linear import IntegerMatrix, can_pack
 from freehold.engine.cpu.linear import PackedMatrix, pack
+from freehold.engine.cpu.page_bytes import PageBytes
 from freehold.engine.cpu.pointwise import CLAMPED, GEGLU, NO_NORM, NORM, SWIGLU
 from freehold.engine.cpu.state_batch import StateBatch
 from freehold.models.backend import Attend, AttentionTensors, CachePlace, ExpertWeights, ScanTensors
@@ -60,6 +61,9 @@ class CpuBackend:
         for cache, of in zip(self.caches, batch, strict=True):
             if isinstance(of, StateBatch):
                 of.settle(cache, written)
+
+    def page_bytes(self) -> Sequence[PageBytes]:
+        return [PageBytes(cache) for cache in self.caches]
 
     # Loading
 

@@ -36,7 +36,7 @@ class GroupCache:
     """
 
     def __init__(self, layout: CacheLayout, page_count: int, page_size: int, kind: str, scratch: int = 0):
-        self.layout, self.page_size = layout, page_size
+        self.layout, self.page_count, self.page_size = layout, page_count, page_size
         self.scratch_from = page_count + 1
         self.kv: list[LayerKV] = []
         self.states: list[Float32] = []

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from freehold.arrays import Float32, Int32, Int64
-from freehold.engine.device import Device
+from freehold.engine.device import Device, PageBytes
 from freehold.engine.placed_model import PlacedModel
 from freehold.engine.sampler import Sampler
 from freehold.engine.sequences import Sequences, Work
@@ -39,6 +40,9 @@ class DraftModelSpeculator:
 
     def update_pages(self, updates: list[tuple[Int32, Int32, Int32]]) -> None:
         self._model.update_pages(updates)
+
+    def page_bytes(self) -> Sequence[PageBytes]:
+        return self._model.page_bytes()
 
     def propose(self, sequences: Sequences, rows: Int64, limits: Int64) -> tuple[Int32, Int64]:
         found = np.zeros((len(rows), int(limits.max(initial=0))), np.int32)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numba import njit
 
 from freehold.arrays import Float32, Int32, Int64
+from freehold.engine.device import PageBytes
 from freehold.engine.sequences import Sequences, Work
 from freehold.step import RowStart
 
@@ -37,6 +40,9 @@ class NgramSpeculator:
 
     def update_pages(self, updates: list[tuple[Int32, Int32, Int32]]) -> None:
         """It has no pages."""
+
+    def page_bytes(self) -> Sequence[PageBytes]:
+        return []
 
     def propose(self, sequences: Sequences, rows: Int64, limits: Int64) -> tuple[Int32, Int64]:
         found = np.zeros((len(rows), int(limits.max(initial=0))), np.int32)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from freehold.arrays import Float32, Int32, Int64
+from freehold.engine.device import PageBytes
 from freehold.engine.sequences import Sequences, Work
 from freehold.step import RowStart
 
@@ -25,6 +27,10 @@ class Speculator(Protocol):
 
     def update_pages(self, updates: list[tuple[Int32, Int32, Int32]]) -> None:
         """Writes to the page tables of the speculator's groups."""
+        ...
+
+    def page_bytes(self) -> Sequence[PageBytes]:
+        """How pages of the speculator's groups are copied."""
         ...
 
     def propose(self, sequences: Sequences, rows: Int64, limits: Int64) -> tuple[Int32, Int64]:

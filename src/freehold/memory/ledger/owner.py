@@ -14,12 +14,14 @@ class OwnerKind(IntEnum):
     NODE = 3
     TRANSFER = 4
     TAIL = 5  # the partial last page of a parked session
+    ENTRY = 6  # a page on the host, found by its key
     PADDING = 7  # page 0: unused table entries point there
 
 
 _KIND_BITS = 3
 FREE = int(OwnerKind.FREE)
 PADDING = int(OwnerKind.PADDING)
+ENTRY = int(OwnerKind.ENTRY)
 
 
 def limbo(fence: int) -> int:
@@ -39,6 +41,10 @@ def node(serial: int) -> int:
     return serial << _KIND_BITS | OwnerKind.NODE
 
 
+def transfer(number: int) -> int:
+    return number << _KIND_BITS | OwnerKind.TRANSFER
+
+
 def kind_of(owner: int) -> OwnerKind:
     return OwnerKind(owner & (1 << _KIND_BITS) - 1)
 
@@ -50,7 +56,7 @@ def id_of(owner: int) -> int:
 def describe(owner: int) -> str:
     """'free', 'limbo until step 7', 'lease 12', 'node 3'."""
     kind = kind_of(owner)
-    if kind in (OwnerKind.FREE, OwnerKind.PADDING):
+    if kind in (OwnerKind.FREE, OwnerKind.PADDING, OwnerKind.ENTRY):
         return kind.name.lower()
     if kind is OwnerKind.LIMBO:
         return f"limbo until step {id_of(owner)}"

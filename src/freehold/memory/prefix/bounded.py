@@ -14,6 +14,7 @@ from freehold.memory.ledger.errors import LeaseError
 from freehold.memory.ledger.pool import FreedPages, PagePool
 from freehold.memory.prefix.node import Match, Node
 from freehold.memory.prefix.retention import DONE
+from freehold.memory.prefix.watcher import Rescuer, Watcher
 
 NEWEST = np.iinfo(np.int64).max  # later than any step
 
@@ -23,6 +24,8 @@ class Prefixes(Protocol):
 
     version: int
     page_size: int
+    watchers: list[Watcher]
+    rescuer: Rescuer | None
 
     def path(self, node: Node) -> list[Node]: ...
 
@@ -125,11 +128,10 @@ class BoundedPages:
             queue.move_to_end(node.serial)
 
     def removed(self, pages: Int32, node: Node, freed: FreedPages) -> None:
-        """The last pages of a leaf leave the tree with it."""
+        """Pages of a leaf's end, or 0, leave the tree with it."""
         pages = pages[pages != 0]
         if len(pages):
             freed.add(pages, owner.node(node.serial), int(self._read_until[pages].max()))
-            self.page_count -= len(pages)
 
     def forget(self, node: Node) -> None:
         """A node has left the tree."""
@@ -189,8 +191,12 @@ class BoundedPages:
     def _take(self, node: Node, columns: Int64, freed: FreedPages) -> None:
         self._tree.version += 1
         pages = node.pages[self.number]
-        gone = pages[columns]
-        freed.add(gone, owner.node(node.serial), int(self._read_until[gone].max()))
+        for watcher in self._tree.watchers:
+            watcher.vanished(node, self.number, columns)
+        rescued = None if self._tree.rescuer is None else self._tree.rescuer.take(node, self.number, columns)
+        gone = pages[columns if rescued is None else np.setdiff1d(columns, rescued)]
+        if len(gone):
+            freed.add(gone, owner.node(node.serial), int(self._read_until[gone].max()))
         pages[columns] = 0
         if node.evictable and node.level == 0 and not self.needed_at(node, node.end).all():
             # Nobody can go on from its end: what full groups keep there is dead weight until it is computed again.

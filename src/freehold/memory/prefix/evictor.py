@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import numpy as np
+
+from freehold.arrays import Int32
 from freehold.memory.ledger import owner
 from freehold.memory.ledger.epochs import Epochs
 from freehold.memory.ledger.pool import FreedPages, PagePool
@@ -11,6 +14,7 @@ from freehold.memory.prefix.bounded import BoundedPages
 from freehold.memory.prefix.eviction import FairEviction
 from freehold.memory.prefix.history import PrefixHistory
 from freehold.memory.prefix.node import Node
+from freehold.memory.prefix.watcher import Rescuer
 
 
 class Leaves(Protocol):
@@ -23,6 +27,7 @@ class Leaves(Protocol):
     history: PrefixHistory
     candidates: FairEviction
     bounded: list[BoundedPages]
+    rescuer: Rescuer | None
 
     def remove_tail(self, node: Node, page_count: int) -> None: ...
 
@@ -58,14 +63,26 @@ class Evictor:
         have = node.page_count
         gone = min(have, page_count)
         bounded = {one.number: one for one in self._tree.bounded}
-        for number, (pages, freed) in enumerate(zip(node.pages, given, strict=True)):
+        for number, freed in enumerate(given):
+            pages = self._rescue(node, number, gone)
             if number in bounded:
-                bounded[number].removed(pages[have - gone :], node, freed)
+                bounded[number].page_count -= int(np.count_nonzero(node.pages[number][have - gone :]))
+                bounded[number].removed(pages, node, freed)
             else:
-                freed.add(pages[have - gone :], owner.node(node.serial), node.fence)
+                freed.add(pages, owner.node(node.serial), node.fence)
         self._tree.history.evicted(node, gone, self._tree.epochs.submitted, self._tree.tick, cause)
         self._tree.remove_tail(node, gone)
         return gone
+
+    def _rescue(self, node: Node, group: int, gone: int) -> Int32:
+        """Offer the last `gone` columns of a node to whoever would keep them -> the pages that nobody does."""
+        pages = node.pages[group][node.page_count - gone :]
+        rescuer = self._tree.rescuer
+        if rescuer is None:
+            return pages
+        first = node.page_count - gone
+        taken = rescuer.take(node, group, first + pages.nonzero()[0])
+        return np.delete(pages, taken - first)
 
     def _give_back(self, evicted: int, given: list[FreedPages]) -> None:
         for pool, pages in zip(self._tree.pools, given, strict=True):

@@ -42,9 +42,13 @@ class Holds:
         node = match.node or self._tree.root(match.namespace)
         if match.length < node.end:
             node = self._tree.split(node, match.length)
+        self.add(node, kind)
+        return node
+
+    def add(self, node: Node, kind: PinKind) -> None:
+        """One more pin on a node."""
         node.pins[kind] += 1
         self._hold(node)
-        return node
 
     def unpin(self, node: Node, kind: PinKind, fence: int) -> None:
         """Drop one pin; `fence` is the last step that may read the prefix on behalf of it."""
@@ -58,8 +62,7 @@ class Holds:
     def repin(self, old: Node, new: Node, kind: PinKind, fence: int) -> None:
         """Move a pin along a path, without the prefix being unprotected in between."""
         if old is not new:
-            new.pins[kind] += 1
-            self._hold(new)
+            self.add(new, kind)
             self.unpin(old, kind, fence)
 
     def _hold(self, node: Node) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
-from freehold.arrays import Int32
+from freehold.arrays import Int32, Int64
 
 
 class Namespace(NamedTuple):
@@ -22,9 +22,8 @@ class PinKind(IntEnum):
 
     LEASE = 0
     OPERATOR = 1  # asked for by whoever runs the server
-    WRITE = 2
-    LOAD = 3
-    PREFETCH = 4
+    BACKUP = 2  # it is being copied to the host
+    LOAD = 3  # what continues it is being loaded
 
 
 # Identifies the first page after a prefix: the namespace, the serial of the node at whose end the prefix ends (0: the
@@ -53,13 +52,14 @@ class Node:
     columns] for each group, 0 where nothing is. Only bounded groups have such holes.
 
     `end` is the number of tokens from the root to the end of the node. `holds` counts the pins of the node and its
-    children with holds. A node without holds and without children can be evicted. So a pin on the deepest node of a
+    children with holds. `keys` has the digest of each column (`prefix_keys`), if anybody asks for it; of a root the
+    seed. A node without holds and without children can be evicted. So a pin on the deepest node of a
     path protects the whole path.
     """
 
     __slots__ = (
-        "children", "created", "end", "fades_at", "fence", "ghost", "hits", "holds", "last_used", "level", "namespace",
-        "pages", "parent", "pins", "priority", "queued", "serial", "tokens", "ttl", "used_at",
+        "children", "created", "end", "fades_at", "fence", "ghost", "hits", "holds", "keys", "last_used", "level",
+        "namespace", "pages", "parent", "pins", "priority", "queued", "serial", "tokens", "ttl", "used_at",
     )  # fmt: skip
 
     def __init__(self, serial: int, namespace: Namespace, parent: Node | None, tokens: Int32, pages: list[Int32]):
@@ -68,6 +68,7 @@ class Node:
         self.parent = parent
         self.tokens = tokens
         self.pages = pages
+        self.keys: list[bytes] = []
         self.end: int = (parent.end if parent else 0) + len(tokens)
         self.children: dict[bytes, Node] = {}
         self.pins = [0] * len(PinKind)
@@ -96,6 +97,11 @@ class Node:
         self.end = self.start + page_count * page_size
         self.tokens = _shortened(self.tokens, page_count * page_size)
         self.pages = [_shortened(part, page_count) for part in self.pages]
+        del self.keys[page_count:]
+
+    def keys_at(self, columns: Int64) -> list[bytes]:
+        """The keys of `columns` [n]."""
+        return [self.keys[int(column)] for column in columns]
 
     @property
     def page_count(self) -> int:
@@ -127,12 +133,13 @@ def _shortened(array: Int32, length: int) -> Int32:
 @dataclass(frozen=True)
 class Match:
     """The longest cached prefix of a sequence from which every cache group can go on: `length` tokens, which end inside
-    or at the end of `node`. `node` is None in an empty namespace. The tree knows the first `known` tokens; what lies
-    between both lacks pages of a bounded group. A match takes no resource. It is valid while `version` equals the
-    tree's."""
+    or at the end of `node`. `node` is None in an empty namespace. The tree knows the first `known` tokens, which end in
+    `last`; what lies between both lacks pages of a bounded group. A match takes no resource. It is valid while
+    `version` equals the tree's."""
 
     namespace: Namespace
     node: Node | None
     length: int
     known: int
     version: int
+    last: Node | None = None

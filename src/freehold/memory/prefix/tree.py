@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from freehold.arrays import Bool, Int32
-from freehold.memory.group import CacheGroup
+from freehold.arrays import Int32
+from freehold.memory.group import CacheGroup, longest_boundary
 from freehold.memory.ledger import owner
 from freehold.memory.ledger.epochs import Epochs
 from freehold.memory.ledger.pool import PagePool
@@ -18,6 +18,8 @@ from freehold.memory.prefix.hints import Hints
 from freehold.memory.prefix.history import PrefixHistory
 from freehold.memory.prefix.holds import Holds
 from freehold.memory.prefix.node import Match, Namespace, Node, PageKey, page_key
+from freehold.memory.prefix.watcher import Rescuer, Watcher
+from freehold.prefix_keys import chain
 
 
 class PrefixTree:
@@ -49,6 +51,9 @@ class PrefixTree:
         self.page_count = 0  # page columns in the tree: pages of each full group
         self.history = PrefixHistory(self.page_size)
         self._roots: dict[Namespace, Node] = {}
+        self.watchers: list[Watcher] = []
+        self.rescuer: Rescuer | None = None
+        self.seed: Callable[[Namespace], bytes] | None = None  # where keys of nodes begin; None: nodes have no keys
         self.candidates = FairEviction(policy, quota, self.history.reuse, lambda: self.tick)
         self.holds = Holds(self)
         self.evictor = Evictor(self)
@@ -80,25 +85,22 @@ class PrefixTree:
             node = child
             if same < len(child.tokens):
                 break
-        length = self._boundary(node, at) if self.bounded else at
+        length, last = self._boundary(node, at) if self.bounded else at, node
         while node.parent is not None and node.start >= length:
             node = node.parent
-        return Match(namespace, node, length, at, self.version)
+        return Match(namespace, node, length, at, self.version, last)
 
     def _boundary(self, node: Node, end: int) -> int:
         """The longest part of the first `end` tokens, which end in `node`, from which every bounded group can go on."""
         if all(bounded.needed_at(node, end).all() for bounded in self.bounded):
             return end
-        columns = np.arange(end // self.page_size)
-        boundaries = (columns + 1) * self.page_size
-        is_ready: Bool = np.ones(len(columns), np.bool_)
-        path = self.path(node)
-        for bounded in self.bounded:
-            pages = np.concatenate([part.pages[bounded.number] for part in path])[: len(columns)]
-            last_hole = np.maximum.accumulate(np.where(pages == 0, columns, -1))
-            is_ready &= last_hole < bounded.group.first_column(boundaries, self.page_size)
-        ready = is_ready.nonzero()[0]
-        return int(boundaries[ready[-1]]) if len(ready) else 0
+        present = [self.pages_to(node, end, bounded.number) != 0 for bounded in self.bounded]
+        return longest_boundary([bounded.group for bounded in self.bounded], self.page_size, present)
+
+    def pages_to(self, node: Node, end: int, group: int) -> Int32:
+        """A group's pages of the first `end` tokens, which end in `node`, int32 [columns]."""
+        parts = [part.pages[group] for part in self.path(node)]
+        return np.concatenate([*parts, np.empty(0, np.int32)])[: end // self.page_size]
 
     def next_page_key(self, match: Match, tokens: Int32) -> PageKey | None:
         """Names the first page after a match. None if no whole page follows, or the match ends inside a node: then the
@@ -141,6 +143,8 @@ class PrefixTree:
             self.history.hit(used, self.epochs.submitted, self.tick)
             used.hits += 1
             self._touch(used, priority)
+        for watcher in self.watchers:
+            watcher.used(node)
 
     # -- growing and shrinking ----------------------------------------------------------------------
 
@@ -172,17 +176,29 @@ class PrefixTree:
             # A leaf that nobody else has pinned grows in place, so that a prompt published chunk by
             # chunk becomes one long node. Another's pin relies on where its node ends, and so does a hint.
             alone = not node.children and node.holds == (node is at) and node.level == 0
+            keys = self._keys_after(node, tokens[done:])
             if node.parent is not None and alone:
                 self._grow(node, tokens[done:], rest)
             else:
                 node = self._append(node, tokens[done:], rest)
+            node.keys += keys
             for pool, part in zip(self.pools, rest, strict=True):
                 pool.move(part[part != 0] if self.bounded else part, source, owner.node(node.serial))
             for bounded in self.bounded:
                 bounded.added(node, int(np.count_nonzero(rest[bounded.number])))
             self.history.returned(node, after, tokens[done:], self.tick)
             self._touch(node, priority)
+            self._tell_appeared(node, rest)
         return node, done
+
+    def _keys_after(self, node: Node, tokens: Int32) -> list[bytes]:
+        return [] if self.seed is None else chain(node.keys[-1], tokens, self.page_size)
+
+    def _tell_appeared(self, node: Node, pages: list[Int32]) -> None:
+        """The last columns of a node are new, with `pages` of each group."""
+        for watcher in self.watchers:
+            for group, part in enumerate(pages):
+                watcher.appeared(node, group, node.page_count - len(part) + part.nonzero()[0])
 
     def _fill(self, node: Node, pages: list[Int32], first: int, source: int) -> None:
         """Pages for the holes of a node, which begins at column `first` of `pages`."""
@@ -195,6 +211,8 @@ class PrefixTree:
                 bounded.pool.move(mine[holes], source, owner.node(node.serial))
                 have[holes] = mine[holes]
                 bounded.added(node, int(np.count_nonzero(holes)))
+                for watcher in self.watchers:
+                    watcher.appeared(node, bounded.number, holes.nonzero()[0])
 
     def pages_after(self, at: Node, node: Node, group: int) -> Int32:
         """The pages between the ends of `at` and of `node`, which continues it."""
@@ -249,6 +267,7 @@ class PrefixTree:
         # Copies: a view of what it was cut from would keep all of that in memory.
         upper = self._new_node(node.parent, node.tokens[:cut].copy(), [p[:page_cut].copy() for p in node.pages])
         upper.inherit(node)
+        upper.keys, node.keys = node.keys[:page_cut], node.keys[page_cut:]
         for pool, part in zip(self.pools, upper.pages, strict=True):
             pool.move(part[part != 0] if self.bounded else part, owner.node(node.serial), owner.node(upper.serial))
         for bounded in self.bounded:
@@ -260,11 +279,17 @@ class PrefixTree:
         upper.children[self._key(node)] = node
         upper.holds = 1 if node.holds else 0
         self.hints.split(upper)
+        for watcher in self.watchers:
+            watcher.cut(upper, node)
         return upper
 
     def remove_tail(self, node: Node, page_count: int) -> None:
         """Take the last pages of a leaf, all of it if need be, out of the tree. They are the caller's to give back."""
         self.version += 1
+        first = node.page_count - page_count
+        for watcher in self.watchers:
+            for group, pages in enumerate(node.pages):
+                watcher.vanished(node, group, first + pages[first:].nonzero()[0])
         self._count(node, -page_count)
         if page_count < node.page_count:
             node.shorten(node.page_count - page_count, self.page_size)
@@ -346,5 +371,6 @@ class PrefixTree:
         if root is None:
             empty = np.empty(0, np.int32)
             root = self._new_node(None, empty, [empty for _ in self.pools], namespace)
+            root.keys = [] if self.seed is None else [self.seed(namespace)]
             self._roots[namespace] = root
         return root

@@ -1,0 +1,113 @@
+"""The bytes of a page of a cache group, gathered from all its layers and scattered again.
+
+Pages of whole tiles are copied as they lie. Smaller ones share tiles with strangers, and keys are transposed in a
+tile, so their numbers are copied one by one: [head, slot, number] for keys and values, [head, slot] for scales.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit
+
+from freehold.arrays import Int32, UInt8
+from freehold.engine.cpu.caches import LANES, GroupCache
+from freehold.models.spec import KVCache
+
+
+@njit(nogil=True, cache=True)
+def _copy(source, pages, target, to):
+    """target[to[i]] = source[pages[i]]: uint32 [pages, words]."""
+    for i in range(len(pages)):
+        page, at = pages[i], to[i]
+        for k in range(source.shape[1]):
+            target[at, k] = source[page, k]
+
+
+@njit(nogil=True, cache=True)
+def _copy_slots(tiles, pages, page_size, heads, size, lane_step, number_step, packed, to, is_gather):
+    """Between slots of `tiles`, flat, and `packed` [pages, heads * page_size * size]. In a tile a head has `size` times
+    16 numbers: those of neighbouring lanes are `lane_step` apart, neighbouring numbers of a lane `number_step`."""
+    for i in range(len(pages)):
+        for slot in range(page_size):
+            position = pages[i] * page_size + slot
+            tile, lane = position // LANES, position % LANES
+            for head in range(heads):
+                at = (tile * heads + head) * size * LANES + lane * lane_step
+                out = (head * page_size + slot) * size
+                for k in range(size):
+                    if is_gather:
+                        packed[to[i], out + k] = tiles[at + k * number_step]
+                    else:
+                        tiles[at + k * number_step] = packed[to[i], out + k]
+
+
+class _Slots(NamedTuple):
+    """Numbers of one kind in one layer: `size` for each head and slot."""
+
+    tiles: Any
+    heads: int
+    size: int
+    lane_step: int
+    number_step: int
+
+
+class PageBytes:
+    """Copies pages of one group between the device's caches and rows of a uint8 array [pages, page_bytes]."""
+
+    def __init__(self, cache: GroupCache):
+        self._page_size = cache.page_size
+        self._rows = list(_rows_of(cache))
+        self._slots = list(_slots_of(cache)) if not self._rows else []
+        self.page_bytes = 4 * sum(row.shape[1] for row in self._rows)
+        for part in self._slots:
+            self.page_bytes += part.heads * cache.page_size * part.size * part.tiles.itemsize
+
+    def gather(self, pages: Int32, out: UInt8, to: Int32) -> None:
+        """out[to[i]] = the bytes of page pages[i]."""
+        self._move(pages, out, to, is_gather=True)
+
+    def scatter(self, pages: Int32, packed: UInt8, at: Int32) -> None:
+        """Page pages[i] gets the bytes packed[at[i]]."""
+        self._move(pages, packed, at, is_gather=False)
+
+    def _move(self, pages: Int32, packed: UInt8, at: Int32, is_gather: bool) -> None:
+        begin = 0
+        for row in self._rows:
+            words = packed[:, begin : begin + 4 * row.shape[1]].view(np.uint32)
+            begin += 4 * row.shape[1]
+            if is_gather:
+                _copy(row, pages, words, at)
+            else:
+                _copy(words, at, row, pages)
+        for tiles, heads, size, lane_step, number_step in self._slots:
+            width = heads * self._page_size * size * tiles.itemsize
+            part = packed[:, begin : begin + width].view(tiles.dtype)
+            begin += width
+            _copy_slots(tiles, pages, self._page_size, heads, size, lane_step, number_step, part, at, is_gather)
+
+
+def _rows_of(cache: GroupCache) -> Iterator[Any]:
+    """Each array of each layer as uint32 [pages, words], if a page is a run of bytes in it."""
+    for states in cache.states:
+        yield states.view(np.uint32)
+    if cache.page_size % LANES == 0:
+        for kv in cache.kv:
+            for flat in (kv.keys, kv.values, kv.key_scales, kv.value_scales):
+                if len(flat):
+                    yield flat.view(np.uint32).reshape(cache.page_count + 1, -1)
+
+
+def _slots_of(cache: GroupCache) -> Iterator[_Slots]:
+    """Scales first, so that all parts begin at multiples of their numbers' size."""
+    layers = [(kv, one) for kv, one in zip(cache.kv, cache.layout.caches, strict=True) if isinstance(one, KVCache)]
+    for kv, one in layers:
+        for scales in (kv.key_scales, kv.value_scales):
+            if len(scales):
+                yield _Slots(scales, one.head_count, 1, 1, 1)
+    for kv, one in layers:
+        yield _Slots(kv.keys, one.head_count, one.key_size, 1, LANES)
+        if len(kv.values):
+            yield _Slots(kv.values, one.head_count, one.value_size, one.value_size, 1)

@@ -1,0 +1,194 @@
+"""What is copied to the host, and when."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from enum import StrEnum
+
+import numpy as np
+
+from freehold.arrays import Int32, Int64
+from freehold.memory.ledger import owner
+from freehold.memory.prefix.node import Node, PinKind
+from freehold.memory.prefix.tree import PrefixTree
+from freehold.memory.tiers.host import HostTier
+from freehold.memory.tiers.transfer import Hold, Transfer, TransferTable
+from freehold.mover import Kind, Order, Outcome
+
+IN_FLIGHT_MAX = 4  # backups
+PAGES_MAX = 256  # of each group, in one backup
+WORTHWHILE_HITS = 2  # for write_through_selective
+
+
+class WritePolicy(StrEnum):
+    """When a prefix is copied to the host."""
+
+    WRITE_THROUGH = "write_through"  # as soon as it is in the tree
+    SELECTIVE = "write_through_selective"  # when it has been used again
+    WRITE_BACK = "write_back"  # when it is evicted
+
+
+class Backup:
+    """Implements `Watcher` and `Rescuer`: hears what the tree gets, what is used, what goes."""
+
+    def __init__(self, policy: WritePolicy, tree: PrefixTree, host: HostTier, transfers: TransferTable):
+        self._policy = policy
+        self._tree = tree
+        self._host = host
+        self._transfers = transfers
+        self._waiting: OrderedDict[int, Node] = OrderedDict()  # nodes with pages that the host lacks, perhaps
+        self._rescued: list[list[tuple[list[bytes], Int32]]] = [[] for _ in host.pages]
+        self._rescuer: int | None = None  # the number of the transfer that will have what was rescued
+        self.has_news = False  # since the last `begin`
+        self.dropped = 0  # pages for which the host had no room
+        self.written = 0  # pages
+
+    # -- what the tree tells --------------------------------------------------------------------------
+
+    def appeared(self, node: Node, group: int, columns: Int64) -> None:
+        self._host.pages[group].appeared(node.keys_at(columns))
+        if self._policy is WritePolicy.WRITE_THROUGH:
+            self._waiting[node.serial] = node
+            self.has_news = True
+
+    def vanished(self, node: Node, group: int, columns: Int64) -> None:
+        self._host.pages[group].vanished(node.keys_at(columns))
+
+    def cut(self, upper: Node, node: Node) -> None:
+        if node.serial in self._waiting:
+            self._waiting[upper.serial] = upper
+
+    def used(self, node: Node) -> None:
+        if self._policy is WritePolicy.SELECTIVE:
+            for part in self._tree.path(node):
+                if part.hits >= WORTHWHILE_HITS:
+                    self._waiting[part.serial] = part
+                    self.has_news = True
+
+    def take(self, node: Node, group: int, columns: Int64) -> Int64:
+        """With write_back, pages that are evicted go to a transfer, as far as the host has room for them."""
+        if self._policy is not WritePolicy.WRITE_BACK or node.namespace.weights != self._tree.weights:
+            return columns[:0]
+        keys = node.keys_at(columns)
+        new = ~self._host.has(group, keys)
+        room = self._host.pages[group].pool.capacity // 2 - sum(len(pages) for _, pages in self._rescued[group])
+        taken = columns[new][: max(room, 0)]
+        self.dropped += int(np.count_nonzero(new)) - len(taken)
+        if len(taken):
+            if self._rescuer is None:
+                self._rescuer = self._transfers.next_number()
+                self.has_news = True
+            pages = node.pages[group][taken]
+            self._tree.pools[group].move(pages, owner.node(node.serial), owner.transfer(self._rescuer))
+            self._rescued[group].append((node.keys_at(taken), pages))
+        return taken
+
+    # -- copying --------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Begin what there is to copy. Called in every iteration."""
+        self.has_news = False
+        self._give_up_late_ones()
+        self._begin_rescue()
+        busy = self._transfers.count(Kind.BACKUP)
+        for node in list(self._waiting.values()):
+            if busy >= IN_FLIGHT_MAX:
+                return
+            del self._waiting[node.serial]
+            if node.pins[PinKind.BACKUP]:
+                self._waiting[node.serial] = node  # what is left of it follows
+            elif self._is_in_tree(node):
+                busy += self._copy(node)
+
+    def _is_in_tree(self, node: Node) -> bool:
+        return node.parent is not None and node.namespace.weights == self._tree.weights
+
+    def _copy(self, node: Node) -> bool:
+        """Copy what the host lacks of a node -> whether there is anything."""
+        sources: list[Int32] = []
+        keys: list[list[bytes]] = []
+        is_more = False
+        for group, pages in enumerate(node.pages):
+            there = pages.nonzero()[0]
+            lacking = there[~self._host.has(group, node.keys_at(there))]
+            is_more |= len(lacking) > PAGES_MAX
+            lacking = lacking[:PAGES_MAX]
+            sources.append(pages[lacking])
+            keys.append(node.keys_at(lacking))
+        if not any(len(pages) for pages in sources):
+            return False
+        borrowed = [sources[bounded.number] for bounded in self._tree.bounded]
+        hold = Hold.on(self._tree, node, PinKind.BACKUP, borrowed)
+        number = self._transfers.next_number()
+        host, sources, keys = self._room_for(number, sources, keys)
+        if not any(len(pages) for pages in sources):
+            hold.drop(self._tree)
+            return False
+        if is_more:
+            self._waiting[node.serial] = node
+        self._transfers.begin(Order(number, Kind.BACKUP, host, sources, keys), self._finish, host=host, hold=hold)
+        return True
+
+    def _room_for(
+        self, number: int, sources: Sequence[Int32], keys: Sequence[list[bytes]]
+    ) -> tuple[list[Int32], list[Int32], list[list[bytes]]]:
+        """Host pages for as many of `sources` as there is room for -> those, and the sources and keys."""
+        by = owner.transfer(number)
+        host = [pages.allocate(len(part), by) for pages, part in zip(self._host.pages, sources, strict=True)]
+        counts = [len(part) for part in host]
+        self.dropped += sum(len(part) for part in sources) - sum(counts)
+        kept = [part[:count] for part, count in zip(sources, counts, strict=True)]
+        return host, kept, [part[:count] for part, count in zip(keys, counts, strict=True)]
+
+    def _begin_rescue(self) -> None:
+        """Copy what was evicted since the last call."""
+        if self._rescuer is None:
+            return
+        number, self._rescuer = self._rescuer, None
+        rescued, self._rescued = self._rescued, [[] for _ in self._rescued]
+        sources = [np.concatenate([np.empty(0, np.int32), *(pages for _, pages in parts)]) for parts in rescued]
+        keys = [[key for part, _ in parts for key in part] for parts in rescued]
+        host, kept, keys = self._room_for(number, sources, keys)
+        for pool, pages, part in zip(self._tree.pools, sources, kept, strict=True):
+            pool.free(pages[len(part) :], owner.transfer(number), self._tree.epochs.submitted)
+        self._transfers.begin(Order(number, Kind.BACKUP, host, kept, keys), self._finish, device=kept, host=host)
+
+    def _finish(self, transfer: Transfer, outcome: Outcome) -> None:
+        order, by = transfer.order, transfer.owner
+        is_mirror = transfer.hold is not None
+        for pages, host, keys, whole in zip(self._host.pages, order.host, order.keys, outcome.whole, strict=True):
+            pages.pool.free(host[~whole], by, fence=0)
+            pages.add([key for key, is_whole in zip(keys, whole, strict=True) if is_whole], host[whole], by, is_mirror)
+            self.written += int(np.count_nonzero(whole))
+        self._give_back(transfer)
+
+    def _give_back(self, transfer: Transfer) -> None:
+        """What a backup has on the device."""
+        for pool, pages in zip(self._tree.pools, transfer.device, strict=True):
+            pool.free(pages, transfer.owner, transfer.fence)
+        if transfer.hold is not None:
+            transfer.hold.drop(self._tree)
+
+    def _give_up_late_ones(self) -> None:
+        """What is late gives its device pages back: they may be overwritten, so nothing that it copies is believed.
+        Host pages stay with it for as long as somebody may write to them."""
+        for transfer in list(self._transfers):
+            is_ours = transfer.order.kind is Kind.BACKUP and transfer.finish != self._discard
+            if is_ours and self._transfers.is_late(transfer):
+                self._give_back(transfer)
+                self._transfers.let_go(transfer, self._discard)
+
+    def _discard(self, transfer: Transfer, outcome: Outcome) -> None:
+        for pages, host in zip(self._host.pages, transfer.order.host, strict=True):
+            pages.pool.free(host, transfer.owner, fence=0)
+
+    # -- for counting ---------------------------------------------------------------------------------
+
+    def rescued_pages(self, group: int) -> Int32:
+        """Device pages that were evicted and are not in an order yet."""
+        return np.concatenate([np.empty(0, np.int32), *(pages for _, pages in self._rescued[group])])
+
+    @property
+    def rescue_owner(self) -> int:
+        return owner.transfer(self._rescuer or 0)

@@ -1,0 +1,140 @@
+"""The host tier: pages of prefixes in host memory, found by what they contain."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from freehold.arrays import Bool, Int32
+from freehold.memory.group import CacheGroup
+from freehold.memory.ledger import owner
+from freehold.memory.ledger.epochs import Epochs
+from freehold.memory.ledger.errors import LeaseError
+from freehold.memory.ledger.pool import PagePool, Tier
+
+
+class HostPages:
+    """The host pages of one cache group. An *entry* is a page under its key.
+
+    When room is short, entries that the device has as well go first (`mirrors`), then the others, each least recently
+    used first. An entry that a transfer reads stays.
+    """
+
+    def __init__(self, capacity: int, page_size: int, epochs: Epochs):
+        self.pool = PagePool(capacity, page_size, epochs, Tier.HOST)
+        self.evicted_count = 0
+        self._mirrors: OrderedDict[bytes, int] = OrderedDict()
+        self._alone: OrderedDict[bytes, int] = OrderedDict()
+        self._readers: Int32 = np.zeros(capacity + 1, np.int32)
+
+    def __len__(self) -> int:
+        return len(self._mirrors) + len(self._alone)
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._mirrors or key in self._alone
+
+    def is_mirror(self, key: bytes) -> bool:
+        """Whether the device has the page of an entry as well."""
+        return key in self._mirrors
+
+    def entries(self) -> Iterator[tuple[bytes, int]]:
+        yield from self._mirrors.items()
+        yield from self._alone.items()
+
+    @property
+    def readers(self) -> Int32:
+        """Transfers that read each page, int32 [pages + 1]."""
+        return self._readers
+
+    @property
+    def mirror_count(self) -> int:
+        """Entries that the device has as well."""
+        return len(self._mirrors)
+
+    def add(self, keys: Sequence[bytes], pages: Int32, source: int, is_mirror: bool) -> None:
+        """`pages` [n], which `source` owns, become entries. The first of a prefix counts as used last: it is of use
+        to whoever needs the others. Pages of keys that have an entry are freed."""
+        queue = self._mirrors if is_mirror else self._alone
+        is_new = np.zeros(len(pages), np.bool_)
+        for at in range(len(keys))[::-1]:
+            if keys[at] not in self:
+                is_new[at] = True
+                queue[keys[at]] = int(pages[at])
+        self.pool.move(pages[is_new], source, owner.ENTRY)
+        self.pool.free(pages[~is_new], source, fence=0)
+
+    def appeared(self, keys: Sequence[bytes]) -> None:
+        """The device has pages with these keys now."""
+        for key in keys:
+            if (page := self._alone.pop(key, None)) is not None:
+                self._mirrors[key] = page
+
+    def vanished(self, keys: Sequence[bytes]) -> None:
+        """The device has them no longer."""
+        for key in reversed(keys):
+            if (page := self._mirrors.pop(key, None)) is not None:
+                self._alone[key] = page
+
+    def hold(self, keys: Sequence[bytes]) -> Int32:
+        """Entries stay for as long as somebody reads them -> their pages. Raises KeyError."""
+        found: list[int] = []
+        for key in reversed(keys):
+            queue = self._alone if key in self._alone else self._mirrors
+            queue.move_to_end(key)
+            found.append(queue[key])
+        pages = np.array(found[::-1], np.int32)
+        self._readers[pages] += 1
+        return pages
+
+    def drop(self, pages: Int32) -> None:
+        """The end of `hold`. Raises LeaseError if nobody reads one of the pages."""
+        if len(pages) and int(self._readers[pages].min()) < 1:
+            raise LeaseError("a host page that nobody reads is dropped")
+        self._readers[pages] -= 1
+
+    def allocate(self, count: int, by: int) -> Int32:
+        """At most `count` pages for `by`: free ones, then those of entries."""
+        if count > self.pool.free_count:
+            self._evict(count - self.pool.free_count)
+        return self.pool.allocate(np.full(min(count, self.pool.free_count), by, np.int64))
+
+    def _evict(self, count: int) -> None:
+        for queue in (self._mirrors, self._alone):
+            going: list[bytes] = []
+            for key, page in queue.items():
+                if len(going) == count:
+                    break
+                if self._readers[page] == 0:
+                    going.append(key)
+            self._forget(queue, going)
+            count -= len(going)
+
+    def _forget(self, queue: OrderedDict[bytes, int], keys: Sequence[bytes]) -> None:
+        pages = np.array([queue.pop(key) for key in keys], np.int32)
+        self.pool.free(pages, owner.ENTRY, fence=0)
+        self.evicted_count += len(pages)
+
+    def clear(self) -> int:
+        """Forget all entries that nobody reads -> how many."""
+        before = len(self)
+        self._evict(before)
+        return before - len(self)
+
+
+class HostTier:
+    """`pages[group]`: the host pages of each cache group."""
+
+    def __init__(self, groups: Sequence[CacheGroup], page_counts: Sequence[int], page_size: int, epochs: Epochs):
+        self.groups = groups
+        self.page_size = page_size
+        self.pages = [HostPages(count, page_size, epochs) for count in page_counts]
+
+    def has(self, group: int, keys: Sequence[bytes]) -> Bool:
+        """Which of `keys` have an entry, bool [n]."""
+        pages = self.pages[group]
+        return np.array([key in pages for key in keys], np.bool_)
+
+    def clear(self) -> int:
+        return sum(pages.clear() for pages in self.pages)

@@ -1,0 +1,190 @@
+"""Bringing prefixes back to the device.
+
+A load belongs to the tree, not to a request: a request waits for it, and matches again. So an abort undoes nothing,
+and several requests wait for one load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from freehold.arrays import Bool, Int32, Int64
+from freehold.memory.group import CacheGroup, longest_boundary
+from freehold.memory.ledger import owner
+from freehold.memory.prefix.node import Match, PinKind
+from freehold.memory.prefix.tree import PrefixTree
+from freehold.memory.tiers.host import HostTier
+from freehold.memory.tiers.transfer import Hold, Transfer, TransferTable
+from freehold.mover import Kind, Order, Outcome
+from freehold.prefix_keys import KeyChain
+
+
+class RoomMaker(Protocol):
+    """What a load needs of `Room`, which explains it."""
+
+    def make_for(self, needed: Sequence[int], may_unpin: bool = False, keep: str | None = None) -> bool: ...
+
+
+@dataclass(frozen=True)
+class LoadPlan:
+    """With `columns` [n] of each group from the host, every group can go on from the first `boundary` tokens."""
+
+    match: Match
+    keys: KeyChain
+    boundary: int
+    columns: Sequence[Int64]
+
+    @property
+    def page_counts(self) -> list[int]:
+        return [len(part) for part in self.columns]
+
+    @property
+    def gain(self) -> int:
+        """Tokens that need not be computed."""
+        return self.boundary - self.match.length
+
+
+class Loads:
+    """`loaded` tokens and pages came back so far; `seconds_per_byte` is what that takes, learned."""
+
+    def __init__(
+        self, groups: Sequence[CacheGroup], page_bytes: Sequence[int], tree: PrefixTree, host: HostTier,
+        transfers: TransferTable, room: RoomMaker,
+    ):  # fmt: skip
+        self._groups = groups
+        self._page_bytes = page_bytes
+        self._tree = tree
+        self._host = host
+        self._transfers = transfers
+        self._room = room
+        self._underway: dict[bytes, int] = {}  # the last key that a load will bring -> its number
+        self._seconds_per_byte = 0.0
+        self.loaded_pages = 0
+
+    def plan(self, match: Match, keys: KeyChain, limit: int) -> LoadPlan | None:
+        """What of the host would take a sequence further than `match`, with at most `limit` tokens."""
+        size = self._tree.page_size
+        known, most = match.known // size, min(limit // size, len(keys))
+        present = [self._on_device(match, group, most) for group in range(len(self._groups))]
+        columns = self._columns_found(keys, known, most)
+        boundary, host = match.length, []
+        if columns > match.length // size:
+            host = [self._on_host(keys, group, part[:columns]) for group, part in enumerate(present)]
+            both = [part[:columns] | found for part, found in zip(present, host, strict=True)]
+            boundary = longest_boundary(self._groups, size, both)
+        if boundary <= match.length:
+            return None
+        wanted: list[Int64] = []
+        for group, found in zip(self._groups, host, strict=True):
+            first = group.first_column(boundary, size)
+            wanted.append(first + found[first : boundary // size].nonzero()[0])
+        return LoadPlan(match, keys, boundary, wanted)
+
+    def _on_device(self, match: Match, group: int, columns: int) -> Bool:
+        """Where the device has a page of the sequence, bool [columns]."""
+        found: Bool = np.zeros(columns, np.bool_)
+        if match.last is not None:
+            pages = self._tree.pages_to(match.last, match.known, group)[:columns]
+            found[: len(pages)] = pages != 0
+        return found
+
+    def _columns_found(self, keys: KeyChain, known: int, most: int) -> int:
+        """How many columns are worth a look: behind the first that a full group lacks there is nothing."""
+        full = [number for number, group in enumerate(self._groups) if not group.is_bounded]
+        if not full:
+            return most
+        columns = min(known, most)
+        while columns < most and all(keys[columns] in self._host.pages[group] for group in full):
+            columns += 1
+        return columns
+
+    def _on_host(self, keys: KeyChain, group: int, on_device: Bool) -> Bool:
+        """Which columns that the device lacks the host has."""
+        found = np.zeros(len(on_device), np.bool_)
+        for column in np.flatnonzero(~on_device).tolist():
+            found[column] = keys[column] in self._host.pages[group]
+        return found
+
+    def seconds(self, plan: LoadPlan) -> float:
+        """How long a load will take; 0 while nothing is known."""
+        size = sum(count * each for count, each in zip(plan.page_counts, self._page_bytes, strict=True))
+        return size * self._seconds_per_byte
+
+    def underway(self, plan: LoadPlan) -> int | None:
+        """The number of a load that brings the same, if there is one."""
+        return self._underway.get(plan.keys[plan.boundary // self._tree.page_size - 1])
+
+    def begin(self, plan: LoadPlan, is_alone: bool) -> int | None:
+        """Load what is planned -> the transfer's number; None if there is no room. `is_alone`: nobody runs, so that
+        even operators' pins give way."""
+        size, match = self._tree.page_size, plan.match
+        hold = self._hold_base(match, plan.boundary)
+        names = [[plan.keys[column] for column in part.tolist()] for part in plan.columns]
+        reads = [pages.hold(part) for pages, part in zip(self._host.pages, names, strict=True)]
+        if not self._room.make_for(plan.page_counts, may_unpin=is_alone):
+            self._let_go(hold, reads)
+            return None
+        number = self._transfers.next_number()
+        by = owner.transfer(number)
+        device = [
+            pool.allocate(np.full(len(part), by, np.int64))
+            for pool, part in zip(self._tree.pools, plan.columns, strict=True)
+        ]
+        last = plan.keys[plan.boundary // size - 1]
+        self._underway[last] = number
+
+        def finish(transfer: Transfer, outcome: Outcome) -> None:
+            self._finish(plan, transfer, outcome)
+
+        self._transfers.begin(
+            Order(number, Kind.LOAD, reads, device, names), finish, device=device, hold=hold, reads=reads
+        )
+        return number
+
+    def _hold_base(self, match: Match, boundary: int) -> Hold | None:
+        """Protect what the device has of the first `boundary` tokens."""
+        size, length = self._tree.page_size, min(match.known, boundary)
+        node = match.last
+        if node is None or length == 0:
+            return None
+        while node.parent is not None and node.start >= length:
+            node = node.parent
+        borrowed: list[Int32] = []
+        for bounded in self._tree.bounded:
+            pages = self._tree.pages_to(node, length, bounded.number)[bounded.group.first_column(boundary, size) :]
+            borrowed.append(pages[pages != 0])
+        if length < node.end:
+            node = self._tree.split(node, length)
+        return Hold.on(self._tree, node, PinKind.LOAD, borrowed)
+
+    def _let_go(self, hold: Hold | None, reads: Sequence[Int32]) -> None:
+        for pages, part in zip(self._host.pages, reads, strict=True):
+            pages.drop(part)
+        if hold is not None:
+            hold.drop(self._tree)
+
+    def _finish(self, plan: LoadPlan, transfer: Transfer, outcome: Outcome) -> None:
+        """All of it comes into the tree, or nothing does. What the tree has by now is freed."""
+        tree, size, namespace = self._tree, self._tree.page_size, plan.match.namespace
+        del self._underway[plan.keys[plan.boundary // size - 1]]
+        is_whole = all(part.all() for part in outcome.whole)
+        if is_whole and namespace.weights == tree.weights:
+            pages = [np.zeros(plan.boundary // size, np.int32) for _ in transfer.device]
+            for row, columns, mine in zip(pages, plan.columns, transfer.device, strict=True):
+                row[columns] = mine
+            tree.insert(tree.root(namespace), plan.keys.tokens[: plan.boundary], pages, transfer.owner)
+            self.loaded_pages += sum(plan.page_counts)
+            self._learn(plan, outcome.seconds)
+        self._let_go(transfer.hold, transfer.reads)
+        for pool, mine in zip(tree.pools, transfer.device, strict=True):
+            pool.free(mine[pool.owner[mine] == transfer.owner], transfer.owner, fence=0)
+
+    def _learn(self, plan: LoadPlan, seconds: float) -> None:
+        size = sum(count * each for count, each in zip(plan.page_counts, self._page_bytes, strict=True))
+        if size and seconds:
+            newest, before = seconds / size, self._seconds_per_byte
+            self._seconds_per_byte = newest if before == 0 else 0.75 * before + 0.25 * newest

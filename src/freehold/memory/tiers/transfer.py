@@ -1,0 +1,132 @@
+"""Transfers: pages on their way between two tiers. Each has one end, `TransferTable.settle_all`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from freehold.arrays import Int32
+from freehold.memory.ledger import owner
+from freehold.memory.ledger.epochs import Epochs
+from freehold.memory.prefix.node import Node, PinKind
+from freehold.memory.prefix.tree import PrefixTree
+from freehold.mover import Kind, Mover, Order, Outcome, Outcomes
+
+LATE_S = 2.0  # after this long nobody counts on a transfer any more
+
+
+@dataclass(frozen=True)
+class Hold:
+    """A node is pinned, and pages of bounded groups (`borrowed`, one array for each) have one more reader."""
+
+    node: Node
+    kind: PinKind
+    borrowed: Sequence[Int32]
+
+    @classmethod
+    def on(cls, tree: PrefixTree, node: Node, kind: PinKind, borrowed: Sequence[Int32]) -> Hold:
+        tree.holds.add(node, kind)
+        for bounded, pages in zip(tree.bounded, borrowed, strict=True):
+            bounded.borrow(pages)
+        return cls(node, kind, borrowed)
+
+    def drop(self, tree: PrefixTree) -> None:
+        for bounded, pages in zip(tree.bounded, self.borrowed, strict=True):
+            bounded.give_back(pages, 0)
+        tree.holds.unpin(self.node, self.kind, fence=0)
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """It owns `device` and `host` pages (int32 [n] for each group), and what it reads is held. Steps up to `fence` may
+    still read its device pages. `begun`: seconds of the scheduler's clock. `finish` says what becomes of all that."""
+
+    order: Order
+    begun: float
+    fence: int
+    device: Sequence[Int32]
+    host: Sequence[Int32]
+    hold: Hold | None
+    reads: Sequence[Int32]  # host pages of each group
+    finish: Callable[[Transfer, Outcome], None]
+
+    @property
+    def owner(self) -> int:
+        return owner.transfer(self.order.number)
+
+
+class TransferTable:
+    """The transfers in flight. Their numbers are their own: a slow copy must not hold up the numbering of steps."""
+
+    def __init__(self, mover: Mover, group_count: int, epochs: Epochs):
+        self.outcomes = Outcomes()
+        self.now = 0.0  # seconds of the scheduler's clock
+        self.failures = 0
+        self._mover = mover
+        self._epochs = epochs
+        self._nothing = [np.empty(0, np.int32)] * group_count
+        self._transfers: dict[int, Transfer] = {}
+        self._serial = 0
+
+    def __len__(self) -> int:
+        return len(self._transfers)
+
+    def __iter__(self) -> Iterator[Transfer]:
+        return iter(self._transfers.values())
+
+    def count(self, kind: Kind) -> int:
+        return sum(transfer.order.kind is kind for transfer in self)
+
+    def is_awaited(self, number: int) -> bool:
+        """Whether a transfer is in flight and not late."""
+        transfer = self._transfers.get(number)
+        return transfer is not None and not self.is_late(transfer)
+
+    def is_late(self, transfer: Transfer) -> bool:
+        return self.now - transfer.begun > LATE_S
+
+    def next_number(self) -> int:
+        """Of a transfer that is about to begin: the owner of its pages must be known first."""
+        self._serial += 1
+        return self._serial
+
+    def begin(
+        self,
+        order: Order,
+        finish: Callable[[Transfer, Outcome], None],
+        device: Sequence[Int32] | None = None,
+        host: Sequence[Int32] | None = None,
+        hold: Hold | None = None,
+        reads: Sequence[Int32] | None = None,
+    ) -> None:
+        """Hand an order to the mover."""
+        nothing = self._nothing
+        self._transfers[order.number] = Transfer(
+            order, self.now, self._epochs.submitted, device or nothing, host or nothing, hold, reads or nothing, finish
+        )
+        self._mover.begin(order, self.outcomes.report)
+
+    def let_go(self, transfer: Transfer, finish: Callable[[Transfer, Outcome], None]) -> None:
+        """The transfer goes on without what it has on the device, which is the caller's to give back."""
+        self._transfers[transfer.order.number] = replace(transfer, device=self._nothing, hold=None, finish=finish)
+
+    @property
+    def are_awaited(self) -> bool:
+        """Whether there are transfers that are not late."""
+        return any(not self.is_late(transfer) for transfer in self)
+
+    def wait(self, seconds: float) -> None:
+        """Until an outcome comes, but no longer than that."""
+        self._mover.wait(seconds)
+
+    def settle_all(self, now: float) -> None:
+        """End the transfers whose outcome has come. Called in every iteration, before anything is planned. What
+        is reported a second time is ignored."""
+        self.now = now
+        for outcome in self.outcomes.take():
+            transfer = self._transfers.pop(outcome.number, None)
+            if transfer is not None:
+                self.failures += outcome.error is not None
+                transfer.finish(transfer, outcome)

@@ -1,0 +1,48 @@
+"""Whether a waiting request's prefix comes from a deeper tier, or is computed."""
+
+from __future__ import annotations
+
+from freehold.memory import Match, Memory
+from freehold.memory.tiers.tiers import Tiers
+from freehold.prefix_keys import KeyChain
+from freehold.scheduler.request import Request
+from freehold.scheduler.step_time import StepTime
+
+LOADS_MAX = 2  # for one request: what is evicted again before it is admitted is then computed
+
+
+class Loading:
+    """Begins loads for requests that would be admitted, and lets them wait for those in flight."""
+
+    def __init__(self, memory: Memory, time: StepTime):
+        self._memory = memory
+        self._time = time
+
+    def is_awaited(self, request: Request) -> bool:
+        """Whether a load that the request waits for is in flight, and not late."""
+        tiers, number = self._memory.tiers, request.deeper.load
+        return tiers is not None and number is not None and tiers.transfers.is_awaited(number)
+
+    def begin(self, request: Request, match: Match, is_alone: bool) -> bool:
+        """Whether the request had better wait: a load that is in flight, or begins now, brings more of its prefix, and
+        sooner than that would be computed. `is_alone`: nobody runs."""
+        tiers, deeper = self._memory.tiers, request.deeper
+        if tiers is None or deeper.load_count >= LOADS_MAX:
+            return False
+        limit = min(len(request.tokens) - 1, request.scored_from)
+        plan = tiers.loads.plan(match, self._keys(tiers, request, match), limit)
+        if plan is None or tiers.loads.seconds(plan) > plan.gain * self._time.token > 0:
+            return False
+        number = tiers.loads.underway(plan)
+        if number is None:
+            number = tiers.loads.begin(plan, is_alone)
+        if number is not None and number != deeper.load:
+            deeper.load_count += 1
+            deeper.load, deeper.begin, deeper.end = number, match.length, plan.boundary
+        return self.is_awaited(request)
+
+    def _keys(self, tiers: Tiers, request: Request, match: Match) -> KeyChain:
+        known = request.deeper.keys
+        if known is None or len(known.tokens) != len(request.tokens) or known.seed != tiers.seed(match.namespace):
+            known = request.deeper.keys = tiers.keys(match.namespace, request.tokens)
+        return known

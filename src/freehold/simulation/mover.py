@@ -1,0 +1,145 @@
+"""Moves what the simulated engine's slots hold between tiers: late, in another order, twice, in part, or never."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from freehold.arrays import Bool, Int32
+from freehold.memory import CacheGroup
+from freehold.mover import Kind, Order, Outcome, Report
+from freehold.simulation.engine import SimulatedEngine, WrongKV
+from freehold.simulation.model import UInt64
+
+DELAYS = (0, 1, 1, 2, 4)
+NEVER = 1 << 40
+
+
+class DifferentContent(AssertionError):
+    """Two pages with one key hold different KV."""
+
+
+@dataclass(frozen=True)
+class Faults:
+    """`slow`, `failing` and `never` are shares of the orders: those that take many iterations, that fail in part or
+    altogether, and whose end nobody hears of. With `loads_are_lost` that befalls loads as well: their pages are gone."""
+
+    seed: int = 0
+    slow: float = 0.0
+    failing: float = 0.0
+    never: float = 0.0
+    loads_are_lost: bool = False
+
+
+@dataclass
+class _Pending:
+    order: Order
+    report: Report
+    due: int  # in which iteration
+
+
+class SimulatedMover:
+    """Implements `freehold.mover.Mover`. A target is overwritten when the order begins, and its source is read when it
+    ends: so whoever reads the one too early, or uses the other again too early, is found out."""
+
+    def __init__(
+        self, engine: SimulatedEngine, groups: Sequence[CacheGroup], page_counts: Sequence[int], faults: Faults
+    ):
+        self._engine = engine
+        self._groups = groups
+        self._size = engine.shape.page_size
+        self._faults = faults
+        self._rng = random.Random(f"mover {faults.seed}")
+        self._host: list[UInt64] = [np.zeros((count + 1, self._size), np.uint64) for count in page_counts]
+        self._pending: list[_Pending] = []
+        self._content: dict[tuple[int, bytes], bytes] = {}  # of group and key
+        self._iteration = 0
+        self.moved = dict.fromkeys(Kind, 0)  # pages
+
+    def begin(self, order: Order, report: Report) -> None:
+        targets = order.host if order.kind is Kind.BACKUP else order.device
+        for group, pages in enumerate(targets):
+            if order.kind is Kind.LOAD:
+                self._check_unused(order, group, pages)
+            self._slots(order.kind is Kind.LOAD, group)[pages] = 0
+        draw = self._rng.random()
+        may_stay_away = order.kind is not Kind.LOAD or self._faults.loads_are_lost
+        delay = (
+            NEVER
+            if draw < self._faults.never and may_stay_away
+            else 30
+            if draw < self._faults.slow
+            else self._rng.choice(DELAYS)
+        )
+        self._pending.append(_Pending(order, report, self._iteration + delay))
+
+    def _check_unused(self, order: Order, group: int, pages: Int32) -> None:
+        used = self._engine.pages_in_use(group, pages)
+        if len(used):
+            raise WrongKV(
+                f"load {order.number} writes page {used[0]} (group {group}), which a step still uses", used[0]
+            )
+
+    def _slots(self, is_device: bool, group: int) -> UInt64:
+        """uint64 [pages, slots]"""
+        return self._engine.slots(group) if is_device else self._host[group]
+
+    def wait(self, seconds: float) -> None:
+        """Simulated seconds don't pass while somebody waits."""
+
+    def advance(self) -> None:
+        """One iteration: end what is due, in no order."""
+        self._iteration += 1
+        due = [one for one in self._pending if one.due <= self._iteration]
+        self._rng.shuffle(due)
+        for one in due:
+            self._end(one)
+
+    def finish(self) -> None:
+        """End everything, late as it may be."""
+        for one in list(self._pending):
+            self._end(one)
+
+    def _end(self, one: _Pending) -> None:
+        self._pending.remove(one)
+        order = one.order
+        whole = [self._move(order, group) for group in range(len(self._groups))]
+        outcome = Outcome(order.number, whole, 0.001, None if all(part.all() for part in whole) else "told to fail")
+        for _ in range(2 if self._rng.random() < 0.1 else 1):
+            one.report(outcome)
+
+    def _move(self, order: Order, group: int) -> Bool:
+        """-> which pages of a group have arrived."""
+        source, target = order.device[group], order.host[group]
+        if order.kind is Kind.LOAD:
+            source, target = target, source
+        arrives = np.ones(len(source), np.bool_)
+        if self._rng.random() < self._faults.failing:
+            arrives[self._rng.randrange(len(source) + 1) :] = False
+        content = self._slots(order.kind is Kind.BACKUP, group)[source]
+        self._slots(order.kind is Kind.LOAD, group)[target[arrives]] = content[arrives]
+        self._check_content(order, group, content)
+        self.moved[order.kind] += int(np.count_nonzero(arrives))
+        return arrives
+
+    def _check_content(self, order: Order, group: int, content: UInt64) -> None:
+        """Equal keys mean equal bytes."""
+        slots = 1 if self._groups[group].is_state else self._size
+        for key, page in zip(order.keys[group], content, strict=True):
+            raw = page[:slots].tobytes()
+            if self._content.setdefault((group, key), raw) != raw:
+                raise DifferentContent(
+                    f"{order.kind} {order.number}, group {group}: a key has other content than before"
+                )
+
+    @property
+    def pending(self) -> set[int]:
+        """The numbers of orders that have not ended."""
+        return {one.order.number for one in self._pending}
+
+    def poison(self, group: int, pages: Int32) -> None:
+        """Overwrite free host pages."""
+        self._host[group][pages] = 0
