@@ -11,6 +11,8 @@ from freehold.memory.parts import RoomParts
 from freehold.memory.prefix.node import Match, Node
 from freehold.memory.tiers.tiers import Tiers
 
+AHEAD = 64  # one part in so many
+
 _Pages = Callable[[], Int64]  # counts pages of each group
 
 
@@ -117,10 +119,14 @@ class Room:
         return all(count <= pool.free_count for count, pool in zip(needed, self._pools, strict=True))
 
     def _give_up(self, needed: Sequence[int], have: _Pages, may_unpin: bool, keep: str | None = None) -> bool:
-        """Tails, then prefixes, then pins, until `have` counts `needed` pages -> whether they are free now."""
+        """Tails, then prefixes, those being copied to the host last, then pins, until `have` counts `needed` pages ->
+        whether they are free now."""
         missing = _missing(needed, have)
         if missing.any():
             self._tails.give_up(int(missing.max()), keep)
+            self._evict(needed, have)
+        if self._tiers is not None and _missing(needed, have).any():
+            self._tiers.backup.give_up()
             self._evict(needed, have)
         if may_unpin and len(self._pins) and _missing(needed, have).any():
             self._pins.give_up()
@@ -141,10 +147,16 @@ class Room:
         cause = f"a step that needed {max(needed)} pages"
         full = [number for number, group in enumerate(self._groups) if not group.is_bounded]
         if full and (most := int(_missing(needed, have)[full].max())):
-            self._tree.evictor.evict(most, cause)
+            self._tree.evictor.evict(most + self._ahead(full[0]), cause)
         missing = _missing(needed, have)
         for bounded in self._tree.bounded:
-            bounded.evict(int(missing[bounded.number]))
+            if count := int(missing[bounded.number]):
+                bounded.evict(count + self._ahead(bounded.number))
+
+    def _ahead(self, group: int) -> int:
+        """How many pages to evict on top: where evictions are copied first, the next ones need not wait for that."""
+        copies = self._tiers is not None and self._tiers.backup.copies_evictions
+        return self._pools[group].capacity // AHEAD if copies else 0
 
 
 def _missing(needed: Sequence[int], have: _Pages) -> Int64:

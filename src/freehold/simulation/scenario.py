@@ -150,9 +150,7 @@ class Scenario:
     def simulated_tiers(self) -> SimulatedTiers | None:
         if self.tiers is None:
             return None
-        faults = Faults(
-            self.seed, self.slow_copies, self.failing_copies, self.lost_copies, loads_are_lost=self.cell.pool == "ample"
-        )
+        faults = Faults(self.seed, self.slow_copies, self.failing_copies, self.lost_copies)
         return SimulatedTiers(WritePolicy(self.tiers), self.host_ratio, faults)
 
     @property

@@ -133,6 +133,7 @@ class World:
         self.iteration += 1
         if self.iteration % AUDIT_INTERVAL == 0:
             self.memory.audit()
+            self._check_content()
         self._poison()
 
     @property
@@ -320,6 +321,17 @@ class World:
             assert request.retractions <= RETRACTIONS_MAX, f"{request.id}: retracted {request.retractions} times"
         self._summary.retractions += request.retractions
         self._summary.cover.update(request.transitions)
+
+    def _check_content(self) -> None:
+        """Pages hold what their keys say."""
+        if self.memory.tiers is None or self.mover is None:
+            return
+        for group, pages in enumerate(self.memory.tiers.host.pages):
+            entries = dict(pages.entries())
+            self.mover.check_content(False, group, list(entries), np.array(list(entries.values()), np.int32))
+            for node in self.memory.tree.nodes():
+                there = node.pages[group].nonzero()[0]
+                self.mover.check_content(True, group, node.keys_at(there), node.pages[group][there])
 
     def _poison(self) -> None:
         """Overwrite what is free: whoever still reads it is found out."""

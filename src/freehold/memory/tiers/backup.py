@@ -41,8 +41,13 @@ class Backup:
         self._rescued: list[list[tuple[list[bytes], Int32]]] = [[] for _ in host.pages]
         self._rescuer: int | None = None  # the number of the transfer that will have what was rescued
         self.has_news = False  # since the last `begin`
+        self.abandoned = 0  # pages whose copies were not waited for
         self.dropped = 0  # pages for which the host had no room
         self.written = 0  # pages
+
+    @property
+    def copies_evictions(self) -> bool:
+        return self._policy is WritePolicy.WRITE_BACK
 
     # -- what the tree tells --------------------------------------------------------------------------
 
@@ -68,7 +73,7 @@ class Backup:
 
     def take(self, node: Node, group: int, columns: Int64) -> Int64:
         """With write_back, pages that are evicted go to a transfer, as far as the host has room for them."""
-        if self._policy is not WritePolicy.WRITE_BACK or node.namespace.weights != self._tree.weights:
+        if not self.copies_evictions or node.namespace.weights != self._tree.weights:
             return columns[:0]
         keys = node.keys_at(columns)
         new = ~self._host.has(group, keys)
@@ -156,10 +161,9 @@ class Backup:
 
     def _finish(self, transfer: Transfer, outcome: Outcome) -> None:
         order, by = transfer.order, transfer.owner
-        is_mirror = transfer.hold is not None
         for pages, host, keys, whole in zip(self._host.pages, order.host, order.keys, outcome.whole, strict=True):
             pages.pool.free(host[~whole], by, fence=0)
-            pages.add([key for key, is_whole in zip(keys, whole, strict=True) if is_whole], host[whole], by, is_mirror)
+            pages.add([key for key, is_whole in zip(keys, whole, strict=True) if is_whole], host[whole], by)
             self.written += int(np.count_nonzero(whole))
         self._give_back(transfer)
 
@@ -170,14 +174,24 @@ class Backup:
         if transfer.hold is not None:
             transfer.hold.drop(self._tree)
 
+    def give_up(self) -> None:
+        """Memory is short: pages that are being copied can be evicted now."""
+        for transfer in list(self._transfers):
+            if transfer.order.kind is Kind.BACKUP and transfer.hold is not None:
+                self._abandon(transfer)
+
     def _give_up_late_ones(self) -> None:
-        """What is late gives its device pages back: they may be overwritten, so nothing that it copies is believed.
-        Host pages stay with it for as long as somebody may write to them."""
         for transfer in list(self._transfers):
             is_ours = transfer.order.kind is Kind.BACKUP and transfer.finish != self._discard
             if is_ours and self._transfers.is_late(transfer):
-                self._give_back(transfer)
-                self._transfers.let_go(transfer, self._discard)
+                self._abandon(transfer)
+
+    def _abandon(self, transfer: Transfer) -> None:
+        """Give its device pages back: they may be overwritten, so nothing that it copies is believed. Host pages stay
+        with it for as long as somebody may write to them."""
+        self.abandoned += sum(transfer.order.page_counts)
+        self._give_back(transfer)
+        self._transfers.let_go(transfer, self._discard)
 
     def _discard(self, transfer: Transfer, outcome: Outcome) -> None:
         for pages, host in zip(self._host.pages, transfer.order.host, strict=True):

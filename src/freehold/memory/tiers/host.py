@@ -27,6 +27,7 @@ class HostPages:
         self.evicted_count = 0
         self._mirrors: OrderedDict[bytes, int] = OrderedDict()
         self._alone: OrderedDict[bytes, int] = OrderedDict()
+        self._on_device: set[bytes] = set()  # keys of pages that the device has
         self._readers: Int32 = np.zeros(capacity + 1, np.int32)
 
     def __len__(self) -> int:
@@ -53,26 +54,28 @@ class HostPages:
         """Entries that the device has as well."""
         return len(self._mirrors)
 
-    def add(self, keys: Sequence[bytes], pages: Int32, source: int, is_mirror: bool) -> None:
+    def add(self, keys: Sequence[bytes], pages: Int32, source: int) -> None:
         """`pages` [n], which `source` owns, become entries. The first of a prefix counts as used last: it is of use
         to whoever needs the others. Pages of keys that have an entry are freed."""
-        queue = self._mirrors if is_mirror else self._alone
         is_new = np.zeros(len(pages), np.bool_)
         for at in range(len(keys))[::-1]:
             if keys[at] not in self:
                 is_new[at] = True
+                queue = self._mirrors if keys[at] in self._on_device else self._alone
                 queue[keys[at]] = int(pages[at])
         self.pool.move(pages[is_new], source, owner.ENTRY)
         self.pool.free(pages[~is_new], source, fence=0)
 
     def appeared(self, keys: Sequence[bytes]) -> None:
         """The device has pages with these keys now."""
+        self._on_device.update(keys)
         for key in keys:
             if (page := self._alone.pop(key, None)) is not None:
                 self._mirrors[key] = page
 
     def vanished(self, keys: Sequence[bytes]) -> None:
         """The device has them no longer."""
+        self._on_device.difference_update(keys)
         for key in reversed(keys):
             if (page := self._mirrors.pop(key, None)) is not None:
                 self._alone[key] = page
