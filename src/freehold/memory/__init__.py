@@ -14,10 +14,12 @@ from freehold.memory.prefix.retention import Retention
 from freehold.memory.prefix.tree import PrefixTree
 from freehold.memory.shape import PAGE_SIZES, MemoryShape
 from freehold.memory.tiers.backup import WritePolicy
-from freehold.memory.tiers.tiers import TierPlan
+from freehold.memory.tiers.storage import PrefetchPolicy
+from freehold.memory.tiers.tiers import StoragePlan, TierPlan
 
 __all__ = [
     "PAGE_SIZES", "AuditError", "CacheGroup", "Lease", "LeaseError", "LeaseTable", "Match", "Memory",
     "MemoryShape", "Miss", "Namespace", "OutOfPages", "OwnershipError", "PageCounts", "PagePool", "PinKind",
-    "PinTable", "PinnedPrefix", "PrefixTree", "Retention", "Tier", "TierPlan", "WritePolicy", "with_draft",
+    "PinTable", "PinnedPrefix", "PrefetchPolicy", "PrefixTree", "Retention", "StoragePlan", "Tier", "TierPlan",
+    "WritePolicy", "with_draft",
 ]  # fmt: skip

@@ -146,7 +146,7 @@ class Lifecycle:
         lease.use(request.priority)
         if request.cached_tokens is None:
             request.cached_tokens = lease.committed
-            request.loaded_tokens = max(min(lease.committed, request.deeper.end) - request.deeper.begin, 0)
+            request.count_loaded()
             request.first_scheduled = self.clock()
             self._set_deadline(request, Deadline.RUNNING, self._timeouts.running)
         request.transition(Event.ADMITTED, self.clock())
@@ -192,6 +192,8 @@ class Lifecycle:
         else:
             self.queue.remove(request)
         self.shares.leave(request.client, self.clock())
+        if request.deeper.prefetch is not None:
+            request.deeper.prefetch.wanted_by -= 1
         request.finish = finish
         request.ended = self.clock()
         self.ended.append(request)

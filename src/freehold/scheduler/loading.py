@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from freehold.memory import Match, Memory
+from freehold.memory import Match, Memory, Namespace
 from freehold.memory.tiers.tiers import Tiers
 from freehold.prefix_keys import KeyChain
 from freehold.scheduler.request import Request
@@ -18,10 +18,27 @@ class Loading:
         self._memory = memory
         self._time = time
 
+    def prefetch(self, request: Request) -> None:
+        """A request has come: have what storage knows of it fetched while it waits."""
+        tiers = self._memory.tiers
+        if tiers is None or tiers.storage is None:
+            return
+        namespace = Namespace(request.namespace, self._memory.tree.weights)
+        keys = self._keys(tiers, request, namespace)
+        request.deeper.prefetch = tiers.storage.prefetch(namespace, keys, self._limit(request))
+
     def is_awaited(self, request: Request) -> bool:
-        """Whether a load that the request waits for is in flight, and not late."""
-        tiers, number = self._memory.tiers, request.deeper.load
-        return tiers is not None and number is not None and tiers.transfers.is_awaited(number)
+        """Whether what the request waits for is on its way, and not late."""
+        tiers, deeper = self._memory.tiers, request.deeper
+        if tiers is None:
+            return False
+        if tiers.storage is not None and deeper.prefetch is not None and tiers.storage.is_awaited(deeper.prefetch):
+            return True
+        return deeper.load is not None and tiers.transfers.is_awaited(deeper.load)
+
+    def _limit(self, request: Request) -> int:
+        """How many tokens may come from caches."""
+        return min(len(request.tokens) - 1, request.scored_from)
 
     def begin(self, request: Request, match: Match, is_alone: bool) -> bool:
         """Whether the request had better wait: a load that is in flight, or begins now, brings more of its prefix, and
@@ -29,8 +46,7 @@ class Loading:
         tiers, deeper = self._memory.tiers, request.deeper
         if tiers is None or deeper.load_count >= LOADS_MAX:
             return False
-        limit = min(len(request.tokens) - 1, request.scored_from)
-        plan = tiers.loads.plan(match, self._keys(tiers, request, match), limit)
+        plan = tiers.loads.plan(match, self._keys(tiers, request, match.namespace), self._limit(request))
         if plan is None or tiers.loads.seconds(plan) > plan.gain * self._time.token > 0:
             return False
         number = tiers.loads.underway(plan)
@@ -41,8 +57,8 @@ class Loading:
             deeper.load, deeper.begin, deeper.end = number, match.length, plan.boundary
         return self.is_awaited(request)
 
-    def _keys(self, tiers: Tiers, request: Request, match: Match) -> KeyChain:
+    def _keys(self, tiers: Tiers, request: Request, namespace: Namespace) -> KeyChain:
         known = request.deeper.keys
-        if known is None or len(known.tokens) != len(request.tokens) or known.seed != tiers.seed(match.namespace):
-            known = request.deeper.keys = tiers.keys(match.namespace, request.tokens)
+        if known is None or len(known.tokens) != len(request.tokens) or known.seed != tiers.seed(namespace):
+            known = request.deeper.keys = tiers.keys(namespace, request.tokens)
         return known

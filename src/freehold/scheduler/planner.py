@@ -45,6 +45,7 @@ class Planner:
         queue: WaitingQueue,
         running: RunningTable,
         lifecycle: Lifecycle,
+        loading: Loading,
         chunks: ChunkBudget,
         drafts: DraftBudget | None = None,
     ):
@@ -54,7 +55,7 @@ class Planner:
         self._lifecycle = lifecycle
         self._drafts = drafts
         self._chunks = chunks
-        self.admission = Admission(memory, queue, running, lifecycle, drafts, Loading(memory, chunks.time))
+        self.admission = Admission(memory, queue, running, lifecycle, drafts, loading)
         threshold = config.priority_scheduling_preemption_threshold
         self._preemption = Preemption(memory, queue, running, lifecycle.shares, self.admission, threshold)
         self._retract_interval = config.forward_retract_interval
@@ -86,6 +87,8 @@ class Planner:
             return NoStep.BLOCKED
         if not fits:
             batch = self._retract_until_it_fits()
+        if batch is None:
+            return NoStep.BLOCKED
         self._memory.leases.extend(batch.rows, batch.targets, batch.decodes)
         if fits and len(self._queue):
             for admitted in self.admission.admit(budget):
@@ -133,13 +136,16 @@ class Planner:
     def _make_room(self, batch: Batch, may_unpin: bool = False) -> bool:
         return self._memory.room.make(batch.rows, batch.targets, batch.decodes, may_unpin)
 
-    def _retract_until_it_fits(self) -> Batch:
+    def _retract_until_it_fits(self) -> Batch | None:
         """Free memory by sending the least important requests back to the queue. The most important one
-        stays, so there is always progress; if it cannot go on even alone, it is ended."""
+        stays, so there is always progress; if it cannot go on even alone, it is ended. None if what is evicted for it
+        must be copied first."""
         while True:
             batch, _ = self._continue(may_draft=False)
             if self._make_room(batch, may_unpin=len(self._running) == 1):
                 return batch
+            if self._memory.room.is_returning:
+                return None
             victim = self._victim()
             if len(self._running) == 1:
                 self._end_exhausted(self._running.request(victim))

@@ -13,6 +13,7 @@ import numpy as np
 from freehold.arrays import Int32
 from freehold.errors import FreeholdError, InvalidParameter
 from freehold.memory import Lease, Retention
+from freehold.memory.tiers.storage import Prefetch
 from freehold.prefix_keys import KeyChain
 from freehold.sampling_params import SamplingParams
 from freehold.scheduler.states import Event, RequestState, after
@@ -65,10 +66,11 @@ class Finish:
 
 @dataclass
 class DeeperPrefix:
-    """What a request has to do with tiers below the device: its `keys`; the number of the `load` that it waits for, how
-    many it has waited for, and which of its tokens the newest one brings: `begin` .. `end`."""
+    """What a request has to do with tiers below the device: its `keys`; what is fetched for it from storage; the number
+    of the `load` that it waits for, how many it has waited for, and which tokens the newest one brings."""
 
     keys: KeyChain | None = None
+    prefetch: Prefetch | None = None
     load: int | None = None
     load_count: int = 0
     begin: int = 0
@@ -103,7 +105,8 @@ class Request:
     logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
     cached_tokens: int | None = None  # prompt tokens not computed, at first scheduling
-    loaded_tokens: int = 0  # of those, the ones that came from a deeper tier
+    loaded_tokens: int = 0  # of those, the ones that came from the host or, through it, from storage
+    fetched_tokens: int = 0  # of those, the ones that came from storage
     deeper: DeeperPrefix = field(default_factory=DeeperPrefix)
     miss: str = ""  # why not more of them
     retractions: int = 0
@@ -145,6 +148,22 @@ class Request:
         """Prepare to look for the request's own stops in its output."""
         self.stop_bytes = tuple(stop.encode() for stop in self.params.stop)
         self.stop_regexes = StopRegexes(self.params.stop_regex) if self.params.stop_regex else None
+
+    def count_loaded(self) -> None:
+        """It has been scheduled: which of its cached tokens came from deeper tiers."""
+        deeper, cached = self.deeper, self.cached_tokens or 0
+        end = min(cached, deeper.end)
+        self.loaded_tokens = max(end - deeper.begin, 0)
+        if deeper.prefetch is not None:
+            self.fetched_tokens = max(
+                min(end, deeper.prefetch.boundary) - max(deeper.begin, deeper.prefetch.was_there), 0
+            )
+
+    @property
+    def cached_by_tier(self) -> dict[str, int]:
+        """Prompt tokens not computed, by the tier that had them."""
+        cached, loaded, fetched = self.cached_tokens or 0, self.loaded_tokens, self.fetched_tokens
+        return {"device": cached - loaded, "host": loaded - fetched, "storage": fetched}
 
     @property
     def is_queued(self) -> bool:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from freehold.config import EngineConfig
-from freehold.memory import CacheGroup, Memory, MemoryShape, TierPlan, WritePolicy
+from freehold.memory import CacheGroup, Memory, MemoryShape, PrefetchPolicy, StoragePlan, TierPlan, WritePolicy
 from freehold.scheduler.scheduler import Scheduler
 from freehold.simulation.engine import EngineShape, SimulatedEngine, vocabulary_fields
-from freehold.simulation.mover import Faults, SimulatedMover
+from freehold.simulation.mover import Faults, SimulatedMover, SimulatedStorage
 from freehold.step import DraftCost
 from freehold.vocabulary import Vocabulary
 
@@ -27,11 +27,14 @@ class SimulatedModel:
 
 @dataclass(frozen=True)
 class SimulatedTiers:
-    """A host tier with `ratio` times the device's pages."""
+    """A host tier with `ratio` times the device's pages, and storage behind it. `identity` is the engine's in keys."""
 
     write_policy: WritePolicy
     ratio: float
     faults: Faults = Faults()
+    prefetch_policy: PrefetchPolicy | None = None
+    storage: SimulatedStorage = field(default_factory=SimulatedStorage)
+    identity: bytes = b"simulated"
 
 
 @dataclass(frozen=True)
@@ -61,8 +64,12 @@ def assemble(
     if tiers is not None:
         counts = tuple(max(int(tiers.ratio * count), 1) for count in shape.page_counts)
         sizes_of_pages = tuple(8 * shape.page_size for _ in counts)
-        plan = TierPlan(counts, sizes_of_pages, b"simulated", tiers.write_policy)
-        mover = SimulatedMover(engine, shape.groups, counts, tiers.faults)
+        storage = None
+        if tiers.prefetch_policy is not None:
+            names = tuple(f"{number} {group.name}".encode() for number, group in enumerate(shape.groups))
+            storage = StoragePlan(names, tiers.prefetch_policy)
+        plan = TierPlan(counts, sizes_of_pages, tiers.identity, tiers.write_policy, storage)
+        mover = SimulatedMover(engine, shape.groups, counts, tiers.faults, tiers.storage)
     memory = Memory(shape, plan, mover)
     vocabulary = Vocabulary(**vocabulary_fields(model.vocab_size, model.eos_tokens))
     cost = DraftCost(config.speculative_num_draft_tokens) if config.speculative_algorithm else None

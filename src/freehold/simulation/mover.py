@@ -40,13 +40,23 @@ class _Pending:
     due: int  # in which iteration
 
 
+class SimulatedStorage:
+    """What several engines share: `pages` by key, and what was ever written under a key, in a group."""
+
+    def __init__(self) -> None:
+        self.pages: dict[bytes, UInt64] = {}
+        self.content: dict[tuple[int, bytes], bytes] = {}
+
+
 class SimulatedMover:
     """Implements `freehold.mover.Mover`. A target is overwritten when the order begins, and its source is read when it
     ends: so whoever reads the one too early, or uses the other again too early, is found out."""
 
     def __init__(
-        self, engine: SimulatedEngine, groups: Sequence[CacheGroup], page_counts: Sequence[int], faults: Faults
-    ):
+        self, engine: SimulatedEngine, groups: Sequence[CacheGroup], page_counts: Sequence[int], faults: Faults,
+        storage: SimulatedStorage,
+    ):  # fmt: skip
+        self.storage = storage
         self._engine = engine
         self._groups = groups
         self._size = engine.shape.page_size
@@ -54,16 +64,17 @@ class SimulatedMover:
         self._rng = random.Random(f"mover {faults.seed}")
         self._host: list[UInt64] = [np.zeros((count + 1, self._size), np.uint64) for count in page_counts]
         self._pending: list[_Pending] = []
-        self._content: dict[tuple[int, bytes], bytes] = {}  # of group and key
         self._iteration = 0
         self.moved = dict.fromkeys(Kind, 0)  # pages
 
     def begin(self, order: Order, report: Report) -> None:
-        targets = order.host if order.kind is Kind.BACKUP else order.device
-        for group, pages in enumerate(targets):
-            if order.kind is Kind.LOAD:
+        if order.kind is Kind.LOAD:
+            for group, pages in enumerate(order.device):
                 self._check_unused(order, group, pages)
-            self._slots(order.kind is Kind.LOAD, group)[pages] = 0
+                self._slots(True, group)[pages] = 0
+        elif order.kind in (Kind.BACKUP, Kind.FETCH):
+            for group, pages in enumerate(order.host):
+                self._slots(False, group)[pages] = 0
         draw = self._rng.random()
         delay = 30 if draw < self._faults.slow else self._rng.choice(DELAYS)
         if draw < self._faults.never and order.kind is not Kind.LOAD:
@@ -107,23 +118,40 @@ class SimulatedMover:
 
     def _move(self, order: Order, group: int) -> Bool:
         """-> which pages of a group have arrived."""
-        source, target = order.device[group], order.host[group]
-        if order.kind is Kind.LOAD:
-            source, target = target, source
-        arrives = np.ones(len(source), np.bool_)
+        count = order.page_counts[group]
+        arrives = np.ones(count, np.bool_)
         if self._rng.random() < self._faults.failing:
-            arrives[self._rng.randrange(len(source) + 1) :] = False
-        content = self._slots(order.kind is Kind.BACKUP, group)[source]
-        self._slots(order.kind is Kind.LOAD, group)[target[arrives]] = content[arrives]
+            arrives[self._rng.randrange(count + 1) :] = False
+        if order.kind is Kind.PROBE:
+            arrives &= np.array([key in self.storage.pages for key in order.keys[group]], np.bool_)
+        elif order.kind is Kind.FETCH:
+            arrives &= self._fetch(order, group)
+        elif order.kind is Kind.STORE:
+            for key, page in zip(order.keys[group], order.host[group][arrives].tolist(), strict=False):
+                self.storage.pages[key] = self._host[group][page].copy()
+        elif order.kind is Kind.LOAD:
+            self._slots(True, group)[order.device[group][arrives]] = self._host[group][order.host[group][arrives]]
+        else:
+            self._host[group][order.host[group][arrives]] = self._slots(True, group)[order.device[group][arrives]]
         self.moved[order.kind] += int(np.count_nonzero(arrives))
         return arrives
+
+    def _fetch(self, order: Order, group: int) -> Bool:
+        """Some pages are lost or damaged by now."""
+        found = np.zeros(len(order.keys[group]), np.bool_)
+        for at, (key, page) in enumerate(zip(order.keys[group], order.host[group].tolist(), strict=True)):
+            content = self.storage.pages.get(key)
+            if content is not None and self._rng.random() >= self._faults.failing / 4:
+                self._host[group][page] = content
+                found[at] = True
+        return found
 
     def check_content(self, is_device: bool, group: int, keys: Sequence[bytes], pages: Int32) -> None:
         """Equal keys mean equal bytes, on each tier and at any time. Raises DifferentContent."""
         slots = 1 if self._groups[group].is_state else self._size
         for key, page in zip(keys, self._slots(is_device, group)[pages], strict=True):
             raw = page[:slots].tobytes()
-            if self._content.setdefault((group, key), raw) != raw:
+            if self.storage.content.setdefault((group, key), raw) != raw:
                 where = "device" if is_device else "host"
                 raise DifferentContent(f"group {group}: a page on the {where} has not the content of its key")
 

@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Any
 
 from freehold.config import EVICTION_POLICIES, EngineConfig
-from freehold.memory import CacheGroup, WritePolicy
+from freehold.memory import CacheGroup, PrefetchPolicy, WritePolicy
 from freehold.simulation.assembly import SimulatedTiers
 from freehold.simulation.groups import GROUPS, sized
 from freehold.simulation.mover import Faults
@@ -142,6 +142,7 @@ class Scenario:
     fair_decode_rows: int = 8
     tiers: str | None = None  # a write policy, or no tier below the device
     host_ratio: float = 1.0
+    prefetch: str | None = None  # a policy for storage, or no storage
     slow_copies: float = 0.0
     failing_copies: float = 0.0
     lost_copies: float = 0.0
@@ -151,7 +152,8 @@ class Scenario:
         if self.tiers is None:
             return None
         faults = Faults(self.seed, self.slow_copies, self.failing_copies, self.lost_copies)
-        return SimulatedTiers(WritePolicy(self.tiers), self.host_ratio, faults)
+        prefetch = None if self.prefetch is None else PrefetchPolicy(self.prefetch)
+        return SimulatedTiers(WritePolicy(self.tiers), self.host_ratio, faults, prefetch)
 
     @property
     def config(self) -> EngineConfig:
@@ -195,6 +197,7 @@ class Scenario:
             slow_copies=rng.choice([0.0, 0.3]),
             failing_copies=rng.choice([0.0, 0.0, 0.2]),
             lost_copies=rng.choice([0.0, 0.0, 0.02]),
+            prefetch=rng.choice([None, *PrefetchPolicy]),
         )
 
 

@@ -13,6 +13,7 @@ from freehold.memory.ledger import owner
 from freehold.memory.prefix.node import Node, PinKind
 from freehold.memory.prefix.tree import PrefixTree
 from freehold.memory.tiers.host import HostTier
+from freehold.memory.tiers.storage import Storage
 from freehold.memory.tiers.transfer import Hold, Transfer, TransferTable
 from freehold.mover import Kind, Order, Outcome
 
@@ -32,7 +33,10 @@ class WritePolicy(StrEnum):
 class Backup:
     """Implements `Watcher` and `Rescuer`: hears what the tree gets, what is used, what goes."""
 
-    def __init__(self, policy: WritePolicy, tree: PrefixTree, host: HostTier, transfers: TransferTable):
+    def __init__(
+        self, policy: WritePolicy, tree: PrefixTree, host: HostTier, transfers: TransferTable, storage: Storage | None
+    ):
+        self._storage = storage
         self._policy = policy
         self._tree = tree
         self._host = host
@@ -161,9 +165,12 @@ class Backup:
 
     def _finish(self, transfer: Transfer, outcome: Outcome) -> None:
         order, by = transfer.order, transfer.owner
-        for pages, host, keys, whole in zip(self._host.pages, order.host, order.keys, outcome.whole, strict=True):
+        for group, (pages, host, whole) in enumerate(zip(self._host.pages, order.host, outcome.whole, strict=True)):
             pages.pool.free(host[~whole], by, fence=0)
-            pages.add([key for key, is_whole in zip(keys, whole, strict=True) if is_whole], host[whole], by)
+            keys = [key for key, is_whole in zip(order.keys[group], whole, strict=True) if is_whole]
+            pages.add(keys, host[whole], by)
+            if self._storage is not None:
+                self._storage.enqueue(group, keys)
             self.written += int(np.count_nonzero(whole))
         self._give_back(transfer)
 

@@ -12,12 +12,12 @@ from typing import Protocol
 
 import numpy as np
 
-from freehold.arrays import Bool, Int32, Int64
-from freehold.memory.group import CacheGroup, longest_boundary
+from freehold.arrays import Int32, Int64
 from freehold.memory.ledger import owner
 from freehold.memory.prefix.node import Match, PinKind
 from freehold.memory.prefix.tree import PrefixTree
 from freehold.memory.tiers.host import HostTier
+from freehold.memory.tiers.reach import Reach
 from freehold.memory.tiers.transfer import Hold, Transfer, TransferTable
 from freehold.mover import Kind, Order, Outcome
 from freehold.prefix_keys import KeyChain
@@ -52,10 +52,10 @@ class Loads:
     """`loaded` tokens and pages came back so far; `seconds_per_byte` is what that takes, learned."""
 
     def __init__(
-        self, groups: Sequence[CacheGroup], page_bytes: Sequence[int], tree: PrefixTree, host: HostTier,
-        transfers: TransferTable, room: RoomMaker,
+        self, page_bytes: Sequence[int], tree: PrefixTree, host: HostTier, transfers: TransferTable, reach: Reach,
+        room: RoomMaker,
     ):  # fmt: skip
-        self._groups = groups
+        self._reach = reach
         self._page_bytes = page_bytes
         self._tree = tree
         self._host = host
@@ -67,47 +67,15 @@ class Loads:
 
     def plan(self, match: Match, keys: KeyChain, limit: int) -> LoadPlan | None:
         """What of the host would take a sequence further than `match`, with at most `limit` tokens."""
-        size = self._tree.page_size
-        known, most = match.known // size, min(limit // size, len(keys))
-        present = [self._on_device(match, group, most) for group in range(len(self._groups))]
-        columns = self._columns_found(keys, known, most)
-        boundary, host = match.length, []
-        if columns > match.length // size:
-            host = [self._on_host(keys, group, part[:columns]) for group, part in enumerate(present)]
-            both = [part[:columns] | found for part, found in zip(present, host, strict=True)]
-            boundary = longest_boundary(self._groups, size, both)
+        columns = self._reach.column_count(match, keys, limit)
+        if columns <= match.length // self._tree.page_size:
+            return None
+        on_device = self._reach.on_device(match, columns)
+        on_host = self._reach.on_host(keys, on_device)
+        boundary = self._reach.boundary(on_device, on_host)
         if boundary <= match.length:
             return None
-        wanted: list[Int64] = []
-        for group, found in zip(self._groups, host, strict=True):
-            first = group.first_column(boundary, size)
-            wanted.append(first + found[first : boundary // size].nonzero()[0])
-        return LoadPlan(match, keys, boundary, wanted)
-
-    def _on_device(self, match: Match, group: int, columns: int) -> Bool:
-        """Where the device has a page of the sequence, bool [columns]."""
-        found: Bool = np.zeros(columns, np.bool_)
-        if match.last is not None:
-            pages = self._tree.pages_to(match.last, match.known, group)[:columns]
-            found[: len(pages)] = pages != 0
-        return found
-
-    def _columns_found(self, keys: KeyChain, known: int, most: int) -> int:
-        """How many columns are worth a look: behind the first that a full group lacks there is nothing."""
-        full = [number for number, group in enumerate(self._groups) if not group.is_bounded]
-        if not full:
-            return most
-        columns = min(known, most)
-        while columns < most and all(keys[columns] in self._host.pages[group] for group in full):
-            columns += 1
-        return columns
-
-    def _on_host(self, keys: KeyChain, group: int, on_device: Bool) -> Bool:
-        """Which columns that the device lacks the host has."""
-        found = np.zeros(len(on_device), np.bool_)
-        for column in np.flatnonzero(~on_device).tolist():
-            found[column] = keys[column] in self._host.pages[group]
-        return found
+        return LoadPlan(match, keys, boundary, self._reach.needed(boundary, on_host))
 
     def seconds(self, plan: LoadPlan) -> float:
         """How long a load will take; 0 while nothing is known."""

@@ -15,9 +15,19 @@ from freehold.memory.prefix.tree import PrefixTree
 from freehold.memory.tiers.backup import Backup, WritePolicy
 from freehold.memory.tiers.host import HostTier
 from freehold.memory.tiers.loads import Loads, RoomMaker
+from freehold.memory.tiers.reach import Reach
+from freehold.memory.tiers.storage import PrefetchPolicy, Storage
 from freehold.memory.tiers.transfer import Hold, TransferTable
 from freehold.mover import Kind, Mover
 from freehold.prefix_keys import KeyChain, fingerprint
+
+
+@dataclass(frozen=True)
+class StoragePlan:
+    """There is storage behind the host. `group_keys`: a fingerprint of each cache group."""
+
+    group_keys: tuple[bytes, ...]
+    prefetch_policy: PrefetchPolicy = PrefetchPolicy.TIMEOUT
 
 
 @dataclass(frozen=True)
@@ -29,10 +39,11 @@ class TierPlan:
     page_bytes: tuple[int, ...]
     identity: bytes
     write_policy: WritePolicy = WritePolicy.WRITE_THROUGH
+    storage: StoragePlan | None = None
 
 
 class Tiers:
-    """Host memory under a prefix tree. `weights`: a fingerprint of the weights that compute now."""
+    """Host memory and storage under a prefix tree. `weights`: a fingerprint of the weights that compute now."""
 
     def __init__(
         self, plan: TierPlan, groups: Sequence[CacheGroup], tree: PrefixTree, epochs: Epochs, mover: Mover,
@@ -42,8 +53,13 @@ class Tiers:
         self.weights = b""
         self.transfers = TransferTable(mover, len(groups), epochs)
         self.host = HostTier(groups, plan.page_counts, tree.page_size, epochs)
-        self.backup = Backup(plan.write_policy, tree, self.host, self.transfers)
-        self.loads = Loads(groups, plan.page_bytes, tree, self.host, self.transfers, room)
+        reach = Reach(groups, tree, self.host)
+        self.storage: Storage | None = None
+        if plan.storage is not None:
+            policy, names = plan.storage.prefetch_policy, plan.storage.group_keys
+            self.storage = Storage(policy, names, tree, self.host, self.transfers, reach)
+        self.backup = Backup(plan.write_policy, tree, self.host, self.transfers, self.storage)
+        self.loads = Loads(plan.page_bytes, tree, self.host, self.transfers, reach, room)
         self._tree = tree
         tree.seed = self.seed
         tree.watchers.append(self.backup)
@@ -62,11 +78,14 @@ class Tiers:
         whether anybody computes or not. `now`: seconds of the scheduler's clock."""
         self.transfers.settle_all(now)
         self.backup.begin()
+        if self.storage is not None:
+            self.storage.begin()
 
     @property
     def has_work(self) -> bool:
         """Whether `settle` would bring anything on."""
-        return bool(self.transfers.outcomes) or self.backup.has_news
+        is_to_store = self.storage is not None and self.storage.has_news
+        return bool(self.transfers.outcomes) or self.backup.has_news or is_to_store
 
     def returning(self) -> Int64:
         """Device pages of each group that evictions have promised and that are still being copied; those of late

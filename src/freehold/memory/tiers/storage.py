@@ -1,0 +1,221 @@
+"""Storage: what goes there from the host, and what is fetched for requests that wait."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from freehold.arrays import Int32, Int64
+from freehold.memory.ledger import owner
+from freehold.memory.prefix.node import Namespace
+from freehold.memory.prefix.tree import PrefixTree
+from freehold.memory.tiers.host import HostTier
+from freehold.memory.tiers.reach import Present, Reach
+from freehold.memory.tiers.transfer import Transfer, TransferTable
+from freehold.mover import Kind, Order, Outcome
+from freehold.prefix_keys import KeyChain, key_in_group
+
+PROBED_COLUMNS = 256  # asked for at a time
+FETCHED_PAGES = 64  # in one order
+STORED_PAGES = 64
+STORES_IN_FLIGHT = 2
+QUEUE_MAX = 16384  # pages that wait to be stored
+TIMEOUT_S = 1.0
+LONGEST_S = 30.0
+
+
+class PrefetchPolicy(StrEnum):
+    """How long a request waits for what is fetched from storage."""
+
+    BEST_EFFORT = "best_effort"  # not at all: it has what has come when it is its turn
+    WAIT_COMPLETE = "wait_complete"  # to the end, but LONGEST_S at most
+    TIMEOUT = "timeout"  # TIMEOUT_S at most
+
+
+@dataclass
+class Prefetch:
+    """The prefix of a sequence on its way from storage to the host: first storage is asked what it has (`found`), then
+    that is fetched in pieces. `was_there`: tokens that could be had without it; `boundary`: with it. `wanted_by` counts
+    requests that have not ended: once that is 0 nothing more is fetched, and the pages of an order in flight stay with
+    it until it ends. `begun`: seconds of the scheduler's clock."""
+
+    namespace: Namespace
+    keys: KeyChain
+    begun: float
+    found: Present
+    was_there: int
+    probed: int  # columns
+    boundary: int = 0
+    pieces: int = 0  # orders in flight
+    wanted_by: int = 0
+    is_over: bool = False
+
+
+class Storage:
+    """Pages are stored when they have come to the host, and fetched by their keys. `group_keys`: the fingerprints
+    of the groups."""
+
+    def __init__(
+        self, policy: PrefetchPolicy, group_keys: Sequence[bytes], tree: PrefixTree, host: HostTier,
+        transfers: TransferTable, reach: Reach,
+    ):  # fmt: skip
+        self._policy = policy
+        self._group_keys = group_keys
+        self._tree = tree
+        self._host = host
+        self._transfers = transfers
+        self._reach = reach
+        self._queue: deque[tuple[int, bytes]] = deque()  # group and key
+        self._underway: dict[bytes, Prefetch] = {}  # by the first key that device and host lack
+        self.has_news = False
+        self.stored = self.fetched = self.dropped = 0  # pages
+
+    # -- to storage -----------------------------------------------------------------------------------
+
+    def enqueue(self, group: int, keys: Sequence[bytes]) -> None:
+        """The host has these pages now."""
+        for key in keys:
+            if len(self._queue) >= QUEUE_MAX:
+                self.dropped += 1
+            else:
+                self._queue.append((group, key))
+        self.has_news = True
+
+    def begin(self) -> None:
+        """Store what there is. Called in every iteration."""
+        self.has_news = False
+        while self._queue and self._transfers.count(Kind.STORE) < STORES_IN_FLIGHT:
+            chosen: list[list[bytes]] = [[] for _ in self._host.pages]
+            for _ in range(min(STORED_PAGES, len(self._queue))):
+                group, key = self._queue.popleft()
+                if key in self._host.pages[group] and key not in chosen[group]:
+                    chosen[group].append(key)
+            if any(chosen):
+                reads = [pages.hold(keys) for pages, keys in zip(self._host.pages, chosen, strict=True)]
+                order = Order(self._transfers.next_number(), Kind.STORE, reads, keys=self._names(chosen))
+                self._transfers.begin(order, self._stored, reads=reads)
+
+    def _names(self, keys: Sequence[Sequence[bytes]]) -> list[list[bytes]]:
+        """What storage knows the pages of each group by."""
+        return [[key_in_group(key, group) for key in part] for part, group in zip(keys, self._group_keys, strict=True)]
+
+    def _stored(self, transfer: Transfer, outcome: Outcome) -> None:
+        for pages, reads, whole in zip(self._host.pages, transfer.reads, outcome.whole, strict=True):
+            pages.drop(reads)
+            self.stored += int(np.count_nonzero(whole))
+            self.dropped += int(np.count_nonzero(~whole))
+
+    # -- from storage ---------------------------------------------------------------------------------
+
+    def prefetch(self, namespace: Namespace, keys: KeyChain, limit: int) -> Prefetch | None:
+        """Fetch what storage has of a sequence that waits, at most `limit` tokens; None if nothing is lacking."""
+        match = self._tree.match(namespace, keys.tokens, limit)
+        columns, there = min(limit // self._tree.page_size, len(keys)), self._reach.column_count(match, keys, limit)
+        on_device = self._reach.on_device(match, there)
+        was_there = self._reach.boundary(on_device, self._reach.on_host(keys, on_device))
+        first = was_there // self._tree.page_size
+        if first >= columns:
+            return None
+        prefetch = self._underway.get(keys[first])
+        if prefetch is None:
+            found = [np.zeros(columns, np.bool_) for _ in self._host.pages]
+            prefetch = Prefetch(
+                namespace, keys, self._transfers.now, found, was_there, there if self._reach.full else 0
+            )
+            self._underway[keys[first]] = prefetch
+            self._go_on(prefetch)
+        prefetch.wanted_by += 1
+        return prefetch
+
+    def is_awaited(self, prefetch: Prefetch) -> bool:
+        """Whether requests have to wait for it."""
+        if prefetch.is_over or self._policy is PrefetchPolicy.BEST_EFFORT:
+            return False
+        seconds = self._transfers.now - prefetch.begun
+        return seconds <= (LONGEST_S if self._policy is PrefetchPolicy.WAIT_COMPLETE else TIMEOUT_S)
+
+    def _go_on(self, prefetch: Prefetch) -> None:
+        """Ask storage for the next columns; if it has no more, fetch."""
+        end = min(prefetch.probed + PROBED_COLUMNS, len(prefetch.found[0]))
+        if prefetch.probed == end:
+            self._fetch(prefetch)
+            return
+        asked = np.arange(prefetch.probed, end)
+        keys = self._names([[prefetch.keys[column] for column in asked.tolist()] for _ in self._host.pages])
+        order = Order(self._transfers.next_number(), Kind.PROBE, (), keys=keys)
+        self._transfers.begin(order, lambda _, outcome: self._probed(prefetch, asked, outcome))
+
+    def _probed(self, prefetch: Prefetch, asked: Int64, outcome: Outcome) -> None:
+        for found, whole in zip(prefetch.found, outcome.whole, strict=True):
+            found[asked] = whole
+        prefetch.probed = int(asked[-1]) + 1
+        holes = [np.flatnonzero(~outcome.whole[group]) for group in self._reach.full]
+        ends = [int(asked[part[0]]) for part in holes if len(part)]
+        if outcome.error is not None:
+            ends.append(int(asked[0]))
+        if ends:  # behind the first that a full group lacks nothing counts
+            prefetch.probed = min(ends)
+            prefetch.found = [found[: prefetch.probed] for found in prefetch.found]
+        if prefetch.wanted_by > 0 and prefetch.namespace.weights == self._tree.weights:
+            self._go_on(prefetch)
+        else:
+            self._end(prefetch)
+
+    def _fetch(self, prefetch: Prefetch) -> None:
+        """Only what is needed to go on from the longest boundary."""
+        keys, columns = prefetch.keys, len(prefetch.found[0])
+        match = self._tree.match(prefetch.namespace, keys.tokens, columns * self._tree.page_size)
+        on_device = self._reach.on_device(match, columns)
+        on_host = self._reach.on_host(keys, on_device)
+        prefetch.boundary = self._reach.boundary(on_device, on_host, prefetch.found)
+        if prefetch.boundary > prefetch.was_there:
+            lacking = [found & ~(one | two) for found, one, two in zip(prefetch.found, on_device, on_host, strict=True)]
+            wanted = self._reach.needed(prefetch.boundary, lacking)
+            for at in range(0, max(len(part) for part in wanted), FETCHED_PAGES):
+                if not self._fetch_piece(prefetch, [part[at : at + FETCHED_PAGES] for part in wanted]):
+                    break
+        if prefetch.pieces == 0:
+            self._end(prefetch)
+
+    def _fetch_piece(self, prefetch: Prefetch, columns: Sequence[Int64]) -> bool:
+        """-> whether there was room."""
+        number = self._transfers.next_number()
+        by = owner.transfer(number)
+        host = [pages.allocate(len(part), by) for pages, part in zip(self._host.pages, columns, strict=True)]
+        if any(len(pages) < len(part) for pages, part in zip(host, columns, strict=True)):
+            self._free(host, by)
+            return False
+        keys = [[prefetch.keys[column] for column in part.tolist()] for part in columns]
+        prefetch.pieces += 1
+
+        def finish(transfer: Transfer, outcome: Outcome) -> None:
+            self._fetched(prefetch, keys, transfer, outcome)
+
+        self._transfers.begin(Order(number, Kind.FETCH, host, keys=self._names(keys)), finish, host=host)
+        return True
+
+    def _free(self, host: Sequence[Int32], by: int) -> None:
+        for pages, part in zip(self._host.pages, host, strict=True):
+            pages.pool.free(part, by, fence=0)
+
+    def _fetched(
+        self, prefetch: Prefetch, keys: Sequence[Sequence[bytes]], transfer: Transfer, outcome: Outcome
+    ) -> None:
+        """What has arrived whole is found from now on."""
+        for pages, host, names, whole in zip(self._host.pages, transfer.host, keys, outcome.whole, strict=True):
+            pages.pool.free(host[~whole], transfer.owner, fence=0)
+            pages.add(
+                [key for key, is_whole in zip(names, whole, strict=True) if is_whole], host[whole], transfer.owner
+            )
+            self.fetched += int(np.count_nonzero(whole))
+        prefetch.pieces -= 1
+        if prefetch.pieces == 0:
+            self._end(prefetch)
+
+    def _end(self, prefetch: Prefetch) -> None:
+        prefetch.is_over = True
+        del self._underway[prefetch.keys[prefetch.was_there // self._tree.page_size]]
