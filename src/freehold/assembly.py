@@ -8,9 +8,11 @@ from pathlib import Path
 from freehold.config import EngineConfig
 from freehold.engine.cpu.device import CpuDevice
 from freehold.engine.engine import StepThread
+from freehold.engine.page_mover import PageMover
 from freehold.engine.runner import Runner
 from freehold.memory import Memory
 from freehold.memory_plan import plan_memory
+from freehold.models.loading.content import content_fingerprint
 from freehold.models.loading.resolve import open_checkpoint, resolve_model
 from freehold.models.spec import ModelSpec
 from freehold.models.tensor import Checkpoint
@@ -18,6 +20,7 @@ from freehold.scheduler.scheduler import Scheduler
 from freehold.step import KVShape
 from freehold.text.loading import load_tokenizer
 from freehold.text.tokenizer import Tokenizer
+from freehold.tier_plan import open_storage, plan_tiers
 
 
 @dataclass(frozen=True)
@@ -28,16 +31,24 @@ class Assembly:
     tokenizer: Tokenizer
     scheduler: Scheduler
     engine: StepThread
+    mover: PageMover | None
+
+    def shutdown(self) -> None:
+        """End all threads."""
+        self.engine.shutdown()
+        if self.mover is not None:
+            self.mover.shutdown()
 
 
 def assemble(config: EngineConfig, checkpoint: Checkpoint | None = None) -> Assembly:
     """Load the model, unless it is open already, and build everything that serves it.
 
-    Raises ModelUnavailable or ValueError.
+    Raises ModelUnavailable, ValueError, or StoreUnavailable.
     """
     checkpoint = checkpoint or open_checkpoint(resolve_model(config.model))
     tokenizer = load_tokenizer(checkpoint, config.chat_template)
-    shape = plan_memory(config, checkpoint).shape
+    plan = plan_memory(config, checkpoint)
+    shape, tiers = plan.shape, plan_tiers(config, checkpoint, plan)
     drafts = 0 if config.speculative_algorithm is None else config.speculative_num_draft_tokens
     kv_shape = KVShape(
         tuple(shape.page_counts), shape.page_size, shape.row_count, shape.token_limit, config.kv_cache_dtype, drafts
@@ -45,7 +56,11 @@ def assemble(config: EngineConfig, checkpoint: Checkpoint | None = None) -> Asse
     runner = Runner(config, checkpoint, kv_shape, CpuDevice(config.num_threads))
     engine = StepThread(runner)
     engine.wait_until_warm()
+    mover = None if tiers is None else PageMover(runner.page_bytes(), tiers.page_counts, open_storage(config))
+    memory = Memory(shape, tiers, mover)
+    if tiers is not None and tiers.storage is not None:
+        memory.replace_weights(content_fingerprint(checkpoint.path))
     scheduler = Scheduler(
-        config, Memory(shape), engine, tokenizer.vocabulary, draft_cost=runner.draft_cost, timings=runner.timings
+        config, memory, engine, tokenizer.vocabulary, draft_cost=runner.draft_cost, timings=runner.timings
     )
-    return Assembly(config, checkpoint.path, checkpoint.spec, tokenizer, scheduler, engine)
+    return Assembly(config, checkpoint.path, checkpoint.spec, tokenizer, scheduler, engine, mover)

@@ -12,9 +12,14 @@ LINEAR_COMPUTE = ("float32", "int16", "int8")
 KV_CACHE_DTYPES = ("float32", "bfloat16", "int8")
 EVICTION_POLICIES = ("reuse", "lru", "lfu", "fifo", "priority")
 KV_BYTES_DEFAULT = 1 << 30
+WRITE_POLICIES = ("write_through", "write_through_selective", "write_back")
+PREFETCH_POLICIES = ("best_effort", "wait_complete", "timeout")
+STORAGE_BACKENDS = ("file", "redis", "s3")
+STORAGE_BYTES_DEFAULT = 64 << 30
 
 MODEL, MEMORY, SCHEDULING = "Model", "Memory", "Scheduling"
-SESSIONS_AND_CACHE, SPECULATION, DEVICES = "Sessions and cache", "Speculation", "Devices"
+SESSIONS_AND_CACHE, DEEPER_CACHE = "Sessions and cache", "Host memory and storage"
+SPECULATION, DEVICES = "Speculation", "Devices"
 
 _POSITIVE = Limits(least=1)
 _SHARE = Limits(least=0, most=1)
@@ -110,6 +115,32 @@ class EngineConfig:
         0.5, "Share of the pool that clients' hints may retain.", SESSIONS_AND_CACHE, _SHARE
     )
     cache_pinned_share: float = option(0.25, "Share of the pool that operators may pin.", SESSIONS_AND_CACHE, _SHARE)
+    enable_hierarchical_cache: bool = option(False, "Keep cached prefixes in host memory as well.", DEEPER_CACHE)
+    hicache_ratio: float = option(
+        2.0, "Host memory for KV, as a multiple of the device's.", DEEPER_CACHE, Limits(above=0)
+    )
+    hicache_size: int = option(
+        0, "Bytes of host memory for KV, such as 8GB. 0: --hicache-ratio decides.", DEEPER_CACHE, is_size=True
+    )
+    hicache_write_policy: str = option(
+        "write_through", "When prefixes are copied to the host: write_through (at once), write_through_selective (when "
+        "they are used again) or write_back (when they are evicted).", DEEPER_CACHE, Limits(choices=WRITE_POLICIES),
+    )  # fmt: skip
+    hicache_storage_backend: str | None = option(
+        None, "Storage behind the host: file, redis or s3. Cached prefixes survive a restart.", DEEPER_CACHE,
+        Limits(choices=STORAGE_BACKENDS),
+    )  # fmt: skip
+    hicache_storage_location: str | None = option(
+        None, "A folder, redis://host:port/0 or s3://bucket/prefix. Default for file: ~/.cache/freehold/kv.",
+        DEEPER_CACHE,
+    )  # fmt: skip
+    hicache_storage_capacity: int = option(
+        STORAGE_BYTES_DEFAULT, "Bytes of storage, such as 64GB.", DEEPER_CACHE, is_size=True
+    )
+    hicache_storage_prefetch_policy: str = option(
+        "timeout", "How long a request waits for storage: best_effort (not at all), wait_complete, or timeout (a "
+        "second).", DEEPER_CACHE, Limits(choices=PREFETCH_POLICIES),
+    )  # fmt: skip
     speculative_algorithm: str | None = option(
         None, "ngram (prompt lookup) or draft (a second, smaller model).", SPECULATION,
         Limits(choices=SPECULATIVE_ALGORITHMS),
@@ -127,3 +158,5 @@ class EngineConfig:
         check_limits(self)
         if self.priority_scheduling_preemption_threshold is not None and self.schedule_policy != "priority":
             raise ValueError("priority_scheduling_preemption_threshold needs schedule_policy 'priority'")
+        if self.hicache_storage_backend is not None and not self.enable_hierarchical_cache:
+            raise ValueError("hicache_storage_backend needs enable_hierarchical_cache: pages pass through the host")

@@ -37,6 +37,14 @@ class EngineOptions(TypedDict, total=False):
     cache_tenant_quota: float | None
     cache_retained_share: float
     cache_pinned_share: float
+    enable_hierarchical_cache: bool
+    hicache_ratio: float
+    hicache_size: int
+    hicache_write_policy: str
+    hicache_storage_backend: str | None
+    hicache_storage_location: str | None
+    hicache_storage_capacity: int
+    hicache_storage_prefetch_policy: str
     speculative_algorithm: str | None
     speculative_num_draft_tokens: int
     speculative_draft_model_path: str | None

@@ -7,7 +7,7 @@ import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Unpack
 
 import numpy as np
@@ -44,6 +44,7 @@ class Completion:
     matched: int | str | None = None
     error: str | None = None
     retractions: int = 0
+    cached_by_tier: dict[str, int] = field(default_factory=dict[str, int])
 
 
 class LLM:
@@ -63,7 +64,7 @@ class LLM:
         self.spec = assembly.spec
         self.tokenizer = assembly.tokenizer
         self.scheduler = assembly.scheduler
-        self._engine = assembly.engine
+        self._assembly = assembly
         self._ids = itertools.count()
         self._lock = threading.RLock()
         self._streams: dict[str, list[int]] = {}  # tokens of open streams that nobody has taken yet
@@ -75,7 +76,7 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        self._engine.shutdown()
+        self._assembly.shutdown()
 
     @property
     def page_counts(self) -> PageCounts:
@@ -225,6 +226,7 @@ class LLM:
             matched=request.finish.matched,
             error=request.finish.message or None,
             retractions=request.retractions,
+            cached_by_tier=request.cached_by_tier,
         )
 
 

@@ -29,6 +29,7 @@ from freehold.scheduler.scheduler import Scheduler
 STATS_INTERVAL_S = 0.25
 RETRY_MS = 200  # between looks at an engine that is stuck
 IDLE_POLL_MS = 500
+TRANSFER_POLL_MS = 5
 HEARTBEAT_S = 1.0
 COMMANDS_MAX = 256  # taken between two iterations
 ORDERS = {"pause", "resume", "update_weights", "flush"}  # they wait for the steps in flight
@@ -64,7 +65,7 @@ class EngineLoop:
         self._take_commands()
         self._scheduler.draining = bool(self._orders)
         # Requests that wait behind a pause can still time out.
-        if self._scheduler.has_work or self._scheduler.requests:
+        if self._scheduler.has_work or self._scheduler.requests or self._scheduler.memory.awaits_transfers:
             self._step()
         self._carry_out_orders()
 
@@ -110,7 +111,9 @@ class EngineLoop:
         self._socket.poll(self._patience_ms())
 
     def _patience_ms(self) -> int:
-        """While requests wait behind a pause, their timeouts go on."""
+        """While requests wait behind a pause, their timeouts go on; pages that are being copied are given back soon."""
+        if self._scheduler.memory.awaits_transfers:
+            return TRANSFER_POLL_MS
         return 50 if self._scheduler.requests else IDLE_POLL_MS
 
     def _take(self, command: msg.Command) -> None:
@@ -175,6 +178,7 @@ class EngineLoop:
 
     def _stats(self) -> msg.Stats:
         scheduler = self._scheduler
+        tiers = {} if scheduler.memory.tiers is None else scheduler.memory.tiers.stats()
         audit_error = None if scheduler.audit_error is None else str(scheduler.audit_error)
         return msg.Stats(
             running=len(scheduler.running),
@@ -183,6 +187,7 @@ class EngineLoop:
             sampled_tokens=scheduler.results.token_count,
             retractions=scheduler.lifecycle.retraction_count,
             evicted_pages=scheduler.memory.tree.evictor.evicted_page_count,
+            **tiers,
             pages={
                 group.name: scheduler.memory.counts(number).as_dict()
                 for number, group in enumerate(scheduler.memory.shape.groups)
@@ -211,6 +216,7 @@ def _ended(request: Request) -> msg.Ended:
         drafted_tokens=request.drafted,
         accepted_tokens=request.accepted,
         retained_tokens=request.retained_tokens,
+        cached_by_tier=request.cached_by_tier,
         matched=request.finish.matched,
         failure=None if error is None else msg.Failure.of(error),
     )
@@ -251,7 +257,7 @@ def main(address: str, options: str, parent: int) -> None:
         gc.collect()
         gc.freeze()  # the model and its tables are not garbage: don't walk them again
         EngineLoop(assembly.scheduler, socket, parent).run()
-        assembly.engine.shutdown()
+        assembly.shutdown()
 
 
 if __name__ == "__main__":

@@ -110,6 +110,7 @@ class Procedures:
             "parked_sessions": len(memory.tails),
             "retained_pages": memory.tree.hints.page_count,
             "pinned_pages": {"budget": memory.pins.limit, "pinned": memory.pins.page_count},
+            **({} if memory.tiers is None else {"tiers": memory.tiers.stats()}),
             "top_prefixes": [
                 {
                     "namespace": node.namespace.salt,
@@ -197,7 +198,7 @@ def _request_card(request: Request) -> dict[str, Any]:
         "message": "" if request.finish is None else request.finish.message,
         "client": request.client,
         "prompt_tokens": len(request.prompt),
-        "cached_tokens": {"device": request.cached_tokens or 0},
+        "cached_tokens": request.cached_by_tier,
         "miss": request.miss,
         "retention": None if request.retention is None else asdict(request.retention),
         "retained_tokens": request.retained_tokens,

@@ -121,6 +121,7 @@ class Ended(msgspec.Struct):
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     retained_tokens: int = 0
+    cached_by_tier: dict[str, int] = {}
     matched: int | str | None = None
     failure: Failure | None = None
 
@@ -144,6 +145,10 @@ class Stats(msgspec.Struct):
     retractions: int = 0
     evicted_pages: int = 0
     pages: dict[str, dict[str, int]] = {}  # of each cache group, by owner
+    host_pages: dict[str, dict[str, int]] = {}  # likewise, on the host
+    moved_pages: dict[str, int] = {}  # between tiers, by kind of transfer
+    lost_pages: dict[str, int] = {}  # that were not moved, by reason
+    transfers: dict[str, int] = {}  # in flight, by kind
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     unwell: str | None = None  # a failed audit, or an engine without progress

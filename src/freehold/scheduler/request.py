@@ -161,9 +161,10 @@ class Request:
 
     @property
     def cached_by_tier(self) -> dict[str, int]:
-        """Prompt tokens not computed, by the tier that had them."""
+        """Prompt tokens not computed, by the tier that had them. Deeper tiers are left out if they had none."""
         cached, loaded, fetched = self.cached_tokens or 0, self.loaded_tokens, self.fetched_tokens
-        return {"device": cached - loaded, "host": loaded - fetched, "storage": fetched}
+        deeper = {"host": loaded - fetched, "storage": fetched}
+        return {"device": cached - loaded, **{tier: count for tier, count in deeper.items() if count}}
 
     @property
     def is_queued(self) -> bool:

@@ -95,8 +95,8 @@ class Scheduler:
         target = None if config.target_itl_ms is None else config.target_itl_ms / 1000
         chunks = ChunkBudget(config.chunked_prefill_size, target, StepTime(timings))
         self.results = Results(memory, self.running, self.lifecycle, vocabulary, chunks, drafts)
-        self._loading = Loading(memory, chunks.time)
-        self._planner = Planner(config, memory, self.queue, self.running, self.lifecycle, self._loading, chunks, drafts)
+        self.loading = Loading(memory, chunks.time)
+        self._planner = Planner(config, memory, self.queue, self.running, self.lifecycle, self.loading, chunks, drafts)
         self._in_flight: deque[_InFlight] = deque()
         self._progress_at = clock()  # when the oldest step in flight began to be the oldest
         self._depth = 1 if config.disable_overlap_schedule else 2
@@ -113,7 +113,7 @@ class Scheduler:
             request.timeout = self.config.request_timeout
         self.lifecycle.accept(request)
         self.requests[request.id] = request
-        self._loading.prefetch(request)
+        self.loading.prefetch(request)
 
     def abort(self, request_id: str, message: str = "Aborted") -> bool:
         """End a request wherever it is -> whether there was one. Its pages are given back now, or when

@@ -123,8 +123,8 @@ class Liveness:
         going = self._less_important(head, rows) or self._too_much(head, rows)
         if not going or not self._fits_without(head, going) or self._shares_a_prompt(head, rows):
             return
-        if head.deeper.load is not None or scheduler.memory.room.is_returning:
-            return  # it waits, or waited, for a load; or everybody waits for pages that are being copied
+        if scheduler.loading.is_awaited(head) or scheduler.memory.room.is_returning:
+            return  # it waits for its prefix; or everybody waits for pages that are being copied
         if any(running.request(row).state is RequestState.PREFILLING for row in set(rows) - going):
             return  # those who stay have the budget of prompts
         wait = self._waits[head.id]

@@ -15,7 +15,7 @@ from freehold.memory.prefix.node import Namespace
 from freehold.memory.prefix.tree import PrefixTree
 from freehold.memory.tiers.host import HostTier
 from freehold.memory.tiers.reach import Present, Reach
-from freehold.memory.tiers.transfer import Transfer, TransferTable
+from freehold.memory.tiers.transfer import LATE_S, Transfer, TransferTable
 from freehold.mover import Kind, Order, Outcome
 from freehold.prefix_keys import KeyChain, key_in_group
 
@@ -25,14 +25,13 @@ STORED_PAGES = 64
 STORES_IN_FLIGHT = 2
 QUEUE_MAX = 16384  # pages that wait to be stored
 TIMEOUT_S = 1.0
-LONGEST_S = 30.0
 
 
 class PrefetchPolicy(StrEnum):
     """How long a request waits for what is fetched from storage."""
 
     BEST_EFFORT = "best_effort"  # not at all: it has what has come when it is its turn
-    WAIT_COMPLETE = "wait_complete"  # to the end, but LONGEST_S at most
+    WAIT_COMPLETE = "wait_complete"  # to the end, but not for what is late
     TIMEOUT = "timeout"  # TIMEOUT_S at most
 
 
@@ -136,7 +135,8 @@ class Storage:
         if prefetch.is_over or self._policy is PrefetchPolicy.BEST_EFFORT:
             return False
         seconds = self._transfers.now - prefetch.begun
-        return seconds <= (LONGEST_S if self._policy is PrefetchPolicy.WAIT_COMPLETE else TIMEOUT_S)
+        is_patient = self._policy is PrefetchPolicy.WAIT_COMPLETE
+        return seconds <= (LATE_S[Kind.FETCH] if is_patient else TIMEOUT_S)
 
     def _go_on(self, prefetch: Prefetch) -> None:
         """Ask storage for the next columns; if it has no more, fetch."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -107,6 +109,36 @@ class Tiers:
         return any(
             transfer.order.kind is Kind.LOAD and not self.transfers.is_late(transfer) for transfer in self.transfers
         )
+
+    def stats(self) -> dict[str, dict[str, Any]]:
+        """Counts for metrics: pages on the host by owner, pages moved and lost so far, transfers in flight."""
+        storage, backup = self.storage, self.backup
+        flying = Counter(transfer.order.kind.value for transfer in self.transfers)
+        return {
+            "host_pages": {
+                group.name: {
+                    "capacity": pages.pool.capacity,
+                    "free": pages.pool.free_count,
+                    "mirror": pages.mirror_count,
+                    "alone": len(pages) - pages.mirror_count,
+                    "transfer": pages.pool.held_count - len(pages),
+                }
+                for group, pages in zip(self.host.groups, self.host.pages, strict=True)
+            },
+            "moved_pages": {
+                "backup": backup.written,
+                "load": self.loads.loaded_pages,
+                "store": 0 if storage is None else storage.stored,
+                "fetch": 0 if storage is None else storage.fetched,
+            },
+            "lost_pages": {
+                "host_full": backup.dropped,
+                "abandoned": backup.abandoned,
+                "not_stored": 0 if storage is None else storage.dropped,
+                "host_evicted": sum(pages.evicted_count for pages in self.host.pages),
+            },
+            "transfers": {kind.value: flying[kind.value] for kind in Kind},
+        }
 
     def device_pages(self, group: int) -> int:
         """Pages that transfers own on the device."""

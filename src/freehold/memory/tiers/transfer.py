@@ -14,7 +14,8 @@ from freehold.memory.prefix.node import Node, PinKind
 from freehold.memory.prefix.tree import PrefixTree
 from freehold.mover import Kind, Mover, Order, Outcome, Outcomes
 
-LATE_S = 2.0  # after this long nobody counts on a transfer any more
+# After so many seconds nobody counts on a transfer any more.
+LATE_S = {Kind.BACKUP: 2.0, Kind.LOAD: 2.0, Kind.STORE: 10.0, Kind.FETCH: 10.0, Kind.PROBE: 10.0}
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class TransferTable:
         return transfer is not None and not self.is_late(transfer)
 
     def is_late(self, transfer: Transfer) -> bool:
-        return self.now - transfer.begun > LATE_S
+        return self.now - transfer.begun > LATE_S[transfer.order.kind]
 
     def next_number(self) -> int:
         """Of a transfer that is about to begin: the owner of its pages must be known first."""

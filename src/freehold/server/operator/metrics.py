@@ -10,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from freehold.ipc.async_engine import AsyncEngine, Delta
+from freehold.ipc.protocol import Stats
 
 MODEL = "model_name"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -36,6 +37,7 @@ class _EngineCollector(Collector):
         yield self._gauge("vllm:kv_cache_usage_perc", "Share of pages that requests use, of the fullest group", share)
         yield self._counter("vllm:num_preemptions", "Requests retracted", stats.retractions)
         yield from self._pages(stats.pages)
+        yield from self._tiers(stats)
         yield self._counter("freehold_evicted_pages", "Pages evicted from the prefix tree", stats.evicted_pages)
         yield self._counter("freehold_steps", "Steps submitted to the engine", stats.steps)
         yield self._counter("freehold_sampled_tokens", "Tokens sampled", stats.sampled_tokens)
@@ -58,6 +60,28 @@ class _EngineCollector(Collector):
             capacities.add_metric([self._model, group], counts["capacity"])
         yield pages
         yield capacities
+
+    def _tiers(self, stats: Stats) -> Iterator[Metric]:
+        """Nothing without a tier below the device."""
+        if not stats.host_pages:
+            return
+        pages = GaugeMetricFamily("freehold_host_pages", "Host pages by owner", labels=[MODEL, "group", "owner"])
+        for group, counts in stats.host_pages.items():
+            for owner, count in counts.items():
+                pages.add_metric([self._model, group, owner], count)
+        yield pages
+        moved = CounterMetricFamily("freehold_moved_pages", "Pages copied between tiers", labels=[MODEL, "kind"])
+        for kind, count in stats.moved_pages.items():
+            moved.add_metric([self._model, kind], count)
+        yield moved
+        lost = CounterMetricFamily("freehold_lost_pages", "Pages that were not copied", labels=[MODEL, "reason"])
+        for reason, count in stats.lost_pages.items():
+            lost.add_metric([self._model, reason], count)
+        yield lost
+        flying = GaugeMetricFamily("freehold_transfers", "Transfers in flight", labels=[MODEL, "kind"])
+        for kind, count in stats.transfers.items():
+            flying.add_metric([self._model, kind], count)
+        yield flying
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(name, text, labels=[MODEL])

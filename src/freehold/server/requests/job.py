@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -146,8 +147,11 @@ def usage(ends: Sequence[Ended], job: Job) -> dict[str, Any]:
     prompts = ends[:: job.params.n]
     prompt = sum(end.prompt_tokens for end in prompts)
     completion = sum(end.output_tokens for end in ends)
+    by_tier: Counter[str] = Counter()
+    for end in prompts:
+        by_tier.update(end.cached_by_tier)
     cached = sum(end.cached_tokens for end in prompts)
-    details: dict[str, Any] = {"cached_tokens": cached, "cached_tokens_by_tier": {"device": cached}}
+    details: dict[str, Any] = {"cached_tokens": cached, "cached_tokens_by_tier": {"device": 0, **by_tier}}
     if job.options.retention is not None:
         details["retained_tokens"] = sum(end.retained_tokens for end in prompts)
     return {

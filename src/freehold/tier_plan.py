@@ -1,0 +1,74 @@
+"""What a configuration asks for below the device: how much host memory, which storage, and the names of pages there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from freehold.config import EngineConfig
+from freehold.engine.speculative.choice import open_draft
+from freehold.memory import PrefetchPolicy, StoragePlan, TierPlan, WritePolicy
+from freehold.memory_plan import MemoryPlan
+from freehold.models.loading.content import content_fingerprint
+from freehold.models.tensor import Checkpoint
+from freehold.prefix_keys import fingerprint
+from freehold.store.breaker import Breaker
+from freehold.store.location import open_store
+from freehold.store.store import Store
+
+FORMAT = 1  # of keys and pages: another number, and nothing of before is found
+FOLDER = Path("~/.cache/freehold/kv")
+
+
+def plan_tiers(config: EngineConfig, checkpoint: Checkpoint, plan: MemoryPlan) -> TierPlan | None:
+    """None if there is only the device. With storage every byte of the model's files is read, for its fingerprint.
+    Raises ValueError naming the option, or ModelUnavailable."""
+    if not config.enable_hierarchical_cache:
+        return None
+    if config.disable_radix_cache:
+        raise ValueError("enable_hierarchical_cache needs the prefix cache: leave out disable_radix_cache")
+    shape, sizes = plan.shape, plan.page_bytes
+    ratio = config.hicache_ratio
+    if config.hicache_size:
+        ratio = config.hicache_size / sum(count * size for count, size in zip(shape.page_counts, sizes, strict=True))
+    counts = tuple(int(count * ratio) for count in shape.page_counts)
+    if min(counts) < 1:
+        option = "hicache_size" if config.hicache_size else "hicache_ratio"
+        raise ValueError(f"{option}: too small for one page of each cache group ({sum(sizes)} bytes)")
+    storage = None
+    if config.hicache_storage_backend is not None:
+        names = tuple(
+            fingerprint({"name": group.name, "lookback": str(group.lookback), "state": group.is_state, "bytes": size})
+            for group, size in zip(shape.groups, sizes, strict=True)
+        )
+        storage = StoragePlan(names, PrefetchPolicy(config.hicache_storage_prefetch_policy))
+    identity = b"" if storage is None else _identity(config, checkpoint)
+    return TierPlan(counts, tuple(sizes), identity, WritePolicy(config.hicache_write_policy), storage)
+
+
+def _identity(config: EngineConfig, checkpoint: Checkpoint) -> bytes:
+    """All that the bytes of a page depend on, but for its tokens, their namespace and the weights."""
+    fields: dict[str, str | int | bytes] = {
+        "format": FORMAT,
+        "model": repr(checkpoint.spec),  # with its layers, their rotary embeddings and windows
+        "kv": config.kv_cache_dtype,
+        "layout": "tiles of 16" if config.page_size % 16 == 0 else "slots",
+        "page": config.page_size,
+        "compute": config.linear_compute,
+        "rank": 0,
+        "ranks": 1,
+    }
+    if config.speculative_algorithm == "draft":
+        draft = open_draft(config, checkpoint)
+        fields["draft"] = fingerprint({"spec": repr(draft.spec), "weights": content_fingerprint(draft.path)})
+    return fingerprint(fields)
+
+
+def open_storage(config: EngineConfig) -> Store | None:
+    """The store behind the host, behind a breaker. Raises ValueError naming the option, or StoreUnavailable."""
+    kind, location = config.hicache_storage_backend, config.hicache_storage_location
+    if kind is None:
+        return None
+    if location is None and kind != "file":
+        example = {"redis": "redis://127.0.0.1:6379/0", "s3": "s3://bucket/prefix"}[kind]
+        raise ValueError(f"hicache_storage_location: say where, such as {example}")
+    return Breaker(open_store(location or str(FOLDER.expanduser()), config.hicache_storage_capacity))
