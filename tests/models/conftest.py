@@ -5,6 +5,10 @@ import pytest
 import torch
 from tiny_models import TINY_MODELS, save_random
 
+from store_servers import redis_server, s3_server
+
+__all__ = ["redis_server", "s3_server"]
+
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory) -> Callable[[str], Path]:

@@ -28,6 +28,10 @@ class PageMover:
         self.host: list[UInt8] = [
             np.empty((count + 1, one.page_bytes), np.uint8) for one, count in zip(device, page_counts, strict=True)
         ]
+        nothing = np.zeros(1, np.int32)
+        for one, host in zip(device, self.host, strict=True):  # compiled now, the first copies are not slower
+            one.gather(nothing, host, nothing)
+            one.scatter(nothing, host, nothing)
         self._store = store
         # Orders of a kind run in turn; who waits for a page never waits behind one that is stored.
         self._copying = ThreadPoolExecutor(1, "kv-copy")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from freehold.memory import Match, Memory, Namespace
+from freehold.memory.tiers.storage import Prefetch, Storage
 from freehold.memory.tiers.tiers import Tiers
 from freehold.prefix_keys import KeyChain
 from freehold.scheduler.request import Request
@@ -18,20 +19,27 @@ class Loading:
         self._memory = memory
         self._time = time
 
-    def prefetch(self, request: Request) -> None:
+    def prefetch(self, request: Request, now: float) -> None:
         """A request has come: have what storage knows of it fetched while it waits."""
         tiers = self._memory.tiers
         if tiers is None or tiers.storage is None:
             return
+        tiers.transfers.now = now  # the last iteration may be long ago
+        request.deeper.prefetch = self._prefetch(tiers, tiers.storage, request)
+
+    def _prefetch(self, tiers: Tiers, storage: Storage, request: Request) -> Prefetch | None:
         namespace = Namespace(request.namespace, self._memory.tree.weights)
         keys = self._keys(tiers, request, namespace)
-        request.deeper.prefetch = tiers.storage.prefetch(namespace, keys, self._limit(request))
+        return storage.prefetch(namespace, keys, self._limit(request))
 
     def is_awaited(self, request: Request) -> bool:
         """Whether what the request waits for is on its way, and not late."""
         tiers, deeper = self._memory.tiers, request.deeper
         if tiers is None:
             return False
+        if tiers.storage is not None and deeper.prefetch is not None:
+            if deeper.prefetch.is_over and deeper.prefetch.keys is not deeper.keys:
+                deeper.prefetch = self._prefetch(tiers, tiers.storage, request)  # it was for another that begins alike
         if tiers.storage is not None and deeper.prefetch is not None and tiers.storage.is_awaited(deeper.prefetch):
             return True
         return deeper.load is not None and tiers.transfers.is_awaited(deeper.load)

@@ -113,7 +113,7 @@ class Scheduler:
             request.timeout = self.config.request_timeout
         self.lifecycle.accept(request)
         self.requests[request.id] = request
-        self.loading.prefetch(request)
+        self.loading.prefetch(request, self.lifecycle.clock())
 
     def abort(self, request_id: str, message: str = "Aborted") -> bool:
         """End a request wherever it is -> whether there was one. Its pages are given back now, or when

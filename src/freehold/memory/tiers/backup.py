@@ -19,7 +19,7 @@ from freehold.mover import Kind, Order, Outcome
 
 IN_FLIGHT_MAX = 4  # backups
 PAGES_MAX = 256  # of each group, in one backup
-WORTHWHILE_HITS = 2  # for write_through_selective
+WORTHWHILE_HITS = 1  # for write_through_selective
 
 
 class WritePolicy(StrEnum):
@@ -57,7 +57,8 @@ class Backup:
 
     def appeared(self, node: Node, group: int, columns: Int64) -> None:
         self._host.pages[group].appeared(node.keys_at(columns))
-        if self._policy is WritePolicy.WRITE_THROUGH:
+        is_known = self._policy is WritePolicy.SELECTIVE and node.hits >= WORTHWHILE_HITS  # it was evicted, and is back
+        if self._policy is WritePolicy.WRITE_THROUGH or is_known:
             self._waiting[node.serial] = node
             self.has_news = True
 
