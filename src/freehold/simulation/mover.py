@@ -112,7 +112,8 @@ class SimulatedMover:
         self._pending.remove(one)
         order = one.order
         whole = [self._move(order, group) for group in range(len(self._groups))]
-        outcome = Outcome(order.number, whole, 0.001, None if all(part.all() for part in whole) else "told to fail")
+        has_failed = order.kind is not Kind.PROBE and not all(part.all() for part in whole)
+        outcome = Outcome(order.number, whole, 0.001, "told to fail" if has_failed else None)
         for _ in range(2 if self._rng.random() < 0.1 else 1):
             one.report(outcome)
 

@@ -1,0 +1,364 @@
+"""Host memory under the prefix tree: who owns what while pages are on their way, and what is found."""
+
+import threading
+
+import numpy as np
+import pytest
+from test_groups import advance
+from tier_bench import FULL, SIZE, STATE, TOKENS, WINDOW, Bench, namespaced
+
+from freehold.memory import OwnershipError, PinKind, WritePolicy
+from freehold.memory.tiers.transfer import LATE_S
+from freehold.mover import Kind
+
+GROUPS = {
+    "full": (FULL,),
+    "window": (FULL, WINDOW),
+    "state": (FULL, STATE),
+    "only states": (STATE,),
+    "two": (FULL, FULL),
+}
+
+
+@pytest.mark.parametrize("policy", list(WritePolicy))
+@pytest.mark.parametrize("groups", GROUPS.values(), ids=GROUPS)
+def test_what_is_evicted_comes_back_whole(groups, policy):
+    bench = Bench(*groups, policy=policy)
+    bench.compute(checkpoints=(16,))
+    bench.memory.leases.open(bench.memory.match("", np.append(TOKENS, np.int32(0)))).use()  # for the selective policy
+    for lease in bench.memory.leases.open_leases:
+        lease.release()
+    bench.settle()
+    bench.evict_all()
+    bench.settle()
+    assert bench.matched() == 0
+    assert bench.load() == len(TOKENS)
+    before = bench.memory.counts()
+    assert before.transfer == before.limbo == 0
+    assert bench.plan() is None
+
+
+def test_nothing_is_found_on_the_host_before_all_of_it_has_arrived():
+    bench = Bench()
+    bench.compute()
+    bench.turn()
+    assert bench.host_free == [56]
+    assert len(bench.tiers.host.pages[0]) == 0
+    assert not any(key in bench.tiers.host.pages[0] for key in [bench.tiers.keys(*namespaced(bench))[0]])
+    bench.mover.end()
+    assert len(bench.tiers.host.pages[0]) == 0, "an outcome was taken in outside an iteration"
+    assert bench.memory.has_transfer_work
+    bench.turn()
+    assert len(bench.tiers.host.pages[0]) == 8
+
+
+def test_pages_that_are_copied_are_pinned_until_then_and_no_longer():
+    bench = Bench(FULL, WINDOW)
+    bench.compute()
+    bench.turn()
+    (node,) = [node for node in bench.memory.tree.nodes() if node.parent is not None]
+    assert node.pins[PinKind.BACKUP] == 1
+    assert bench.memory.tree.evictable_page_count == 0
+    assert bench.memory.tree.bounded[0].evictable_count == 0
+    bench.mover.end()
+    bench.turn()
+    assert node.holds == 0
+    assert bench.memory.tree.bounded[0].borrowed_count == 0
+
+
+def test_a_part_that_failed_is_not_found():
+    bench = Bench()
+    bench.compute()
+    bench.turn()
+    bench.mover.end(whole=[[True, True, True, False, True, True, False, False]])
+    bench.turn()
+    assert len(bench.tiers.host.pages[0]) == 5
+    assert bench.host_free == [59]
+    assert bench.tiers.transfers.failures == 1
+    bench.evict_all()
+    assert bench.load() == 3 * SIZE
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_load_is_whole_over_all_groups_or_not_there(missing):
+    bench = Bench(FULL, WINDOW)
+    bench.compute()
+    bench.settle()
+    bench.evict_all()
+    plan = bench.plan()
+    assert plan.page_counts == [8, 2]
+    bench.tiers.loads.begin(plan, is_alone=False)
+    whole = [np.ones(count) for count in plan.page_counts]
+    whole[missing][-1] = 0
+    bench.mover.end(whole=whole)
+    bench.turn()
+    assert bench.matched() == 0
+    assert bench.memory.counts(0).free == 64
+    assert bench.memory.counts(1).free == 30
+    assert bench.load() == len(TOKENS), "the host has them still"
+
+
+def test_an_outcome_that_comes_twice_counts_once():
+    bench = Bench()
+    bench.compute()
+    bench.turn()
+    bench.mover.end(times=2)
+    bench.turn()
+    assert len(bench.tiers.host.pages[0]) == 8
+    bench.evict_all()
+    bench.tiers.loads.begin(bench.plan(), is_alone=False)
+    bench.mover.end(times=2)
+    bench.turn()
+    assert bench.matched() == len(TOKENS)
+    assert bench.tiers.loads.loaded_pages == 8
+
+
+def test_two_that_want_the_same_wait_for_one_load():
+    bench = Bench()
+    bench.compute()
+    bench.settle()
+    bench.evict_all()
+    plan = bench.plan()
+    number = bench.tiers.loads.begin(plan, is_alone=False)
+    assert bench.tiers.loads.underway(bench.plan()) == number
+    assert bench.tiers.transfers.is_awaited(number)
+    bench.settle()
+    assert bench.tiers.loads.underway(plan) is None
+    assert not bench.tiers.transfers.is_awaited(number)
+
+
+def test_what_was_computed_meanwhile_stays_and_the_copy_is_freed():
+    bench = Bench(FULL, WINDOW)
+    bench.compute()
+    bench.settle()
+    bench.evict_all()
+    bench.tiers.loads.begin(bench.plan(), is_alone=False)
+    bench.compute(TOKENS[:20])
+    free = bench.memory.counts().free
+    bench.settle()
+    assert bench.matched() == len(TOKENS)
+    assert bench.memory.counts().free == free + 5
+    bench.settle()
+
+
+def test_a_load_continues_what_the_device_has_and_protects_it():
+    bench = Bench(FULL, WINDOW)
+    bench.compute()
+    bench.settle()
+    bench.memory.tree.evictor.evict(5, "a test")
+    assert bench.memory.match("", TOKENS).known == 12
+    plan = bench.plan()
+    assert plan.page_counts[0] == 5
+    bench.tiers.loads.begin(plan, is_alone=False)
+    assert bench.memory.tree.evictor.evict(8, "a test") == 0
+    bench.settle()
+    assert bench.matched() == len(TOKENS)
+    assert all(node.holds == 0 for node in bench.memory.tree.nodes())
+
+
+def test_a_window_that_is_gone_on_the_device_comes_from_the_host():
+    """The tokens are known, and their full pages there: only the window is loaded, into the holes."""
+    bench = Bench(FULL, WINDOW)
+    bench.compute()
+    bench.settle()
+    (bounded,) = bench.memory.tree.bounded
+    bounded.evict(bounded.page_count)
+    match = bench.memory.match("", np.append(TOKENS, np.int32(0)))
+    assert (match.length, match.known) == (0, 32)
+    plan = bench.plan()
+    assert plan.page_counts == [0, 2]
+    assert bench.load() == len(TOKENS)
+
+
+def test_a_load_does_not_evict_its_own_source():
+    """A host of 8 pages, all of them about to be loaded, and evictions that want to be written there."""
+    bench = Bench(policy=WritePolicy.WRITE_BACK, host=16, pages=12)
+    bench.compute()
+    bench.settle()
+    bench.evict_all()
+    bench.settle()
+    other = np.arange(200, 248, dtype=np.int32)
+    bench.compute(other[:44])
+    sources = dict(bench.tiers.host.pages[0].entries())
+    assert bench.tiers.loads.begin(bench.plan(), is_alone=False) is None  # room is being made by copying
+    bench.settle()
+    assert bench.tiers.loads.begin(bench.plan(), is_alone=False) is not None
+    bench.turn()
+    assert sources.items() <= dict(bench.tiers.host.pages[0].entries()).items()
+    bench.settle()
+    assert bench.matched() == len(TOKENS)
+
+
+def test_pages_that_are_evicted_with_write_back_are_free_when_they_are_copied():
+    bench = Bench(policy=WritePolicy.WRITE_BACK)
+    bench.compute()
+    bench.turn()
+    assert not bench.mover.orders
+    bench.evict_all()
+    assert bench.memory.counts().free == 56
+    assert bench.memory.counts().transfer == 8
+    assert bench.memory.room.is_returning
+    assert bench.memory.room.reachable.tolist() == [64]
+    bench.turn()
+    assert bench.memory.counts().free == 56
+    bench.mover.end()
+    bench.turn()
+    assert bench.memory.counts().free == 64
+    assert bench.load() == len(TOKENS)
+
+
+def test_mirrors_go_before_what_only_the_host_has():
+    """A host smaller than the device stays useful: what the device has as well is worth least there."""
+    bench = Bench(host=12)
+    old, new = TOKENS, np.arange(100, 132, dtype=np.int32)
+    bench.compute(old)
+    bench.settle()
+    bench.evict_all()
+    bench.compute(new)
+    bench.settle()
+    pages = bench.tiers.host.pages[0]
+    keys = bench.tiers.keys(*namespaced(bench))
+    assert sum(keys[i] in pages for i in range(8)) >= 4
+    third = np.arange(300, 316, dtype=np.int32)
+    bench.compute(third)
+    bench.settle()
+    assert sum(keys[i] in pages for i in range(8)) >= 4, "mirrors of the second stayed, and the first went"
+
+
+def test_the_beginning_of_a_prefix_is_kept_longer_than_its_end():
+    bench = Bench(host=8)
+    bench.compute()
+    bench.settle()
+    bench.evict_all()
+    bench.compute(np.arange(100, 116, dtype=np.int32))
+    bench.settle()
+    bench.evict_all()
+    assert bench.load() == 16
+
+
+def test_a_late_copy_gives_its_source_back_and_is_not_believed():
+    bench = Bench()
+    bench.compute()
+    bench.turn()
+    bench.turn(LATE_S[Kind.BACKUP] + 1)
+    assert bench.memory.tree.evictable_page_count == 8
+    assert bench.host_free == [56], "somebody may still write there"
+    bench.evict_all()
+    bench.mover.end()
+    bench.turn()
+    assert bench.host_free == [64]
+    assert bench.plan() is None
+
+
+def test_memory_that_is_short_does_not_wait_for_a_copy():
+    bench = Bench(pages=12)
+    bench.compute()
+    bench.turn()
+    assert bench.memory.tree.evictable_page_count == 0
+    assert bench.memory.room.make_for([10])
+    bench.mover.end()
+    bench.turn()
+    assert bench.host_free == [64]
+
+
+def test_late_transfers_are_not_counted_on():
+    bench = Bench(policy=WritePolicy.WRITE_BACK)
+    bench.compute()
+    bench.evict_all()
+    bench.turn()
+    assert bench.memory.awaits_transfers
+    bench.turn(LATE_S[Kind.BACKUP] + 1)
+    assert not bench.memory.awaits_transfers
+    assert not bench.memory.room.is_returning
+    assert bench.memory.counts().free == 64, "it may be overwritten: the copy is not believed"
+
+
+def test_kv_of_other_weights_never_comes_into_the_tree():
+    bench = Bench()
+    bench.compute()
+    bench.settle()
+    bench.evict_all()
+    bench.tiers.loads.begin(bench.plan(), is_alone=False)
+    bench.memory.replace_weights(b"other")
+    bench.settle()
+    assert bench.matched() == 0
+    assert bench.plan() is None
+    assert bench.memory.counts().free == 64
+    bench.compute()
+    bench.settle()
+    bench.memory.replace_weights(b"")
+    bench.settle()
+    assert bench.load() == len(TOKENS), "these weights have computed it before"
+
+
+def test_namespaces_share_nothing_on_the_host():
+    bench = Bench()
+    bench.compute()
+    bench.settle()
+    bench.evict_all()
+    assert bench.plan(salt="tenant") is None
+    assert bench.plan() is not None
+
+
+def test_another_thread_can_report_but_not_settle():
+    bench = Bench()
+    bench.memory.epochs.bind_thread()
+    bench.compute()
+    bench.turn()
+    reporter = threading.Thread(target=bench.mover.end)
+    reporter.start()
+    reporter.join()
+    errors = []
+
+    def settle():
+        try:
+            bench.memory.pass_time(1.0)
+        except OwnershipError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=settle)
+    thread.start()
+    thread.join()
+    assert errors
+
+
+def test_flushing_forgets_the_host_as_well():
+    for policy in WritePolicy:
+        bench = Bench(policy=policy)
+        bench.compute()
+        bench.settle()
+        bench.memory.flush()
+        bench.settle()
+        assert bench.host_free == [64]
+        assert bench.memory.counts().free == 64
+
+
+def test_a_node_that_is_copied_grows_into_few_nodes():
+    """A chunk that is published while the one before it is copied begins a node; afterwards nodes grow in place."""
+    bench = Bench()
+    memory, tokens = bench.memory, np.arange(1, 129, dtype=np.int32)
+    lease = memory.leases.open(memory.match("", tokens))
+    for _ in range(8):
+        advance(memory, lease, 16, decodes=False)
+        memory.publish(lease, tokens[: lease.committed])
+        bench.settle()
+    assert sum(1 for _ in memory.tree.nodes()) == 2  # the root and one more
+    lease.release()
+
+
+def test_what_a_split_cuts_off_is_copied_too():
+    bench = Bench()
+    bench.compute()
+    bench.compute(np.concatenate([TOKENS[:12], TOKENS[:4] + 50]))
+    bench.settle()
+    assert len(bench.tiers.host.pages[0]) == 9
+
+
+def test_a_page_in_transfer_is_explained():
+    bench = Bench(policy=WritePolicy.WRITE_BACK)
+    bench.compute()
+    bench.evict_all()
+    page = int(bench.tiers.backup.rescued_pages(0)[0])
+    assert "about to be copied to the host" in bench.memory.explain(page)
+    bench.turn()
+    assert "a backup of 8 pages" in bench.memory.explain(page)

@@ -1,0 +1,156 @@
+"""Storage behind the host: what is fetched for requests that wait, and what is never found."""
+
+import pytest
+from tier_bench import FULL, SIZE, TOKENS, WINDOW, Bench
+
+from freehold.memory import CacheGroup, PrefetchPolicy
+from freehold.memory.tiers.transfer import LATE_S
+from freehold.mover import Kind
+
+
+def stored(**options) -> Bench:
+    """A bench whose storage has the prompt, and whose device and host have nothing."""
+    bench = Bench(storage=PrefetchPolicy.WAIT_COMPLETE, **options)
+    bench.compute()
+    bench.settle()
+    return bench
+
+
+def again(bench: Bench, *groups, **options) -> Bench:
+    """After a restart."""
+    return Bench(*groups, storage=PrefetchPolicy.WAIT_COMPLETE, mover=bench.mover, **options)
+
+
+def prefetch(bench: Bench, tokens=TOKENS, salt=""):
+    namespace = bench.memory.match(salt, tokens).namespace
+    return bench.tiers.storage.prefetch(namespace, bench.tiers.keys(namespace, tokens), len(tokens))
+
+
+def test_storage_outlives_the_process():
+    bench = again(stored())
+    assert bench.plan() is None
+    fetched = prefetch(bench)
+    assert bench.tiers.storage.is_awaited(fetched)
+    bench.settle()
+    assert fetched.is_over
+    assert not bench.tiers.storage.is_awaited(fetched)
+    assert (fetched.was_there, fetched.boundary) == (0, 32)
+    assert bench.load() == len(TOKENS)
+    assert prefetch(bench) is None
+
+
+def test_only_what_is_needed_is_fetched():
+    first = Bench(FULL, WINDOW, storage=PrefetchPolicy.WAIT_COMPLETE)
+    first.compute()
+    first.settle()
+    bench = again(first, FULL, WINDOW)
+    prefetch(bench)
+    bench.settle()
+    assert [len(pages) for pages in bench.tiers.host.pages] == [8, 2]
+    assert bench.load() == len(TOKENS)
+
+
+def test_what_storage_has_lost_ends_the_prefix():
+    first = stored()
+    namespace = first.memory.match("", TOKENS).namespace
+    names = first.tiers.storage._names([[first.tiers.keys(namespace, TOKENS)[5]]])
+    del first.mover.stored[names[0][0]]
+    bench = again(first)
+    prefetch(bench)
+    bench.settle()
+    assert bench.load() == 5 * SIZE
+
+
+def test_what_is_damaged_between_question_and_answer_is_not_found():
+    bench = again(stored())
+    prefetch(bench)
+    bench.mover.end()  # the question
+    bench.turn()
+    bench.mover.end(whole=[[True, True, True, False, True, True, True, True]])
+    bench.turn()
+    assert len(bench.tiers.host.pages[0]) == 7
+    assert bench.host_free == [57]
+    assert bench.load() == 3 * SIZE
+
+
+def test_nothing_more_is_fetched_for_a_request_that_has_ended():
+    bench = again(stored())
+    fetched = prefetch(bench)
+    fetched.wanted_by -= 1
+    bench.mover.end()
+    bench.turn()
+    assert not bench.mover.orders
+    assert fetched.is_over
+    assert bench.host_free == [64]
+
+
+def test_pages_of_a_fetch_are_its_own_until_it_has_ended():
+    bench = again(stored())
+    fetched = prefetch(bench)
+    bench.mover.end()
+    bench.turn()
+    fetched.wanted_by -= 1
+    bench.turn(LATE_S[Kind.FETCH] + 1)
+    assert bench.host_free == [56]
+    bench.memory.flush()
+    assert bench.host_free == [56]
+    bench.settle()
+    assert bench.load() == len(TOKENS), "it is found by the next one that asks"
+
+
+def test_two_requests_share_a_fetch():
+    bench = again(stored())
+    one, two = prefetch(bench), prefetch(bench)
+    assert one is two
+    assert one.wanted_by == 2
+    assert len(bench.mover.orders) == 1
+
+
+WAITS = {PrefetchPolicy.BEST_EFFORT: 0.0, PrefetchPolicy.TIMEOUT: 1.0, PrefetchPolicy.WAIT_COMPLETE: LATE_S[Kind.FETCH]}
+
+
+@pytest.mark.parametrize(("policy", "seconds"), WAITS.items())
+def test_how_long_a_request_waits_for_storage(policy, seconds):
+    bench = Bench(storage=policy, mover=stored().mover)
+    bench.turn()
+    fetched = prefetch(bench)
+    assert bench.tiers.storage.is_awaited(fetched) == (seconds > 0)
+    bench.turn(seconds - 0.001)
+    assert bench.tiers.storage.is_awaited(fetched) == (seconds > 0)
+    bench.turn(0.002)
+    assert not bench.tiers.storage.is_awaited(fetched)
+
+
+@pytest.mark.parametrize("other", [{"identity": b"two"}, {"salt": "tenant"}, {"weights": b"w"}, {"group": "window"}])
+def test_another_field_of_a_key_finds_nothing(other):
+    first = stored()
+    group = CacheGroup(other.get("group", "full"))
+    bench = again(first, group, identity=other.get("identity", b"one"))
+    if "weights" in other:
+        bench.memory.replace_weights(other["weights"])
+    fetched = prefetch(bench, salt=other.get("salt", ""))
+    bench.settle()
+    assert fetched.boundary == 0
+    assert not len(bench.tiers.host.pages[0])
+
+
+def test_pages_that_are_being_stored_stay_on_the_host():
+    bench = Bench(host=8, storage=PrefetchPolicy.TIMEOUT)
+    bench.compute()
+    bench.turn()
+    bench.mover.end()
+    bench.turn()
+    assert bench.mover.orders[0][0].kind is Kind.STORE
+    assert bench.tiers.host.clear() == 0
+    bench.mover.end()
+    bench.turn()
+    assert bench.tiers.host.clear() == 8
+
+
+def test_what_came_from_storage_is_not_stored_again():
+    bench = again(stored())
+    prefetch(bench)
+    bench.settle()
+    assert bench.load() == len(TOKENS)
+    bench.settle()
+    assert bench.tiers.storage.stored == 0
