@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,7 +13,7 @@ from freehold.errors import EngineStuck
 from freehold.sampling_params import SamplingParams
 from freehold.scheduler.request import Request
 from freehold.scheduler.scheduler import StepOutput
-from freehold.simulation.assembly import SimulatedModel, assemble
+from freehold.simulation.assembly import SimulatedModel, SimulatedTiers, assemble
 from freehold.simulation.oracle import check_end
 
 
@@ -22,11 +24,14 @@ class Harness:
     config: EngineConfig
     token_limit: int = 4096
     model: SimulatedModel = SimulatedModel()
+    tiers: SimulatedTiers | None = None
+    clock: Callable[[], float] = time.monotonic
     ended: list[Request] = field(default_factory=list[Request])
 
     def __post_init__(self) -> None:
-        server = assemble(self.config, self.token_limit, self.model)
+        server = assemble(self.config, self.token_limit, self.model, self.clock, tiers=self.tiers)
         self.memory, self.engine, self.scheduler = server.memory, server.engine, server.scheduler
+        self.mover = server.mover
         self._count = 0
 
     def submit(

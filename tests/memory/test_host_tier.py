@@ -8,6 +8,7 @@ from test_groups import advance
 from tier_bench import FULL, SIZE, STATE, TOKENS, WINDOW, Bench, namespaced
 
 from freehold.memory import OwnershipError, PinKind, WritePolicy
+from freehold.memory.ledger import owner
 from freehold.memory.tiers.transfer import LATE_S
 from freehold.mover import Kind
 
@@ -223,6 +224,25 @@ def test_mirrors_go_before_what_only_the_host_has():
     bench.compute(third)
     bench.settle()
     assert sum(keys[i] in pages for i in range(8)) >= 4, "mirrors of the second stayed, and the first went"
+
+
+def test_the_beginning_of_a_prefix_is_kept_longer_than_its_end_while_the_device_has_it():
+    bench = Bench(host=8)
+    bench.compute()
+    bench.settle()
+    bench.compute(np.arange(100, 116, dtype=np.int32))
+    bench.settle()
+    bench.evict_all()
+    assert bench.load() == 16
+
+
+def test_a_second_copy_under_a_key_is_freed():
+    bench = Bench()
+    pages = bench.tiers.host.pages[0]
+    for _ in range(2):
+        pages.add([b"a", b"b", b"b"], pages.allocate(3, owner.transfer(1)), owner.transfer(1))
+    assert (len(pages), pages.pool.free_count) == (2, 62)
+    bench.memory.audit()
 
 
 def test_the_beginning_of_a_prefix_is_kept_longer_than_its_end():

@@ -5,5 +5,13 @@ import in_memory
 import in_scheduler
 import in_server
 import in_store
+import in_tiers
 
-MUTANTS = [*in_memory.MUTANTS, *in_scheduler.MUTANTS, *in_engine.MUTANTS, *in_server.MUTANTS, *in_store.MUTANTS]
+MUTANTS = [
+    *in_memory.MUTANTS,
+    *in_scheduler.MUTANTS,
+    *in_engine.MUTANTS,
+    *in_server.MUTANTS,
+    *in_store.MUTANTS,
+    *in_tiers.MUTANTS,
+]

@@ -6,21 +6,23 @@ import zmq
 
 from freehold.config import EngineConfig
 from freehold.ipc import protocol as msg
-from freehold.ipc.engine_process import EngineLoop
+from freehold.ipc.engine_process import TRANSFER_POLL_MS, EngineLoop
+from freehold.memory import WritePolicy
 from freehold.memory.audit import NODES_AT_ONCE
 from freehold.sampling_params import SamplingParams
-from freehold.simulation.assembly import assemble
+from freehold.simulation.assembly import SimulatedTiers, assemble
 
 
 class Client:
     """The other end of the loop's socket; the clock stands still until told."""
 
-    def __init__(self, monkeypatch, **options):
+    def __init__(self, monkeypatch, tiers=None, **options):
         monkeypatch.setattr("freehold.ipc.engine_process.IDLE_POLL_MS", 0)
         monkeypatch.setattr("freehold.ipc.engine_process.RETRY_MS", 0)
         self.now = 0.0
         config = EngineConfig(**{"page_size": 4, "num_pages": 100, "max_running_requests": 8, **options})
-        server = assemble(config, 1000, clock=lambda: self.now)
+        server = assemble(config, 1000, clock=lambda: self.now, tiers=tiers)
+        self.mover = server.mover
         self.engine, self.scheduler, self.memory = server.engine, server.scheduler, server.memory
         context = zmq.Context.instance()
         theirs = context.socket(zmq.PAIR)
@@ -148,3 +150,24 @@ def test_an_audit_that_fails_is_told(client):
     reports = client.reports(8)
     unwell = [r.stats.unwell for r in reports if isinstance(r, msg.Progress) and r.stats is not None]
     assert "page 50" in str(unwell[-1])
+
+
+def test_copies_to_the_host_are_taken_in_while_the_engine_rests(monkeypatch):
+    """Nobody asks for anything, and yet pages that were copied are given free."""
+    tiers = SimulatedTiers(WritePolicy.WRITE_THROUGH, 1.0)
+    client = Client(monkeypatch, tiers=tiers)
+    client.submit("a", prompt=range(1, 30), max_tokens=4)
+    while not client.ended():
+        pass
+    client.reports(2)
+    pinned = client.memory.counts().pinned
+    assert pinned > 0
+    polls = []
+    monkeypatch.setattr("freehold.ipc.engine_process.IDLE_POLL_MS", 10_000)
+    monkeypatch.setattr(client.loop._socket, "poll", lambda milliseconds=None: polls.append(milliseconds) or 0)
+    client.loop.turn()
+    assert max(polls) <= TRANSFER_POLL_MS
+    client.mover.finish()
+    client.loop.turn()
+    client.loop.turn()
+    assert client.memory.counts().pinned == 0

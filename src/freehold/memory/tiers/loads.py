@@ -61,7 +61,7 @@ class Loads:
         self._host = host
         self._transfers = transfers
         self._room = room
-        self._underway: dict[bytes, int] = {}  # the last key that a load will bring -> its number
+        self._underway: dict[bytes, int] = {}  # a key of which a load brings a page -> the load's number
         self._seconds_per_byte = 0.0
         self.loaded_pages = 0
 
@@ -83,13 +83,13 @@ class Loads:
         return size * self._seconds_per_byte
 
     def underway(self, plan: LoadPlan) -> int | None:
-        """The number of a load that brings the same, if there is one."""
-        return self._underway.get(plan.keys[plan.boundary // self._tree.page_size - 1])
+        """The number of a load that brings the first of these pages, if there is one."""
+        return self._underway.get(plan.keys[min(int(part[0]) for part in plan.columns if len(part))])
 
     def begin(self, plan: LoadPlan, is_alone: bool) -> int | None:
         """Load what is planned -> the transfer's number; None if there is no room. `is_alone`: nobody runs, so that
         even operators' pins give way."""
-        size, match = self._tree.page_size, plan.match
+        match = plan.match
         hold = self._hold_base(match, plan.boundary)
         names = [[plan.keys[column] for column in part.tolist()] for part in plan.columns]
         reads = [pages.hold(part) for pages, part in zip(self._host.pages, names, strict=True)]
@@ -102,8 +102,7 @@ class Loads:
             pool.allocate(np.full(len(part), by, np.int64))
             for pool, part in zip(self._tree.pools, plan.columns, strict=True)
         ]
-        last = plan.keys[plan.boundary // size - 1]
-        self._underway[last] = number
+        self._underway.update({key: number for part in names for key in part})
 
         def finish(transfer: Transfer, outcome: Outcome) -> None:
             self._finish(plan, transfer, outcome)
@@ -138,7 +137,8 @@ class Loads:
     def _finish(self, plan: LoadPlan, transfer: Transfer, outcome: Outcome) -> None:
         """All of it comes into the tree, or nothing does. What the tree has by now is freed."""
         tree, size, namespace = self._tree, self._tree.page_size, plan.match.namespace
-        del self._underway[plan.keys[plan.boundary // size - 1]]
+        for key in {key for part in transfer.order.keys for key in part}:
+            self._underway.pop(key, None)
         is_whole = all(part.all() for part in outcome.whole)
         if is_whole and namespace.weights == tree.weights:
             pages = [np.zeros(plan.boundary // size, np.int32) for _ in transfer.device]

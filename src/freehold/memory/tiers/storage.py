@@ -208,9 +208,8 @@ class Storage:
         """What has arrived whole is found from now on."""
         for pages, host, names, whole in zip(self._host.pages, transfer.host, keys, outcome.whole, strict=True):
             pages.pool.free(host[~whole], transfer.owner, fence=0)
-            pages.add(
-                [key for key, is_whole in zip(names, whole, strict=True) if is_whole], host[whole], transfer.owner
-            )
+            arrived = [key for key, is_whole in zip(names, whole, strict=True) if is_whole]
+            pages.add(arrived, host[whole], transfer.owner)
             self.fetched += int(np.count_nonzero(whole))
         prefetch.pieces -= 1
         if prefetch.pieces == 0:

@@ -1,0 +1,298 @@
+"""Requests whose prefix is on the host: they wait for it where that pays, and never for long."""
+
+import numpy as np
+import pytest
+
+from freehold.config import EngineConfig
+from freehold.memory import PrefetchPolicy, WritePolicy
+from freehold.memory.tiers.transfer import LATE_S
+from freehold.mover import Kind
+from freehold.sampling_params import SamplingParams
+from freehold.scheduler.request import RequestState
+from freehold.scheduler.scheduler import PauseMode
+from freehold.simulation.assembly import SimulatedTiers
+from freehold.simulation.mover import Faults, SimulatedStorage
+from harness import Harness
+
+PROMPT = list(range(40))
+
+
+class Tiered(Harness):
+    """With a host, and a clock that stands still. Copies end when the test says so."""
+
+    def __init__(self, policy=WritePolicy.WRITE_THROUGH, prefetch=None, storage=None, **options):
+        defaults = {"page_size": 4, "num_pages": 64, "max_running_requests": 8, "chunked_prefill_size": 64}
+        self.now = 0.0
+        tiers = SimulatedTiers(policy, 4.0, Faults(), prefetch, storage or SimulatedStorage())
+        config = EngineConfig(**{**defaults, **options})
+        super().__init__(config, token_limit=1000, tiers=tiers, clock=lambda: self.now)
+
+    def ask(self, prompt=PROMPT, max_tokens=2, **options):
+        return self.submit(prompt, SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True), **options)
+
+    def run(self):
+        """Until nothing is to do."""
+        while self.scheduler.has_work or self.mover.pending:
+            self.mover.finish()
+            self.step()
+
+    def fill(self, prompt=PROMPT):
+        """A prompt on the host, and not on the device."""
+        self.ask(prompt)
+        self.run()
+        self.memory.tree.evictor.evict(100, "a test")
+        self.run()
+        assert self.memory.match("", np.array([*prompt, 0], np.int32)).length == 0
+
+
+def test_copies_that_end_while_nothing_runs_are_taken_in():
+    h = Tiered()
+    h.ask()
+    while h.scheduler.has_work:
+        h.step()
+    pinned = h.memory.counts().pinned
+    assert pinned > 0
+    assert h.memory.awaits_transfers
+    h.mover.finish()
+    assert h.scheduler.has_work
+    h.step()
+    assert h.memory.counts().pinned == 0
+    assert not h.scheduler.has_work
+
+
+@pytest.mark.parametrize("mode", list(PauseMode))
+def test_copies_that_end_during_a_pause_are_taken_in(mode):
+    h = Tiered()
+    h.ask(max_tokens=20)
+    for _ in range(4):
+        h.step()
+    h.scheduler.pause(mode)
+    for _ in range(3):
+        h.mover.finish()
+        if h.scheduler.has_work:
+            h.step()
+    assert not h.memory.awaits_transfers
+    assert [hold.node for hold in h.memory.tiers.holds] == []
+    h.scheduler.resume()
+    h.run()
+
+
+def test_thousands_of_steps_that_only_decode_take_copies_in():
+    h = Tiered(num_pages=300)
+    request = h.ask(max_tokens=900)
+    for step in range(400):
+        h.step()
+        h.mover.advance()
+        if step > 10:
+            assert not {one.order.number for one in h.memory.tiers.transfers} - h.mover.pending
+    assert request.state is RequestState.RUNNING
+    h.run()
+
+
+def test_a_prefix_comes_back_and_is_told_of():
+    h = Tiered()
+    h.fill()
+    request = h.ask()
+    h.run()
+    assert request.cached_tokens == 36
+    assert request.cached_by_tier == {"device": 0, "host": 36}
+    assert h.ask().cached_by_tier == {"device": 0}
+
+
+def test_a_slow_copy_is_not_a_stuck_engine():
+    h = Tiered()
+    h.fill()
+    request = h.ask()
+    for _ in range(300):
+        h.step()
+    assert request.state is RequestState.WAITING
+    h.mover.finish()
+    h.step()
+    assert request.state is not RequestState.WAITING
+    assert request.cached_tokens == 36
+    h.run()
+
+
+def test_nobody_waits_for_a_copy_that_is_late():
+    h = Tiered()
+    h.fill()
+    request = h.ask()
+    h.step()
+    h.now += LATE_S[Kind.LOAD] + 0.01
+    h.step()
+    assert request.state is not RequestState.WAITING
+    assert request.cached_tokens == 0
+    h.run()
+
+
+def test_an_abort_while_a_prefix_is_loaded_undoes_nothing():
+    h = Tiered()
+    h.fill()
+    request = h.ask()
+    h.step()
+    assert h.mover.pending
+    h.scheduler.abort(request.id)
+    h.run()
+    assert request.state is RequestState.ENDED
+    assert h.memory.counts().pinned == h.memory.counts().transfer == 0
+    assert h.ask().state is RequestState.WAITING
+    h.run()
+
+
+def test_two_requests_wait_for_one_load():
+    h = Tiered()
+    h.fill()
+    one, two = h.ask(), h.ask([*PROMPT, 500])
+    h.step()
+    assert len(h.mover.pending) == 1
+    h.run()
+    assert one.cached_tokens == 36
+    assert two.cached_tokens == 40
+
+
+def test_loads_that_fail_are_not_tried_for_ever():
+    h = Tiered()
+    h.fill()
+    h.mover._faults = Faults(failing=1.0)
+    request = h.ask()
+    for _ in range(20):
+        h.step()
+        h.mover.finish()
+    assert request.state is RequestState.ENDED
+    assert request.deeper.load_count == 2
+    h.mover._faults = Faults()
+    h.run()
+
+
+def test_who_is_due_waits_for_no_load():
+    h = Tiered(max_overtaken=2)
+    h.fill()
+    first = h.ask()
+    h.step()
+    assert first.state is RequestState.WAITING
+    for number in range(3):
+        h.ask([700 + number] * 10)
+    for _ in range(6):
+        h.step()
+    assert first.state is not RequestState.WAITING
+    assert first.cached_tokens == 0
+    h.run()
+
+
+def test_what_is_quicker_to_compute_is_not_loaded():
+    """The mover is throttled, and the choice flips."""
+    h = Tiered()
+    h.fill()
+    h.scheduler.loading._time.token = 0.001
+    h.memory.tiers.loads._seconds_per_byte = 1.0
+    slow = h.ask()
+    h.step()
+    assert slow.cached_tokens == 0
+    h.run()
+    h.memory.tree.evictor.evict(100, "a test")
+    h.memory.tiers.loads._seconds_per_byte = 1e-9
+    fast = h.ask()
+    h.run()
+    assert fast.cached_tokens == 36
+
+
+def test_how_fast_copies_are_is_learned():
+    h = Tiered()
+    h.fill()
+    assert h.memory.tiers.loads._seconds_per_byte == 0
+    h.ask()
+    h.run()
+    bytes_of_load = 9 * 4 * 8
+    assert h.memory.tiers.loads._seconds_per_byte == pytest.approx(0.001 / bytes_of_load)
+
+
+def test_nobody_is_retracted_while_pages_are_on_their_way():
+    """Old prefixes fill memory; two requests need it, and what is evicted for them is copied first."""
+    h = Tiered(WritePolicy.WRITE_BACK, num_pages=24)
+    for number in range(3):
+        h.ask([600 + number] * 28)
+        h.run()
+    requests = [h.ask([800 + number] * 20, max_tokens=24) for number in range(2)]
+    for _ in range(200):
+        h.step()
+        if h.memory.room.is_returning:
+            assert not sum(request.retractions for request in requests)
+            h.mover.finish()
+    h.run()
+    assert all(request.retractions == 0 for request in requests)
+
+
+# -- storage ----------------------------------------------------------------------------------------------------
+
+
+def restarted(policy=PrefetchPolicy.WAIT_COMPLETE) -> Tiered:
+    """A server whose storage has the prompt."""
+    storage = SimulatedStorage()
+    before = Tiered(prefetch=policy, storage=storage)
+    before.ask()
+    before.run()
+    assert storage.pages
+    return Tiered(prefetch=policy, storage=storage)
+
+
+def test_a_restart_starts_warm():
+    h = restarted()
+    request = h.ask()
+    h.run()
+    assert request.cached_by_tier == {"device": 0, "storage": 36}
+    assert request.cached_tokens == 36
+
+
+def test_best_effort_does_not_wait():
+    h = restarted(PrefetchPolicy.BEST_EFFORT)
+    request = h.ask()
+    h.step()
+    assert request.state is not RequestState.WAITING
+    assert request.cached_tokens == 0
+    h.run()
+
+
+def test_a_store_that_never_answers_is_waited_for_a_second():
+    h = restarted(PrefetchPolicy.TIMEOUT)
+    request = h.ask()
+    for _ in range(150):
+        h.step()
+        h.now += 0.006
+    assert request.state is RequestState.WAITING
+    h.now += 0.2
+    h.step()
+    assert request.state is not RequestState.WAITING
+    h.run()
+
+
+def test_a_request_that_comes_after_hours_of_rest_waits_for_its_own_prefetch():
+    h = restarted(PrefetchPolicy.TIMEOUT)
+    h.now = 9999.0
+    request = h.ask()
+    h.step()
+    assert request.state is RequestState.WAITING
+    h.run()
+    assert request.cached_tokens == 36
+
+
+def test_an_abort_ends_a_prefetch():
+    h = restarted()
+    request = h.ask()
+    h.step()
+    h.scheduler.abort(request.id)
+    h.run()
+    assert h.mover.moved[Kind.FETCH] == 0
+    assert all(pages.pool.free_count == pages.pool.capacity for pages in h.memory.tiers.host.pages)
+
+
+def test_who_begins_alike_fetches_its_own_end():
+    storage = SimulatedStorage()
+    before = Tiered(prefetch=PrefetchPolicy.WAIT_COMPLETE, storage=storage)
+    one, two = PROMPT, PROMPT[:20] + list(range(900, 920))
+    for prompt in (one, two):
+        before.ask(prompt)
+        before.run()
+    h = Tiered(prefetch=PrefetchPolicy.WAIT_COMPLETE, storage=storage)
+    requests = [h.ask(one), h.ask(two)]
+    h.run()
+    assert [request.cached_tokens for request in requests] == [36, 36]
