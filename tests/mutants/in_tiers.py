@@ -256,8 +256,8 @@ MUTANTS = [
         "requests are retracted although pages are on their way",
         "the mission, 3",
         "scheduler/planner.py",
-        "        if not fits and (in_flight or self._memory.room.is_returning):\n",
-        "        if not fits and in_flight:\n",
+        "            if self._memory.room.is_returning:\n                return None\n",
+        "",
     ),
     Mutant(
         "evictions that are copied are not counted on",

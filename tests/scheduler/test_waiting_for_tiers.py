@@ -57,7 +57,19 @@ def test_copies_that_end_while_nothing_runs_are_taken_in():
     assert h.scheduler.has_work
     h.step()
     assert h.memory.counts().pinned == 0
-    assert not h.scheduler.has_work
+    h.run()
+    assert len(h.memory.tiers.host.pages[0]) == h.memory.tree.page_count, "the last page was not copied"
+
+
+def test_what_the_last_step_published_is_copied_at_rest():
+    h = Tiered()
+    h.ask(max_tokens=1)
+    h.step()
+    h.step()
+    while h.scheduler.has_work:
+        h.step()
+    assert len(h.mover.pending) == 1
+    h.run()
 
 
 @pytest.mark.parametrize("mode", list(PauseMode))

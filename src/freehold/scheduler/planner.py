@@ -83,7 +83,7 @@ class Planner:
         if not fits and np.count_nonzero(batch.drafts):
             batch, budget = self._continue(may_draft=False)
             fits = self._make_room(batch)
-        if not fits and (in_flight or self._memory.room.is_returning):
+        if not fits and in_flight:
             return NoStep.BLOCKED
         if not fits:
             batch = self._retract_until_it_fits()
