@@ -127,6 +127,14 @@ def bench_hybrid() -> None:
     raise typer.Exit(run_hybrid())
 
 
+@bench_app.command("tiers")
+def bench_tiers() -> None:
+    """Measure what host memory and a disk bring and cost, side by side with none."""
+    from freehold.bench.tiers import run_tiers
+
+    raise typer.Exit(run_tiers())
+
+
 @bench_app.command("ledger")
 def bench_ledger() -> None:
     """Measure what the ledger of pages costs."""

@@ -64,6 +64,7 @@ class LLM:
         self.spec = assembly.spec
         self.tokenizer = assembly.tokenizer
         self.scheduler = assembly.scheduler
+        self.mover = assembly.mover
         self._assembly = assembly
         self._ids = itertools.count()
         self._lock = threading.RLock()

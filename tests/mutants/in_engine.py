@@ -140,8 +140,8 @@ MUTANTS = [
         "new weights keep the old model",
         "the engine",
         "engine/runner.py",
-        "        self._model.load(checkpoint)\n\n    def launch",
-        "        pass\n\n    def launch",
+        "        self._model.load(checkpoint)\n        return",
+        "        return",
     ),
     Mutant(
         "a failed warm-up is not told",

@@ -161,8 +161,8 @@ MUTANTS = [
         "nobody is due while a prefix is computed",
         "fairness and bounds",
         "scheduler/admission.py",
-        "if self._queue.is_due(request) or match.length",
-        "if match.length",
+        "        if self._queue.is_due(request):\n            return False\n        if self._loading",
+        "        if self._loading",
     ),
     Mutant(
         "a pass of lpm ranks everybody",

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import time
+from collections.abc import Callable
 
 import numpy as np
 from rich.console import Console
@@ -30,14 +31,18 @@ CONTEXTS = (1_000, 8_000, 32_000, 128_000)
 TOKENS_MAX = 1 << 23  # of all sequences together
 
 
-def decode_step_us(sequences: int, context: int = PROMPT, steps: int = STEPS, page_size: int = 16) -> float:
-    """Median microseconds of one whole iteration with `sequences` requests decoding after `context` tokens."""
+def decode_step_us(
+    sequences: int, context: int = PROMPT, steps: int = STEPS, page_size: int = 16,
+    memory_of: Callable[[MemoryShape], Memory] = Memory, before: Callable[[], None] = lambda: None,
+) -> float:  # fmt: skip
+    """Median microseconds of one whole iteration with `sequences` requests decoding after `context` tokens. `before` is
+    called before each."""
     config = EngineConfig(
         page_size=page_size, max_running_requests=sequences, chunked_prefill_size=1 << 20, max_queued_requests=1 << 16
     )
     limit = context + steps + 64
     pages = sequences * (limit // page_size + 2)
-    memory = Memory(MemoryShape(pages, page_size, sequences, limit))
+    memory = memory_of(MemoryShape(pages, page_size, sequences, limit))
     scheduler = Scheduler(config, memory, InstantEngine(), Vocabulary(**vocabulary_fields(1000, (0,))))
     params = SamplingParams(temperature=0, max_tokens=steps + 32, ignore_eos=True)
     rng = np.random.default_rng(0)
@@ -48,6 +53,7 @@ def decode_step_us(sequences: int, context: int = PROMPT, steps: int = STEPS, pa
         scheduler.step()
     times: list[float] = []
     for _ in range(steps):
+        before()
         started = time.perf_counter()
         scheduler.step()
         times.append(time.perf_counter() - started)
