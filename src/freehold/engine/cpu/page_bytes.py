@@ -14,16 +14,37 @@ from numba import njit
 
 from freehold.arrays import Int32, UInt8
 from freehold.engine.cpu.caches import LANES, GroupCache
+from freehold.engine.cpu.simd import stream
 from freehold.models.spec import KVCache
+
+WORDS = 4  # that are streamed at a time
+
+
+class _Rows(NamedTuple):
+    """Rows of a flat uint32 array: row i is `words` numbers from `begin` + i * `stride` on."""
+
+    flat: Any
+    begin: int
+    stride: int
+
+    @property
+    def is_aligned(self) -> bool:
+        """Whether each row begins at a multiple of 16 bytes."""
+        return self.flat.ctypes.data % 16 == self.begin % WORDS == self.stride % WORDS == 0
 
 
 @njit(nogil=True, cache=True)
-def _copy(source, pages, target, to):
-    """target[to[i]] = source[pages[i]]: uint32 [pages, words]."""
+def _copy(source, pages, target, to, words, streams):
+    """Row to[i] of `target` becomes row pages[i] of `source`. With `streams` past the caches: there would be no use in
+    reading what it overwrites, and whoever reads the pages next comes much later."""
     for i in range(len(pages)):
-        page, at = pages[i], to[i]
-        for k in range(source.shape[1]):
-            target[at, k] = source[page, k]
+        at, out = source.begin + pages[i] * source.stride, target.begin + to[i] * target.stride
+        if streams:
+            for k in range(0, words, WORDS):
+                stream(source.flat, at + k, target.flat, out + k)
+        else:
+            for k in range(words):
+                target.flat[out + k] = source.flat[at + k]
 
 
 @njit(nogil=True, cache=True)
@@ -76,12 +97,15 @@ class PageBytes:
     def _move(self, pages: Int32, packed: UInt8, at: Int32, is_gather: bool) -> None:
         begin = 0
         for row in self._rows:
-            words = packed[:, begin : begin + 4 * row.shape[1]].view(np.uint32)
-            begin += 4 * row.shape[1]
+            words = row.shape[1]
+            here = _Rows(row.ravel(), 0, words)
+            there = _Rows(packed.ravel().view(np.uint32), begin // 4, packed.shape[1] // 4)
+            begin += 4 * words
+            streams = words % WORDS == 0 and here.is_aligned and there.is_aligned
             if is_gather:
-                _copy(row, pages, words, at)
+                _copy(here, pages, there, at, words, streams)
             else:
-                _copy(words, at, row, pages)
+                _copy(there, at, here, pages, words, streams)
         for tiles, heads, size, lane_step, number_step in self._slots:
             width = heads * self._page_size * size * tiles.itemsize
             part = packed[:, begin : begin + width].view(tiles.dtype)

@@ -149,6 +149,22 @@ def store(builder, where, dtype, value):
     builder.store(value, where(FLOATS), align=4)
 
 
+def _define_stream(typingctx, source, at, target, to):
+    def codegen(context, builder, signature, values):
+        kind = ir.VectorType(I32, 4)
+        number = builder.load(pointer(context, builder, source, values[0], values[1], kind), align=4)
+        written = builder.store(number, pointer(context, builder, target, values[2], values[3], kind), align=16)
+        written.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(I32, 1)]))
+        return context.get_dummy_value()
+
+    return types.void(source, types.intp, target, types.intp), codegen
+
+
+stream = intrinsic(_define_stream)
+"""Copy 4 words, array u32[*] from `at`, to array u32[*] from `to`, at an address that is a multiple of 16, past the
+caches (a non-temporal store)."""
+
+
 @_reading(F32x16)
 def load_i8(builder, where, dtype):
     """array u8[*] holding signed bytes -> the 16 of them from `at`, as floats."""
