@@ -162,8 +162,8 @@ MUTANTS = [
         "a success does not close the breaker",
         "a slow store blocks the server",
         "store/breaker.py",
-        "            self._failures = 0\n        return result",
-        "            pass\n        return result",
+        "        with self._lock:\n            self._failures = 0\n",
+        "        pass\n",
     ),
     Mutant(
         "a bucket that is late is waited for",

@@ -134,7 +134,7 @@ def at_most(seconds: float):
 
 def calls(store):
     return [
-        lambda: store.get([item(1).key], SECOND),
+        lambda: list(store.get([item(1).key], SECOND)),
         lambda: store.put([item(2)], SECOND),
         lambda: store.contains([item(1).key], SECOND),
     ]
@@ -168,7 +168,7 @@ def test_a_bucket_that_stands_still_costs_the_deadline_whatever_its_timeout(s3_s
     store = ObjectStore("bucket", timeout=30)
     s3_server.signal(signal.SIGSTOP)
     with at_most(3), pytest.raises(StoreUnavailable, match=r"more than 0.5 s"):
-        store.get([item(n).key for n in range(3)], 0.5)
+        list(store.get([item(n).key for n in range(3)], 0.5))
     s3_server.signal(signal.SIGCONT)
     store.close()
 
@@ -185,7 +185,7 @@ def test_a_server_that_dies_is_an_error_at_once(remote):
 def test_a_server_that_is_not_there_is_an_error():
     store = RedisStore("redis://127.0.0.1:1/0", MANY)
     with pytest.raises(StoreUnavailable):
-        store.get([item(1).key], SECOND)
+        list(store.get([item(1).key], SECOND))
     store.close()
 
 
@@ -215,7 +215,7 @@ def test_entries_of_redis_live_on_when_they_are_read(redis_server):
     store.put([item(1)], SECOND)
     assert 900 < client.ttl(PREFIX + item(1).key) <= 1000
     client.expire(PREFIX + item(1).key, 5)
-    store.get([item(1).key], SECOND)
+    list(store.get([item(1).key], SECOND))
     assert client.ttl(PREFIX + item(1).key) > 900
     store.close()
 
@@ -244,7 +244,7 @@ def test_a_store_that_fails_is_left_alone_and_tried_again():
     breaker = Breaker(store, lambda: now[0])
 
     def ask():
-        return breaker.get([b""], SECOND)
+        return list(breaker.get([b""], SECOND))
 
     for _ in range(FAILURES_MAX):
         with pytest.raises(StoreUnavailable, match="down"):
@@ -270,7 +270,7 @@ def test_one_call_tries_while_the_others_are_refused():
     breaker = Breaker(store, lambda: now[0])
     for _ in range(FAILURES_MAX):
         with pytest.raises(StoreUnavailable):
-            breaker.get([b""], SECOND)
+            list(breaker.get([b""], SECOND))
     now[0] += RETRY_S
     inside: list[str] = []
     store.fails = False
@@ -278,12 +278,12 @@ def test_one_call_tries_while_the_others_are_refused():
 
     def slow(keys, deadline):
         with pytest.raises(StoreUnavailable, match="left alone"):
-            breaker.get([b""], SECOND)
+            list(breaker.get([b""], SECOND))
         inside.append("refused")
         return real(keys, deadline)
 
     store.get = slow
-    breaker.get([b""], SECOND)
+    list(breaker.get([b""], SECOND))
     assert inside == ["refused"]
 
 
@@ -294,9 +294,9 @@ def test_successes_between_failures_keep_it_closed():
         store.fails = True
         for _ in range(FAILURES_MAX - 1):
             with pytest.raises(StoreUnavailable, match="down"):
-                breaker.get([b""], SECOND)
+                list(breaker.get([b""], SECOND))
         store.fails = False
-        breaker.get([b""], SECOND)
+        list(breaker.get([b""], SECOND))
     assert not breaker.is_open
 
 

@@ -35,8 +35,14 @@ class Breaker:
     def contains(self, keys: Sequence[bytes], deadline: float) -> list[bool]:
         return self._pass(lambda: self._store.contains(keys, deadline))
 
-    def get(self, keys: Sequence[bytes], deadline: float) -> list[memoryview | None]:
-        return self._pass(lambda: self._store.get(keys, deadline))
+    def get(self, keys: Sequence[bytes], deadline: float) -> Iterator[memoryview | None]:
+        self._admit()
+        try:
+            yield from self._store.get(keys, deadline)
+        except Exception:
+            self._failed()
+            raise
+        self._succeeded()
 
     def put(self, items: Sequence[Item], deadline: float) -> int:
         return self._pass(lambda: self._store.put(items, deadline))
@@ -60,19 +66,29 @@ class Breaker:
         self._store.close()
 
     def _pass(self, call: Callable[[], Result]) -> Result:
+        self._admit()
+        try:
+            result = call()
+        except Exception:
+            self._failed()
+            raise
+        self._succeeded()
+        return result
+
+    def _admit(self) -> None:
+        """Raises StoreUnavailable while the store is left alone."""
         with self._lock:
             if self.is_open:
                 if self._clock() < self._retry_at:
                     self.refused += 1
                     raise StoreUnavailable("the store failed and is left alone for a while")
                 self._retry_at = self._clock() + RETRY_S  # this call is the one that tries
-        try:
-            result = call()
-        except Exception:
-            with self._lock:
-                self._failures += 1
-                self._retry_at = self._clock() + RETRY_S
-            raise
+
+    def _failed(self) -> None:
+        with self._lock:
+            self._failures += 1
+            self._retry_at = self._clock() + RETRY_S
+
+    def _succeeded(self) -> None:
         with self._lock:
             self._failures = 0
-        return result

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from freehold.store.entry import Damaged, Raw, decode, encode
-from freehold.store.segment import Place, Segment
+from freehold.store.segment import Buffer, Place, Segment
 from freehold.store.store import Item, StoreStats, StoreUnavailable
 
 SEGMENT_BYTES = 64 << 20
@@ -74,17 +74,15 @@ class DiskStore:
         with self._lock:
             return [key in self._places for key in keys]
 
-    def get(self, keys: Sequence[bytes], deadline: float) -> list[memoryview | None]:
-        end = time.monotonic() + deadline
-        found: list[memoryview | None] = []
-        for key in keys:
+    def get(self, keys: Sequence[bytes], deadline: float) -> Iterator[memoryview | None]:
+        end, buffer = time.monotonic() + deadline, Buffer()
+        for number, key in enumerate(keys):
             if time.monotonic() > end:
-                raise StoreUnavailable(f"{self.folder}: {len(found)} of {len(keys)} entries read in {deadline:g} s")
-            found.append(self._get(key))
-        return found
+                raise StoreUnavailable(f"{self.folder}: {number} of {len(keys)} entries read in {deadline:g} s")
+            yield self._get(key, buffer)
 
-    def _get(self, key: bytes) -> memoryview | None:
-        raw = self._read(key)
+    def _get(self, key: bytes, buffer: Buffer) -> memoryview | None:
+        raw = self._read(key, buffer)
         if raw is None:
             return None
         try:
@@ -98,15 +96,15 @@ class DiskStore:
             self._used.add(key)
         return payload
 
-    def _read(self, key: bytes) -> bytes | None:
-        """The bytes of an entry. Its segment may be deleted meanwhile, by others."""
+    def _read(self, key: bytes, buffer: Buffer) -> memoryview | None:
+        """The bytes of an entry, in the buffer. Its segment may be deleted meanwhile, by others."""
         with self._lock:
             if (place := self._places.get(key)) is None:
                 return None
             segment = self._segments[place.segment]
             segment.borrow()
         try:
-            return segment.read(place)
+            return segment.read(place, buffer)
         except OSError as error:
             raise StoreUnavailable(f"{self.folder}: {error.strerror or error}") from error
         finally:
@@ -119,7 +117,8 @@ class DiskStore:
             return iter(list(self._places))
 
     def raw(self, key: bytes) -> bytes | None:
-        return self._read(key)
+        found = self._read(key, Buffer())
+        return None if found is None else bytes(found)
 
     # -- writing --------------------------------------------------------------------------------------
 
@@ -196,7 +195,7 @@ class DiskStore:
                 self._used.discard(key)
         try:
             for key, place in kept:
-                self._keep(key, segment.read(place))
+                self._keep(key, bytes(segment.read(place, Buffer())))
         finally:
             with self._lock:
                 segment.give_back()
@@ -222,7 +221,7 @@ class DiskStore:
             for segment in [self._segments[number] for number in touched]:
                 for key, place in segment.places.items():
                     if self._places.get(key) == place:
-                        self._append(key, [segment.read(place)])
+                        self._append(key, [segment.read(place, Buffer())])
                 with self._lock:
                     del self._segments[segment.number]
                     segment.delete()

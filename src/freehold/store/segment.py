@@ -25,6 +25,19 @@ class Place(NamedTuple):
     size: int
 
 
+class Buffer:
+    """Memory that is read into again and again: fresh memory costs more than the reading."""
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+
+    def of(self, size: int) -> memoryview:
+        """Its first `size` bytes: there are as many."""
+        if len(self._bytes) < size:
+            self._bytes = bytearray(size)
+        return memoryview(self._bytes)[:size]
+
+
 class Segment:
     """One file, `<number>.kv`. When it is full it is sealed: an index beside it, `<number>.idx`, saves reading it at
     start. `bytes` end with the last whole entry."""
@@ -111,9 +124,10 @@ class Segment:
         if self._is_deleted and self._readers == 0:
             self.close()
 
-    def read(self, place: Place) -> bytes:
-        """The bytes of an entry, fewer if the file is shorter. Raises OSError."""
-        return os.pread(self._file, place.size, place.offset)
+    def read(self, place: Place, buffer: Buffer) -> memoryview:
+        """The bytes of an entry, fewer if the file is shorter: in the buffer. Raises OSError."""
+        whole = buffer.of(place.size)
+        return whole[: os.preadv(self._file, [whole], place.offset)]
 
     def seal(self) -> None:
         """Write the index. Raises OSError."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -41,7 +41,9 @@ class Store(Protocol):
 
     def contains(self, keys: Sequence[bytes], deadline: float) -> list[bool]: ...
 
-    def get(self, keys: Sequence[bytes], deadline: float) -> list[memoryview | None]: ...
+    def get(self, keys: Sequence[bytes], deadline: float) -> Iterable[memoryview | None]:
+        """One for each key, in order: each is valid until the next is taken."""
+        ...
 
     def put(self, items: Sequence[Item], deadline: float) -> int:
         """-> how many are stored now, those that were before included."""
