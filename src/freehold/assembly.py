@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from freehold.config import EngineConfig
 from freehold.engine.cpu.device import CpuDevice
@@ -11,6 +13,7 @@ from freehold.engine.engine import StepThread
 from freehold.engine.page_mover import PageMover
 from freehold.engine.runner import Runner
 from freehold.memory import Memory
+from freehold.memory.events import CacheEvent, EventLog
 from freehold.memory_plan import plan_memory
 from freehold.models.loading.content import content_fingerprint
 from freehold.models.loading.resolve import open_checkpoint, resolve_model
@@ -22,6 +25,9 @@ from freehold.text.loading import load_tokenizer
 from freehold.text.tokenizer import Tokenizer
 from freehold.tier_plan import open_storage, plan_tiers
 
+if TYPE_CHECKING:
+    from freehold.events.publisher import EventPublisher
+
 
 @dataclass(frozen=True)
 class Assembly:
@@ -32,12 +38,20 @@ class Assembly:
     scheduler: Scheduler
     engine: StepThread
     mover: PageMover | None
+    publisher: EventPublisher | None
+
+    def publish(self, events: Sequence[CacheEvent]) -> None:
+        """Tell followers, if there may be any."""
+        if self.publisher is not None:
+            self.publisher.publish(events)
 
     def shutdown(self) -> None:
         """End all threads."""
         self.engine.shutdown()
         if self.mover is not None:
             self.mover.shutdown()
+        if self.publisher is not None:
+            self.publisher.close()
 
 
 def assemble(config: EngineConfig, checkpoint: Checkpoint | None = None) -> Assembly:
@@ -57,10 +71,22 @@ def assemble(config: EngineConfig, checkpoint: Checkpoint | None = None) -> Asse
     engine = StepThread(runner)
     engine.wait_until_warm()
     mover = None if tiers is None else PageMover(runner.page_bytes(), tiers.page_counts, open_storage(config))
-    memory = Memory(shape, tiers, mover)
+    publisher = _publisher(config)
+    memory = Memory(shape, tiers, mover, None if publisher is None else EventLog(shape.page_size))
     if tiers is not None and tiers.storage is not None:
         memory.replace_weights(content_fingerprint(checkpoint.path))
     scheduler = Scheduler(
         config, memory, engine, tokenizer.vocabulary, draft_cost=runner.draft_cost, timings=runner.timings
     )
-    return Assembly(config, checkpoint.path, checkpoint.spec, tokenizer, scheduler, engine, mover)
+    return Assembly(config, checkpoint.path, checkpoint.spec, tokenizer, scheduler, engine, mover, publisher)
+
+
+def _publisher(config: EngineConfig) -> EventPublisher | None:
+    """Imported only if it is asked for: an engine without followers needs no ZeroMQ. Raises ValueError."""
+    if config.kv_events_config is None:
+        return None
+    from freehold.events.publisher import EventPublisher, EventsConfig
+
+    wanted = EventsConfig.parse(config.kv_events_config)
+    is_on = wanted.enable_kv_cache_events and wanted.publisher == "zmq"
+    return EventPublisher(wanted, config.page_size) if is_on else None

@@ -141,6 +141,10 @@ class EngineConfig:
         "timeout", "How long a request waits for storage: best_effort (not at all), wait_complete, or timeout (a "
         "second).", DEEPER_CACHE, Limits(choices=PREFETCH_POLICIES),
     )  # fmt: skip
+    kv_events_config: str | None = option(
+        None, "Publish what comes into the cache and leaves it, as vLLM does: JSON with enable_kv_cache_events, "
+        "endpoint, replay_endpoint, topic.", DEEPER_CACHE,
+    )  # fmt: skip
     speculative_algorithm: str | None = option(
         None, "ngram (prompt lookup) or draft (a second, smaller model).", SPECULATION,
         Limits(choices=SPECULATIVE_ALGORITHMS),

@@ -45,6 +45,7 @@ class EngineOptions(TypedDict, total=False):
     hicache_storage_location: str | None
     hicache_storage_capacity: int
     hicache_storage_prefetch_policy: str
+    kv_events_config: str | None
     speculative_algorithm: str | None
     speculative_num_draft_tokens: int
     speculative_draft_model_path: str | None

@@ -209,5 +209,5 @@ def test_other_weights_find_nothing(folders, cold, tmp_path):
         llm.scheduler.update_weights(str(folders("qwen2")))
         again = llm.generate(prompts(), GREEDY)
         assert [said(one) for one in again] == cold("full", "float32")
-        assert sum(again[0].cached_by_tier.get(tier, 0) for tier in ("host", "storage")) > 100
+        assert again[0].cached_by_tier["storage"] > 100
         settle(llm)

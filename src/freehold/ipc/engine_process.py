@@ -10,7 +10,7 @@ import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 import numpy as np
@@ -22,6 +22,7 @@ from freehold.errors import EngineStuck, FreeholdError
 from freehold.ipc import protocol as msg
 from freehold.ipc.procedures import Procedures
 from freehold.memory import AuditError
+from freehold.memory.events import CacheEvent
 from freehold.scheduler.request import Request
 from freehold.scheduler.results import StepOutput
 from freehold.scheduler.scheduler import Scheduler
@@ -42,10 +43,17 @@ class EngineLoop:
     were aborted or whose time is up hear of it. Orders that need an engine at rest wait in a line of their own.
     """
 
-    def __init__(self, scheduler: Scheduler, socket: zmq.Socket[bytes], parent: int):
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        socket: zmq.Socket[bytes],
+        parent: int,
+        publish: Callable[[Sequence[CacheEvent]], None] = lambda events: None,
+    ):
         self._scheduler = scheduler
         self._socket = socket
         self._parent = parent
+        self._publish = publish  # what comes into the cache and leaves it
         self._procedures = Procedures(scheduler)
         self._orders: deque[msg.Call] = deque()
         self._stopping = False
@@ -68,6 +76,8 @@ class EngineLoop:
         if self._scheduler.has_work or self._scheduler.requests or self._scheduler.memory.awaits_transfers:
             self._step()
         self._carry_out_orders()
+        if self._scheduler.memory.events is not None:
+            self._publish(self._scheduler.memory.events.take())
 
     def _beat(self) -> None:
         """A sign of life, for those who would wait for one that has stopped."""
@@ -256,7 +266,7 @@ def main(address: str, options: str, parent: int) -> None:
         )
         gc.collect()
         gc.freeze()  # the model and its tables are not garbage: don't walk them again
-        EngineLoop(assembly.scheduler, socket, parent).run()
+        EngineLoop(assembly.scheduler, socket, parent, assembly.publish).run()
         assembly.shutdown()
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from freehold.arrays import Int32
 from freehold.memory.audit import PageCounts, audit, auditing, count_pages
+from freehold.memory.events import EventLog
 from freehold.memory.explain import Miss, explain, explain_miss
 from freehold.memory.lease import Lease
 from freehold.memory.lease_table import LeaseTable
@@ -20,13 +21,20 @@ from freehold.memory.shape import MemoryShape
 from freehold.memory.tails import Tail, TailTable
 from freehold.memory.tiers.tiers import TierPlan, Tiers
 from freehold.mover import Mover
+from freehold.prefix_keys import fingerprint
 
 
 class Memory:
     """Moves ownership; called by the scheduler thread alone. With a `tier_plan` there is a host tier, to and from which
-    `mover` copies pages."""
+    `mover` copies pages. `events` hears what comes into the cache and what leaves it."""
 
-    def __init__(self, shape: MemoryShape, tier_plan: TierPlan | None = None, mover: Mover | None = None):
+    def __init__(
+        self,
+        shape: MemoryShape,
+        tier_plan: TierPlan | None = None,
+        mover: Mover | None = None,
+        events: EventLog | None = None,
+    ):
         self.shape = shape
         self.page_size = shape.page_size
         self.epochs = Epochs()
@@ -47,6 +55,17 @@ class Memory:
             assert mover is not None
             self.tiers = Tiers(tier_plan, shape.groups, self.tree, self.epochs, mover, self.room)
             self.room.add_tiers(self.tiers)
+        self.events = events
+        if events is not None:
+            self._tell(events)
+
+    def _tell(self, events: EventLog) -> None:
+        """From now on `events` hears what comes and goes."""
+        self.tree.watchers.append(events)
+        if self.tiers is None:
+            self.tree.seed = lambda namespace: fingerprint({"salt": namespace.salt, "weights": namespace.weights})
+        else:
+            self.tiers.host.pages[0].events = events
 
     @property
     def capacity_tokens(self) -> int:
@@ -67,13 +86,17 @@ class Memory:
         return None if tail is None or (limit is not None and tail.end > limit) else tail
 
     def replace_weights(self, fingerprint: bytes = b"") -> None:
-        """The weights change: what they computed is never found again on the device, and given up where nobody uses it.
-        Deeper tiers find it if weights with its `fingerprint` come back."""
+        """The weights change: what they computed is never found again on device and host, and given up where nobody
+        uses it. Storage has it still if weights with its `fingerprint` come back."""
         if self.tiers is not None:
             self.tiers.weights = fingerprint
         self.tails.give_up(self.tails.page_count)
         self.pins.give_up()
         self.tree.replace_weights()
+        if self.tiers is not None:
+            self.tiers.host.clear()
+        if self.events is not None:
+            self.events.cleared()
 
     def retain(self, lease: Lease, hint: Retention, now: float) -> int:
         """Keep what the lease has published for as long as the hint says -> tokens that are kept."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from freehold.config import EngineConfig
 from freehold.memory import CacheGroup, Memory, MemoryShape, PrefetchPolicy, StoragePlan, TierPlan, WritePolicy
+from freehold.memory.events import EventLog
 from freehold.scheduler.scheduler import Scheduler
 from freehold.simulation.engine import EngineShape, SimulatedEngine, vocabulary_fields
 from freehold.simulation.mover import Faults, SimulatedMover, SimulatedStorage
@@ -52,6 +53,7 @@ def assemble(
     clock: Callable[[], float] = time.monotonic,
     spare_rows: int = 0,
     tiers: SimulatedTiers | None = None,
+    events: EventLog | None = None,
 ) -> SimulatedServer:
     """`spare_rows` are leases beyond those of requests."""
     shape = MemoryShape.of(config, config.num_pages or 256, token_limit, spare_rows, model.groups)
@@ -70,7 +72,7 @@ def assemble(
             storage = StoragePlan(names, tiers.prefetch_policy)
         plan = TierPlan(counts, sizes_of_pages, tiers.identity, tiers.write_policy, storage)
         mover = SimulatedMover(engine, shape.groups, counts, tiers.faults, tiers.storage)
-    memory = Memory(shape, plan, mover)
+    memory = Memory(shape, plan, mover, events)
     vocabulary = Vocabulary(**vocabulary_fields(model.vocab_size, model.eos_tokens))
     cost = DraftCost(config.speculative_num_draft_tokens) if config.speculative_algorithm else None
     return SimulatedServer(memory, engine, Scheduler(config, memory, engine, vocabulary, clock, cost), mover)

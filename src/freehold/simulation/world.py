@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from freehold.memory import Lease, OwnershipError, Retention
+from freehold.memory.events import EventLog
 from freehold.sampling_params import SamplingParams
 from freehold.scheduler.request import FinishKind, Request
 from freehold.scheduler.results import StepOutput
@@ -19,6 +20,7 @@ from freehold.simulation.assembly import SimulatedModel, assemble
 from freehold.simulation.engine import WrongKV
 from freehold.simulation.fair_shares import FairShares
 from freehold.simulation.liveness import Liveness
+from freehold.simulation.mirror import Mirror
 from freehold.simulation.oracle import check_end
 from freehold.simulation.scenario import EOS_TOKENS, LONGEST, VOCAB_SIZE, Happening, Scenario, Verb
 from freehold.step import Step, TokenLogprobs
@@ -77,7 +79,9 @@ class World:
         model = SimulatedModel(VOCAB_SIZE, EOS_TOKENS, scenario.draft_rate, scenario.cell.cache_groups(scenario))
         self.clock = Clock()
         # The spare row is for the ballast.
-        server = assemble(config, limit, model, self.clock, spare_rows=1, tiers=scenario.simulated_tiers)
+        events = None if scenario.tiers is None else EventLog(config.page_size)
+        server = assemble(config, limit, model, self.clock, spare_rows=1, tiers=scenario.simulated_tiers, events=events)
+        self._mirror = None if events is None else Mirror(events, config.page_size)
         self.memory, self.engine, self.scheduler = server.memory, server.engine, server.scheduler
         self.mover = server.mover
         self.iteration = 0
@@ -125,6 +129,9 @@ class World:
             assert not self._unsettled or self.scheduler.has_work, "transfers have ended, and nobody would look"
         output = self.scheduler.step()
         assert not self._unsettled, f"transfers {self._unsettled} have ended, and still hold pages"
+        if self._mirror is not None:
+            self._mirror.follow()
+            self._mirror.check(self.memory)
         self._liveness.after(self._ballast_pages, output.ended)
         self._take(output)
         assert self.scheduler.stuck is None, f"stuck: {self.scheduler.stuck}"

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from freehold.arrays import Bool, Int32
+from freehold.memory.events import EventLog
 from freehold.memory.group import CacheGroup
 from freehold.memory.ledger import owner
 from freehold.memory.ledger.epochs import Epochs
@@ -25,6 +26,7 @@ class HostPages:
     def __init__(self, capacity: int, page_size: int, epochs: Epochs):
         self.pool = PagePool(capacity, page_size, epochs, Tier.HOST)
         self.evicted_count = 0
+        self.events: EventLog | None = None
         self._mirrors: OrderedDict[bytes, int] = OrderedDict()
         self._alone: OrderedDict[bytes, int] = OrderedDict()
         self._on_device: set[bytes] = set()  # keys of pages that the device has
@@ -63,6 +65,8 @@ class HostPages:
                 is_new[at] = True
                 queue = self._mirrors if keys[at] in self._on_device else self._alone
                 queue[keys[at]] = int(pages[at])
+        if self.events is not None:
+            self.events.host_added([key for key, new in zip(keys, is_new, strict=True) if new])
         self.pool.move(pages[is_new], source, owner.ENTRY)
         self.pool.free(pages[~is_new], source, fence=0)
 
@@ -115,6 +119,8 @@ class HostPages:
             count -= len(going)
 
     def _forget(self, queue: OrderedDict[bytes, int], keys: Sequence[bytes]) -> None:
+        if self.events is not None:
+            self.events.host_removed(keys)
         pages = np.array([queue.pop(key) for key in keys], np.int32)
         self.pool.free(pages, owner.ENTRY, fence=0)
         self.evicted_count += len(pages)

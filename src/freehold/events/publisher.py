@@ -1,0 +1,118 @@
+"""Publishes events: PUB for those who follow, ROUTER for those who have missed some."""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import zmq
+
+from freehold.events.wire import batch_of, encode
+from freehold.memory.events import CacheEvent
+
+END = (-1).to_bytes(8, "big", signed=True)
+POLL_MS = 100
+
+
+class EventsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The keys of vLLM's `--kv-events-config`. `buffer_steps`: batches kept for those who have missed some."""
+
+    enable_kv_cache_events: bool = False
+    publisher: str = "zmq"
+    endpoint: str = "tcp://*:5557"
+    replay_endpoint: str | None = None
+    buffer_steps: int = 10_000
+    hwm: int = 100_000
+    max_queue_size: int = 100_000
+    topic: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> EventsConfig:
+        """From JSON. Raises ValueError naming the option and the key."""
+        try:
+            config = msgspec.json.decode(text, type=cls)
+        except msgspec.DecodeError as error:
+            raise ValueError(f"kv_events_config: {error}") from error
+        if config.publisher not in ("zmq", "null"):
+            raise ValueError(f"kv_events_config: publisher must be zmq or null, not '{config.publisher}'")
+        return config
+
+
+class EventPublisher:
+    """Each batch has a number, from 0 on. A follower that has missed some asks for them by sending the first number,
+    8 bytes, big-endian. Sending is the matter of a thread; if that falls far behind, batches are dropped, and
+    followers see the gap. Raises ValueError if an endpoint can't be had."""
+
+    def __init__(self, config: EventsConfig, page_size: int):
+        self._config = config
+        self._page_size = page_size
+        self._queue: queue.Queue[tuple[int, bytes] | None] = queue.Queue(config.max_queue_size)
+        self._kept: deque[tuple[int, bytes]] = deque(maxlen=config.buffer_steps)
+        self._count = 0
+        self.dropped = 0
+        self._context = zmq.Context()
+        try:
+            self._pub = self._socket(zmq.PUB, config.endpoint)
+            self._pub.set_hwm(config.hwm)
+            self._replay = None if config.replay_endpoint is None else self._socket(zmq.ROUTER, config.replay_endpoint)
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            raise ValueError(f"kv_events_config: {config.endpoint}: {error}") from error
+        self._thread = threading.Thread(target=self._work, name="kv-events", daemon=True)
+        self._thread.start()
+
+    def _socket(self, kind: int, endpoint: str) -> zmq.Socket[Any]:
+        socket = self._context.socket(kind)
+        is_ours = "*" in endpoint or "::" in endpoint or not endpoint.startswith("tcp://") or kind == zmq.ROUTER
+        (socket.bind if is_ours else socket.connect)(endpoint)
+        return socket
+
+    def publish(self, events: Sequence[CacheEvent]) -> None:
+        """One batch; nothing if there are no events. Never waits."""
+        if not events:
+            return
+        number, self._count = self._count, self._count + 1
+        try:
+            self._queue.put_nowait((number, encode(batch_of(events, self._page_size))))
+        except queue.Full:
+            self.dropped += 1
+
+    def close(self) -> None:
+        """Send what is queued, for a second at most."""
+        self._queue.put(None)
+        self._thread.join(1.0)
+        self._context.destroy(linger=100)
+
+    def _work(self) -> None:
+        topic = self._config.topic.encode()
+        while True:
+            try:
+                item = self._queue.get(timeout=POLL_MS / 1000)
+            except queue.Empty:
+                item = ()
+            try:
+                self._answer()
+                if item is None:
+                    return
+                if item:
+                    self._kept.append(item)
+                    self._pub.send_multipart([topic, item[0].to_bytes(8, "big"), item[1]])
+            except zmq.ZMQError as error:
+                print(f"freehold: events: {error}", file=sys.stderr, flush=True)
+
+    def _answer(self) -> None:
+        """Those who ask for what they have missed."""
+        while self._replay is not None and self._replay.poll(0):
+            frames = self._replay.recv_multipart()
+            if len(frames) != 3:
+                continue
+            client, _, first = frames
+            for number, payload in self._kept:
+                if number >= int.from_bytes(first, "big"):
+                    self._replay.send_multipart([client, b"", number.to_bytes(8, "big"), payload])
+            self._replay.send_multipart([client, b"", END, b""])

@@ -1,0 +1,56 @@
+"""Events as vLLM sends them (msgpack, structs as arrays), so that its followers understand them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from freehold.memory.events import CacheEvent, Cleared, Removed, Stored
+
+
+class BlockStored(msgspec.Struct, array_like=True, omit_defaults=True, tag=True):
+    block_hashes: list[bytes]
+    parent_block_hash: bytes | None
+    token_ids: list[int]
+    block_size: int
+    lora_id: int | None = None
+    medium: str | None = None
+
+
+class BlockRemoved(msgspec.Struct, array_like=True, omit_defaults=True, tag=True):
+    block_hashes: list[bytes]
+    medium: str | None = None
+
+
+class AllBlocksCleared(msgspec.Struct, array_like=True, omit_defaults=True, tag=True):
+    pass
+
+
+class EventBatch(msgspec.Struct, array_like=True, omit_defaults=True):
+    """`ts`: seconds since 1970."""
+
+    ts: float
+    events: list[BlockStored | BlockRemoved | AllBlocksCleared]
+    data_parallel_rank: int | None = None
+
+
+encode = msgspec.msgpack.Encoder().encode
+decode = msgspec.msgpack.Decoder(EventBatch).decode
+
+
+def batch_of(events: Sequence[CacheEvent], page_size: int) -> EventBatch:
+    """What one iteration did."""
+    return EventBatch(time.time(), [_wired(event, page_size) for event in events], 0)
+
+
+def _wired(event: CacheEvent, page_size: int) -> BlockStored | BlockRemoved | AllBlocksCleared:
+    match event:
+        case Stored():
+            tokens = [] if event.tokens is None else event.tokens.tolist()
+            return BlockStored(list(event.keys), event.parent, tokens, page_size, None, event.medium.value)
+        case Removed():
+            return BlockRemoved(list(event.keys), event.medium.value)
+        case Cleared():
+            return AllBlocksCleared()

@@ -1,0 +1,176 @@
+"""Events of the cache: a follower knows what is cached, over the wire, too."""
+
+import json
+
+import msgspec
+import numpy as np
+import pytest
+import zmq
+from test_groups import compute
+from tier_bench import FULL, STATE, TOKENS, WINDOW, Bench
+
+from freehold.events.publisher import END, EventPublisher, EventsConfig
+from freehold.events.wire import AllBlocksCleared, BlockRemoved, BlockStored, decode
+from freehold.memory import Memory, MemoryShape
+from freehold.memory.events import Cleared, EventLog, Medium, Removed, Stored
+from freehold.prefix_keys import chain
+from freehold.simulation.mirror import Mirror, WrongMirror
+
+
+def followed(*groups):
+    log = EventLog(4)
+    memory = Memory(MemoryShape(64, 4, 8, 400, "lru", groups=groups or (FULL,), step_tokens=16), events=log)
+    return memory, log, Mirror(log, 4)
+
+
+KINDS = {"full": (FULL,), "window": (FULL, WINDOW), "two": (FULL, FULL), "states": (STATE,)}
+
+
+@pytest.mark.parametrize("groups", KINDS.values(), ids=KINDS)
+def test_a_follower_knows_what_is_cached(groups):
+    memory, _, mirror = followed(*groups)
+    for tokens in (TOKENS, np.append(TOKENS[:16], TOKENS[:16]), TOKENS[:8]):
+        compute(memory, tokens).release()
+        mirror.follow()
+        mirror.check(memory)
+    memory.tree.evictor.evict(5, "a test")
+    for bounded in memory.tree.bounded:
+        bounded.evict(3)
+    mirror.follow()
+    mirror.check(memory)
+    memory.flush()
+    mirror.follow()
+    mirror.check(memory)
+    assert not mirror.keys[Medium.DEVICE]
+
+
+def test_what_events_say():
+    memory, log, _ = followed()
+    compute(memory, TOKENS, chunk=32).release()
+    (stored,) = log.take()
+    assert (stored.medium, stored.parent) == (Medium.DEVICE, None)
+    assert stored.tokens.tolist() == TOKENS.tolist()
+    compute(memory, np.append(TOKENS[:16], TOKENS[:4] + 100)).release()
+    (branch,) = log.take()
+    assert branch.parent == stored.keys[3]
+    assert list(branch.keys) == chain(stored.keys[3], TOKENS[:4] + 100, 4)
+    memory.replace_weights()
+    *removed, cleared = log.take()
+    assert {key for event in removed for key in event.keys} == {*stored.keys, *branch.keys}
+    assert isinstance(cleared, Cleared)
+    assert all(isinstance(event, Removed) for event in removed)
+
+
+def test_the_host_tells_too():
+    bench = Bench(host=8)
+    log = EventLog(4)
+    bench.memory._tell(log)
+    mirror = Mirror(log, 4)
+    bench.compute()
+    bench.settle()
+    bench.evict_all()
+    mirror.follow()
+    mirror.check(bench.memory)
+    assert len(mirror.keys[Medium.HOST]) == 8
+    bench.compute(TOKENS[:12] + 100)
+    bench.settle()
+    mirror.follow()
+    mirror.check(bench.memory)
+    assert len(mirror.keys[Medium.HOST]) == 8
+    bench.memory.flush()
+    mirror.follow()
+    mirror.check(bench.memory)
+
+
+def test_a_mirror_notices_a_lie():
+    memory, log, mirror = followed()
+    compute(memory, TOKENS).release()
+    mirror.follow()
+    with pytest.raises(WrongMirror, match="second time"):
+        mirror._apply(Stored([next(iter(mirror.keys[Medium.DEVICE]))], Medium.DEVICE, None, TOKENS[:4]))
+    with pytest.raises(WrongMirror, match="not there"):
+        mirror._apply(Removed([b"nothing"], Medium.DEVICE))
+    memory.tree.evictor.evict(1, "a test")
+    log.take()
+    with pytest.raises(WrongMirror, match="believes in 1 pages"):
+        mirror.check(memory)
+
+
+# -- over the wire ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def wire(tmp_path):
+    """A publisher, and sockets of a follower."""
+    ends = {name: f"ipc://{tmp_path}/{name}" for name in ("pub", "replay")}
+    config = {"enable_kv_cache_events": True, "endpoint": ends["pub"], "replay_endpoint": ends["replay"],
+              "topic": "kv", "buffer_steps": 3}  # fmt: skip
+    publisher = EventPublisher(EventsConfig.parse(json.dumps(config)), 4)
+    with zmq.Context() as context, context.socket(zmq.SUB) as sub, context.socket(zmq.REQ) as replay:
+        sub.connect(ends["pub"])
+        sub.subscribe(b"kv")
+        replay.connect(ends["replay"])
+        replay.setsockopt(zmq.LINGER, 0)
+        yield publisher, sub, replay
+    publisher.close()
+
+
+def asked(replay, first: int):
+    """What a follower gets that asks for batches from a number on."""
+    replay.send(first.to_bytes(8, "big"))
+    assert replay.poll(5000)
+    return replay.recv_multipart()
+
+
+def test_batches_have_numbers_and_can_be_asked_for_again(wire):
+    publisher, sub, replay = wire
+    events = [[Stored([bytes([n]) * 32], Medium.DEVICE, None, TOKENS[:4])] for n in range(5)]
+    publisher.publish([])
+    received = []
+    while not received:  # until the subscription has arrived, batches go nowhere
+        publisher.publish(events[0])
+        if sub.poll(100):
+            received.append(sub.recv_multipart())
+    while sub.poll(200):
+        received.append(sub.recv_multipart())
+    newest = int.from_bytes(received[-1][1], "big")
+    publisher.publish([Removed([b"a" * 32], Medium.HOST), Cleared()])
+    assert sub.poll(5000)
+    topic, number, payload = sub.recv_multipart()
+    assert (topic, int.from_bytes(number, "big")) == (b"kv", newest + 1)
+    batch = decode(payload)
+    assert batch.events == [BlockRemoved([b"a" * 32], "CPU"), AllBlocksCleared()]
+    assert decode(received[0][2]).events == [BlockStored([bytes(32)], None, [1, 2, 3, 4], 4, None, "GPU")]
+    number, payload = asked(replay, newest + 1)
+    assert (int.from_bytes(number, "big"), payload) == (newest + 1, msgspec.msgpack.encode(batch))
+
+
+def test_who_asks_for_what_is_to_come_hears_where_it_ends(wire):
+    _, _, replay = wire
+    assert asked(replay, 100) == [END, b""]
+
+
+def test_events_are_arrays_with_their_name_first(wire):
+    """As vLLM's are."""
+    publisher, sub, _ = wire
+    payload = None
+    while payload is None:
+        publisher.publish([Stored([b"k" * 32], Medium.DEVICE, b"p" * 32, TOKENS[:4])])
+        if sub.poll(100):
+            payload = sub.recv_multipart()[2]
+    seconds, events, rank = msgspec.msgpack.decode(payload)
+    assert events == [["BlockStored", [b"k" * 32], b"p" * 32, [1, 2, 3, 4], 4, None, "GPU"]]
+    assert rank == 0
+    assert seconds > 1.7e9
+
+
+@pytest.mark.parametrize("text", ["{", '{"endpoint": 5}', '{"publisher": "kafka"}', '{"endpont": "tcp://*:1"}'])
+def test_a_wrong_configuration_is_refused_by_name(text):
+    with pytest.raises(ValueError, match="kv_events_config"):
+        EventsConfig.parse(text)
+
+
+def test_an_endpoint_that_is_taken_is_refused_by_name():
+    config = EventsConfig(enable_kv_cache_events=True, endpoint="ipc:///no/such/folder/socket")
+    with pytest.raises(ValueError, match="kv_events_config: ipc:///no/such"):
+        EventPublisher(config, 4)
