@@ -326,8 +326,8 @@ MUTANTS = [
         "a flush forgets the host",
         "old KV is found after a flush",
         "memory/memory.py",
-        "            self.tiers.host.clear()\n",
-        "            pass\n",
+        "            self.tiers.host.clear()\n        return tails + columns\n",
+        "            pass\n        return tails + columns\n",
     ),
     Mutant(
         "a page of another size is taken from storage",
@@ -391,6 +391,13 @@ MUTANTS = [
         "models/loading/content.py",
         '            content = hashlib.file_digest(raw, "sha256").digest()\n',
         "            content = file.name.encode()\n",
+    ),
+    Mutant(
+        "pages of old weights stay on the host",
+        LOST,
+        "memory/memory.py",
+        "            self.tiers.host.clear()\n        if self.events",
+        "            pass\n        if self.events",
     ),
     Mutant(
         "followers do not hear what the host gives up",
