@@ -11,7 +11,7 @@ from tier_bench import FULL, STATE, TOKENS, WINDOW, Bench
 
 from freehold.events.publisher import END, EventPublisher, EventsConfig
 from freehold.events.wire import AllBlocksCleared, BlockRemoved, BlockStored, decode
-from freehold.memory import Memory, MemoryShape
+from freehold.memory import Memory, MemoryShape, PrefetchPolicy
 from freehold.memory.events import Cleared, EventLog, Medium, Removed, Stored
 from freehold.prefix_keys import chain
 from freehold.simulation.mirror import Mirror, WrongMirror
@@ -80,6 +80,22 @@ def test_the_host_tells_too():
     bench.memory.flush()
     mirror.follow()
     mirror.check(bench.memory)
+
+
+def test_what_comes_from_storage_is_told_too():
+    first = Bench(storage=PrefetchPolicy.WAIT_COMPLETE)
+    first.compute()
+    first.settle()
+    bench = Bench(storage=PrefetchPolicy.WAIT_COMPLETE, mover=first.mover)
+    log = EventLog(4)
+    bench.memory._tell(log)
+    mirror = Mirror(log, 4)
+    namespace = bench.memory.match("", TOKENS).namespace
+    bench.tiers.storage.prefetch(namespace, bench.tiers.keys(namespace, TOKENS), len(TOKENS))
+    bench.settle()
+    mirror.follow()
+    mirror.check(bench.memory)
+    assert len(mirror.keys[Medium.HOST]) == 8
 
 
 def test_a_mirror_notices_a_lie():

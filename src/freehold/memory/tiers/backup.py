@@ -102,10 +102,10 @@ class Backup:
         self._give_up_late_ones()
         self._begin_rescue()
         busy = self._transfers.count(Kind.BACKUP)
-        for node in list(self._waiting.values()):
+        for _ in range(len(self._waiting)):
             if busy >= IN_FLIGHT_MAX:
                 return
-            del self._waiting[node.serial]
+            _, node = self._waiting.popitem(last=False)
             if node.pins[PinKind.BACKUP]:
                 self._waiting[node.serial] = node  # what is left of it follows
             elif self._is_in_tree(node):
