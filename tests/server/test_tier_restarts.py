@@ -38,6 +38,9 @@ class Killed:
         answer = httpx.post(f"{self.url}/v1/completions", json=body, timeout=timeout).raise_for_status().json()
         return answer["choices"][0]["text"], answer["usage"]["prompt_tokens_details"]["cached_tokens_by_tier"]
 
+    def post(self, path: str, body: dict) -> dict:
+        return httpx.post(f"{self.url}{path}", json=body, timeout=30).raise_for_status().json()
+
     def kill(self) -> None:
         """All at once, as a power cut would."""
         with contextlib.suppress(ProcessLookupError):
@@ -87,6 +90,30 @@ def kill_again_and_again(folder, times: int) -> None:
 @pytest.mark.timeout(200)
 def test_a_server_that_is_killed_starts_warm_and_is_right(tmp_path):
     kill_again_and_again(tmp_path, 2)
+
+
+@pytest.mark.timeout(200)
+def test_a_prompt_can_be_fetched_before_anybody_asks_for_it(tmp_path):
+    server = Killed(tmp_path)
+    expected = server.ask(PROMPTS[0])
+    time.sleep(1)
+    server.kill()
+    server = Killed(tmp_path)
+    try:
+        body = {"prompt": PROMPTS[0]}
+        assert server.post("/v1/cache/lookup", body)["cached_tokens"] == {"device": 0, "host": 0}
+        assert server.post("/v1/cache/prefetch", body)["fetching"]
+        deadline = time.monotonic() + 20
+        while not (found := server.post("/v1/cache/lookup", body)["cached_tokens"])["host"]:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        text, tiers = server.ask(PROMPTS[0])
+        assert text == expected[0]
+        assert tiers["host"] == found["host"]
+        assert httpx.get(f"{server.url}/v1/cache", timeout=10).json()["tiers"]["moved_pages"]["fetch"] > 0
+        assert 'freehold_moved_pages_total{kind="fetch"' in httpx.get(f"{server.url}/metrics", timeout=10).text
+    finally:
+        server.kill()
 
 
 @pytest.mark.soak

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from freehold.arrays import Int32
 from freehold.errors import BadRequest, FreeholdError, InvalidParameter, NotFound
 from freehold.ipc import protocol as msg
-from freehold.memory import AuditError, PinnedPrefix
+from freehold.memory import AuditError, Match, Namespace, PinnedPrefix
 from freehold.scheduler.request import Request
 from freehold.scheduler.scheduler import PauseMode, Scheduler
 
@@ -32,6 +33,7 @@ class Procedures:
             "cache": lambda _: self._cache(),
             "miss": self._miss,
             "lookup": self._lookup,
+            "prefetch": self._prefetch,
             "pins": lambda _: self._pins(),
             "pin": self._pin,
             "unpin": scheduler.memory.pins.unpin,
@@ -142,7 +144,26 @@ class Procedures:
         match = memory.match(argument["namespace"], tokens)
         tail = memory.find_tail(argument["session"], match, tokens) if argument["session"] else None
         tail_tokens = 0 if tail is None else tail.end - tail.start
-        return {"tree_tokens": match.length, "tail_tokens": tail_tokens, "tokens": match.length + tail_tokens}
+        found = {"tree_tokens": match.length, "tail_tokens": tail_tokens, "tokens": match.length + tail_tokens}
+        return found if memory.tiers is None else {**found, "host_tokens": self._on_host(match, tokens)}
+
+    def _on_host(self, match: Match, tokens: Int32) -> int:
+        """Tokens behind a match that the host would bring."""
+        tiers = self._scheduler.memory.tiers
+        assert tiers is not None
+        plan = tiers.loads.plan(match, tiers.keys(match.namespace, tokens), len(tokens) - 1)
+        return 0 if plan is None else plan.gain
+
+    def _prefetch(self, argument: dict[str, Any]) -> dict[str, Any]:
+        """Fetch what storage has of a sequence to the host."""
+        memory = self._scheduler.memory
+        if memory.tiers is None or memory.tiers.storage is None:
+            raise BadRequest("there is no storage to fetch from: start with --hicache-storage-backend")
+        tokens = np.array(argument["tokens"], np.int32)
+        namespace = Namespace(argument["namespace"], memory.tree.weights)
+        memory.tiers.transfers.now = self._scheduler.lifecycle.clock()
+        begun = memory.tiers.storage.prefetch(namespace, memory.tiers.keys(namespace, tokens), len(tokens))
+        return {"asked_tokens": len(tokens), "fetching": begun is not None}
 
     def _pins(self) -> dict[str, Any]:
         memory = self._scheduler.memory
@@ -166,8 +187,10 @@ class Procedures:
 
     def _miss(self, argument: dict[str, Any]) -> dict[str, Any]:
         memory, tokens = self._scheduler.memory, np.array(argument["tokens"], np.int32)
-        miss = memory.explain_miss(memory.match(argument["namespace"], tokens), tokens)
+        match = memory.match(argument["namespace"], tokens)
+        miss = memory.explain_miss(match, tokens)
         return {
+            **({} if memory.tiers is None else {"host_tokens": self._on_host(match, tokens)}),
             "tokens": miss.wanted,
             "cached_tokens": miss.cached,
             "reason": miss.reason,

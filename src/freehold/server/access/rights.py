@@ -46,6 +46,7 @@ RIGHTS: dict[str, Right] = {
     "/server_info": Right.CLIENT,
     "/get_server_info": Right.CLIENT,
     "/v1/cache": Right.ADMIN,
+    "/v1/cache/prefetch": Right.ADMIN,
     "/v1/cache/pins": Right.ADMIN,
     "/v1/cache/pins/{name:path}": Right.ADMIN,
     "/flush_cache": Right.ADMIN,

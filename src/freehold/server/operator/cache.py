@@ -31,7 +31,14 @@ def cache_routes(engine: AsyncEngine) -> APIRouter:
     async def lookup(request: Request, body: LookupBody) -> dict[str, Any]:
         """How many tokens would hit now, and why the rest would not."""
         found = await explain_miss(engine, body, client_of(request))
-        return {**found, "cached_tokens": {"device": found["cached_tokens"]}}
+        host = {"host": found.pop("host_tokens")} if "host_tokens" in found else {}
+        return {**found, "cached_tokens": {"device": found["cached_tokens"], **host}}
+
+    @routes.post("/v1/cache/prefetch")
+    async def prefetch(request: Request, body: LookupBody) -> dict[str, Any]:
+        """Fetch what storage has of a prompt to the host, before anybody asks for it."""
+        tokens, namespace = await _tokens(engine, body), client_of(request).namespace(body.cache_salt)
+        return await engine.call("prefetch", {"tokens": tokens.tolist(), "namespace": namespace})
 
     @routes.get("/v1/cache/pins")
     async def pins() -> dict[str, Any]:
