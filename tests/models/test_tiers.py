@@ -11,7 +11,6 @@ import pytest
 
 from engine.exactness import always_drafting
 from freehold import LLM, SamplingParams
-from freehold.memory.tiers.loads import Loads
 
 KINDS = {"full": "qwen2", "window": "gemma3", "state": "falcon-h1", "latent": "deepseek-v2", "draft": "mistral"}
 STORES = ["host", "file", "redis", "s3"]
@@ -87,7 +86,7 @@ def location(request, tmp_path):
 @pytest.fixture(autouse=True)
 def loads_pay():
     """Whether loading is quicker than computing depends on the machine's mood, and on tiny models it may not be."""
-    with mock.patch.object(Loads, "seconds", return_value=0.0):
+    with mock.patch("freehold.memory.tiers.loads.Loads.seconds", return_value=0.0):
         yield
 
 
