@@ -48,8 +48,8 @@ MUTANTS = [
         "a failed copy settles as done",
         WRONG,
         "memory/tiers/backup.py",
-        "            pages.pool.free(host[~whole], by, fence=0)\n            keys = [key",
-        "            whole = np.ones_like(whole)\n            keys = [key",
+        "            arrived = pages.settle(order.keys[group], host, whole, transfer.owner)\n",
+        "            arrived = pages.settle(order.keys[group], host, np.ones_like(whole), transfer.owner)\n",
     ),
     Mutant(
         "a part of a load settles as all of it",
@@ -69,8 +69,8 @@ MUTANTS = [
         "what is fetched in part settles whole",
         WRONG,
         "memory/tiers/storage.py",
-        "            pages.pool.free(host[~whole], transfer.owner, fence=0)\n            arrived",
-        "            whole = np.ones_like(whole)\n            arrived",
+        "pages.settle(names, host, whole, transfer.owner)",
+        "pages.settle(names, host, np.ones_like(whole), transfer.owner)",
     ),
     Mutant(
         "a copy is found on the host when it begins",
@@ -129,7 +129,7 @@ MUTANTS = [
         "pages of weights that are gone are written back under the new ones",
         WRONG,
         "memory/memory.py",
-        "            self.tiers.weights = fingerprint\n",
+        "            self.tiers.weights = weights\n",
         "            pass\n",
     ),
     Mutant(

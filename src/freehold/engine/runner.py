@@ -82,13 +82,13 @@ class Runner:
         )
 
     def load_weights(self, source: str) -> bytes:
-        """-> the fingerprint of their content. Raises ModelUnavailable, or ValueError if the model has another shape;
-        then nothing has changed."""
+        """-> the fingerprint of their content, if pages are kept under it: it takes reading them all. Raises
+        ModelUnavailable, or ValueError if the model has another shape; then nothing has changed."""
         checkpoint = open_checkpoint(resolve_model(source))
         if checkpoint.spec != self._model.spec:
             raise ValueError(f"model_path: {source} is another kind of model")
         self._model.load(checkpoint)
-        return content_fingerprint(checkpoint.path)
+        return content_fingerprint(checkpoint.path) if self._config.enable_hierarchical_cache else b""
 
     def page_bytes(self) -> list[PageBytes]:
         """How pages of each cache group are copied, a draft model's last."""

@@ -58,7 +58,6 @@ class EventPublisher:
         self._context = zmq.Context()
         try:
             self._pub = self._socket(zmq.PUB, config.endpoint)
-            self._pub.set_hwm(config.hwm)
             self._replay = None if config.replay_endpoint is None else self._socket(zmq.ROUTER, config.replay_endpoint)
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
@@ -68,8 +67,9 @@ class EventPublisher:
 
     def _socket(self, kind: int, endpoint: str) -> zmq.Socket[Any]:
         socket = self._context.socket(kind)
-        is_ours = "*" in endpoint or "::" in endpoint or not endpoint.startswith("tcp://") or kind == zmq.ROUTER
-        (socket.bind if is_ours else socket.connect)(endpoint)
+        socket.set_hwm(self._config.hwm)  # without effect on an endpoint that is there already
+        binds = "*" in endpoint or "::" in endpoint or not endpoint.startswith("tcp://") or kind == zmq.ROUTER
+        (socket.bind if binds else socket.connect)(endpoint)
         return socket
 
     def publish(self, events: Sequence[CacheEvent]) -> None:

@@ -85,11 +85,11 @@ class Memory:
         tail = self.tails.find(name, match.namespace, tokens, match.length)
         return None if tail is None or (limit is not None and tail.end > limit) else tail
 
-    def replace_weights(self, fingerprint: bytes = b"") -> None:
-        """The weights change: what they computed is never found again on device and host, and given up where nobody
-        uses it. Storage has it still if weights with its `fingerprint` come back."""
+    def replace_weights(self, weights: bytes = b"") -> None:
+        """Other weights, with this fingerprint, compute from now on. What the old ones computed is never found again on
+        device and host, and given up where nobody uses it. In storage it is found if they come back."""
         if self.tiers is not None:
-            self.tiers.weights = fingerprint
+            self.tiers.weights = weights
         self.tails.give_up(self.tails.page_count)
         self.pins.give_up()
         self.tree.replace_weights()

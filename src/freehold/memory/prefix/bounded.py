@@ -127,8 +127,9 @@ class BoundedPages:
             queue[node.serial] = node
             queue.move_to_end(node.serial)
 
-    def removed(self, pages: Int32, node: Node, freed: FreedPages) -> None:
-        """Pages of a leaf's end, or 0, leave the tree with it."""
+    def removed(self, count: int, pages: Int32, node: Node, freed: FreedPages) -> None:
+        """`count` pages of a leaf's end leave the tree with it; of them `pages` [n], or 0, are nobody's then."""
+        self.page_count -= count
         pages = pages[pages != 0]
         if len(pages):
             freed.add(pages, owner.node(node.serial), int(self._read_until[pages].max()))

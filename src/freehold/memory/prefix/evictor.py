@@ -66,8 +66,8 @@ class Evictor:
         for number, freed in enumerate(given):
             pages = self._rescue(node, number, gone)
             if number in bounded:
-                bounded[number].page_count -= int(np.count_nonzero(node.pages[number][have - gone :]))
-                bounded[number].removed(pages, node, freed)
+                left = int(np.count_nonzero(node.pages[number][have - gone :]))
+                bounded[number].removed(left, pages, node, freed)
             else:
                 freed.add(pages, owner.node(node.serial), node.fence)
         self._tree.history.evicted(node, gone, self._tree.epochs.submitted, self._tree.tick, cause)

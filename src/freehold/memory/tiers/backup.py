@@ -165,14 +165,12 @@ class Backup:
         self._transfers.begin(Order(number, Kind.BACKUP, host, kept, keys), self._finish, device=kept, host=host)
 
     def _finish(self, transfer: Transfer, outcome: Outcome) -> None:
-        order, by = transfer.order, transfer.owner
+        order = transfer.order
         for group, (pages, host, whole) in enumerate(zip(self._host.pages, order.host, outcome.whole, strict=True)):
-            pages.pool.free(host[~whole], by, fence=0)
-            keys = [key for key, is_whole in zip(order.keys[group], whole, strict=True) if is_whole]
-            pages.add(keys, host[whole], by)
+            arrived = pages.settle(order.keys[group], host, whole, transfer.owner)
             if self._storage is not None:
-                self._storage.enqueue(group, keys)
-            self.written += int(np.count_nonzero(whole))
+                self._storage.enqueue(group, arrived)
+            self.written += len(arrived)
         self._give_back(transfer)
 
     def _give_back(self, transfer: Transfer) -> None:
@@ -202,8 +200,7 @@ class Backup:
         self._transfers.let_go(transfer, self._discard)
 
     def _discard(self, transfer: Transfer, outcome: Outcome) -> None:
-        for pages, host in zip(self._host.pages, transfer.order.host, strict=True):
-            pages.pool.free(host, transfer.owner, fence=0)
+        self._host.free(transfer.order.host, transfer.owner)
 
     # -- for counting ---------------------------------------------------------------------------------
 

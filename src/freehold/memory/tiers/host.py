@@ -70,6 +70,14 @@ class HostPages:
         self.pool.move(pages[is_new], source, owner.ENTRY)
         self.pool.free(pages[~is_new], source, fence=0)
 
+    def settle(self, keys: Sequence[bytes], pages: Int32, whole: Bool, source: int) -> list[bytes]:
+        """A transfer to `pages` [n] has ended: those that are `whole` [n] become entries, the others are freed -> the
+        keys of the former."""
+        arrived = [key for key, is_whole in zip(keys, whole, strict=True) if is_whole]
+        self.pool.free(pages[~whole], source, fence=0)
+        self.add(arrived, pages[whole], source)
+        return arrived
+
     def appeared(self, keys: Sequence[bytes]) -> None:
         """The device has pages with these keys now."""
         self._on_device.update(keys)
@@ -144,6 +152,11 @@ class HostTier:
         """Which of `keys` have an entry, bool [n]."""
         pages = self.pages[group]
         return np.array([key in pages for key in keys], np.bool_)
+
+    def free(self, pages: Sequence[Int32], source: int) -> None:
+        """Give pages of each group back that `source` owns."""
+        for one, part in zip(self.pages, pages, strict=True):
+            one.pool.free(part, source, fence=0)
 
     def clear(self) -> int:
         return sum(pages.clear() for pages in self.pages)

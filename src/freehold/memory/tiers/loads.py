@@ -49,7 +49,7 @@ class LoadPlan:
 
 
 class Loads:
-    """`loaded` tokens and pages came back so far; `seconds_per_byte` is what that takes, learned."""
+    """Loads from the host to the device: `loaded_pages` so far. How long they take is learned."""
 
     def __init__(
         self, page_bytes: Sequence[int], tree: PrefixTree, host: HostTier, transfers: TransferTable, reach: Reach,
@@ -79,8 +79,10 @@ class Loads:
 
     def seconds(self, plan: LoadPlan) -> float:
         """How long a load will take; 0 while nothing is known."""
-        size = sum(count * each for count, each in zip(plan.page_counts, self._page_bytes, strict=True))
-        return size * self._seconds_per_byte
+        return self._bytes(plan) * self._seconds_per_byte
+
+    def _bytes(self, plan: LoadPlan) -> int:
+        return sum(count * each for count, each in zip(plan.page_counts, self._page_bytes, strict=True))
 
     def underway(self, plan: LoadPlan) -> int | None:
         """The number of a load that brings the first of these pages, if there is one."""
@@ -152,7 +154,7 @@ class Loads:
             pool.free(mine[pool.owner[mine] == transfer.owner], transfer.owner, fence=0)
 
     def _learn(self, plan: LoadPlan, seconds: float) -> None:
-        size = sum(count * each for count, each in zip(plan.page_counts, self._page_bytes, strict=True))
+        size = self._bytes(plan)
         if size and seconds:
             newest, before = seconds / size, self._seconds_per_byte
             self._seconds_per_byte = newest if before == 0 else 0.75 * before + 0.25 * newest

@@ -9,7 +9,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from freehold.arrays import Int32, Int64
+from freehold.arrays import Int64
 from freehold.memory.ledger import owner
 from freehold.memory.prefix.node import Namespace
 from freehold.memory.prefix.tree import PrefixTree
@@ -187,7 +187,7 @@ class Storage:
         by = owner.transfer(number)
         host = [pages.allocate(len(part), by) for pages, part in zip(self._host.pages, columns, strict=True)]
         if any(len(pages) < len(part) for pages, part in zip(host, columns, strict=True)):
-            self._free(host, by)
+            self._host.free(host, by)
             return False
         keys = [[prefetch.keys[column] for column in part.tolist()] for part in columns]
         prefetch.pieces += 1
@@ -198,19 +198,12 @@ class Storage:
         self._transfers.begin(Order(number, Kind.FETCH, host, keys=self._names(keys)), finish, host=host)
         return True
 
-    def _free(self, host: Sequence[Int32], by: int) -> None:
-        for pages, part in zip(self._host.pages, host, strict=True):
-            pages.pool.free(part, by, fence=0)
-
     def _fetched(
         self, prefetch: Prefetch, keys: Sequence[Sequence[bytes]], transfer: Transfer, outcome: Outcome
     ) -> None:
         """What has arrived whole is found from now on."""
         for pages, host, names, whole in zip(self._host.pages, transfer.host, keys, outcome.whole, strict=True):
-            pages.pool.free(host[~whole], transfer.owner, fence=0)
-            arrived = [key for key, is_whole in zip(names, whole, strict=True) if is_whole]
-            pages.add(arrived, host[whole], transfer.owner)
-            self.fetched += int(np.count_nonzero(whole))
+            self.fetched += len(pages.settle(names, host, whole, transfer.owner))
         prefetch.pieces -= 1
         if prefetch.pieces == 0:
             self._end(prefetch)
