@@ -6,6 +6,7 @@ from freehold.config import EngineConfig
 from freehold.errors import InvalidParameter, QueueFull
 from freehold.sampling_params import SamplingParams
 from freehold.scheduler.request import FinishKind, RequestState
+from freehold.scheduler.scheduler import PauseMode
 from freehold.simulation.model import expected_output
 from harness import Harness
 
@@ -133,6 +134,23 @@ def test_memory_pressure_retracts_the_least_important_and_keeps_its_output():
     assert requests[0].retractions == 0, "the first is never sent back"
     assert sum(request.retractions for request in requests) > 0
     assert all(len(request.output) == 60 for request in requests)
+
+
+def test_a_prompt_is_scored_once_however_often_it_is_retracted():
+    h = harness(chunked_prefill_size=8)
+    request = h.submit(list(range(80)), greedy(3, logprobs=0, prompt_logprobs_start=2))
+    scored: list[int] = []
+    for _ in range(3):
+        while len(request.prompt_logprobs) == (scored[-1] if scored else 0):
+            h.step()
+        scored.append(len(request.prompt_logprobs))
+        h.scheduler.pause(PauseMode.RETRACT)
+        h.step()
+        h.scheduler.resume()
+    h.run()
+    assert request.retractions == 3
+    assert scored[-1] < 77, "it was retracted while its prompt was computed"
+    assert [one.token for one in request.prompt_logprobs] == list(range(3, 80))
 
 
 def test_a_retracted_request_finds_its_own_prefix_again():
