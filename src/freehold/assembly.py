@@ -23,7 +23,7 @@ from freehold.scheduler.scheduler import Scheduler
 from freehold.step import KVShape
 from freehold.text.loading import load_tokenizer
 from freehold.text.tokenizer import Tokenizer
-from freehold.tier_plan import open_storage, plan_tiers
+from freehold.tier_plan import configured_storage, plan_tiers
 
 if TYPE_CHECKING:
     from freehold.events.publisher import EventPublisher
@@ -70,10 +70,10 @@ def assemble(config: EngineConfig, checkpoint: Checkpoint | None = None) -> Asse
     runner = Runner(config, checkpoint, kv_shape, CpuDevice(config.num_threads))
     engine = StepThread(runner)
     engine.wait_until_warm()
-    mover = None if tiers is None else PageMover(runner.page_bytes(), tiers.page_counts, open_storage(config))
+    mover = None if tiers is None else PageMover(runner.page_bytes(), tiers.page_counts, configured_storage(config))
     publisher = _publisher(config)
     memory = Memory(shape, tiers, mover, None if publisher is None else EventLog(shape.page_size))
-    if tiers is not None and tiers.storage is not None:
+    if tiers is not None:
         memory.replace_weights(content_fingerprint(checkpoint.path))
     scheduler = Scheduler(
         config, memory, engine, tokenizer.vocabulary, draft_cost=runner.draft_cost, timings=runner.timings

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from freehold.config import EngineConfig
 from freehold.engine.speculative.choice import open_draft
-from freehold.memory import PrefetchPolicy, StoragePlan, TierPlan, WritePolicy
+from freehold.memory import PrefetchPolicy, TierPlan, WritePolicy
 from freehold.memory_plan import MemoryPlan
 from freehold.models.loading.content import content_fingerprint
 from freehold.models.tensor import Checkpoint
@@ -20,8 +20,7 @@ FOLDER = Path("~/.cache/freehold/kv")
 
 
 def plan_tiers(config: EngineConfig, checkpoint: Checkpoint, plan: MemoryPlan) -> TierPlan | None:
-    """None if there is only the device. With storage every byte of the model's files is read, for its fingerprint.
-    Raises ValueError naming the option, or ModelUnavailable."""
+    """None if there is only the device. Raises ValueError naming the option, or ModelUnavailable."""
     if not config.enable_hierarchical_cache:
         return None
     if config.disable_radix_cache:
@@ -34,15 +33,13 @@ def plan_tiers(config: EngineConfig, checkpoint: Checkpoint, plan: MemoryPlan) -
     if min(counts) < 1:
         option = "hicache_size" if config.hicache_size else "hicache_ratio"
         raise ValueError(f"{option}: too small for one page of each cache group ({sum(sizes)} bytes)")
-    storage = None
-    if config.hicache_storage_backend is not None:
-        names = tuple(
-            fingerprint({"name": group.name, "lookback": str(group.lookback), "state": group.is_state, "bytes": size})
-            for group, size in zip(shape.groups, sizes, strict=True)
-        )
-        storage = StoragePlan(names, PrefetchPolicy(config.hicache_storage_prefetch_policy))
-    identity = b"" if storage is None else _identity(config, checkpoint)
-    return TierPlan(counts, tuple(sizes), identity, WritePolicy(config.hicache_write_policy), storage)
+    names = tuple(
+        fingerprint({"name": group.name, "lookback": str(group.lookback), "state": group.is_state, "bytes": size})
+        for group, size in zip(shape.groups, sizes, strict=True)
+    )
+    policy = None if config.hicache_storage_backend is None else PrefetchPolicy(config.hicache_storage_prefetch_policy)
+    identity = _identity(config, checkpoint)
+    return TierPlan(counts, tuple(sizes), names, identity, WritePolicy(config.hicache_write_policy), policy)
 
 
 def _identity(config: EngineConfig, checkpoint: Checkpoint) -> bytes:
@@ -63,12 +60,17 @@ def _identity(config: EngineConfig, checkpoint: Checkpoint) -> bytes:
     return fingerprint(fields)
 
 
-def open_storage(config: EngineConfig) -> Store | None:
-    """The store behind the host, behind a breaker. Raises ValueError naming the option, or StoreUnavailable."""
-    kind, location = config.hicache_storage_backend, config.hicache_storage_location
-    if kind is None:
-        return None
+def open_storage(kind: str, location: str | None, capacity_bytes: int) -> Store:
+    """A store of that kind, behind a breaker. Raises ValueError naming the option, or StoreUnavailable."""
     if location is None and kind != "file":
         example = {"redis": "redis://127.0.0.1:6379/0", "s3": "s3://bucket/prefix"}[kind]
         raise ValueError(f"hicache_storage_location: say where, such as {example}")
-    return Breaker(open_store(location or str(FOLDER.expanduser()), config.hicache_storage_capacity))
+    return Breaker(open_store(location or str(FOLDER.expanduser()), capacity_bytes))
+
+
+def configured_storage(config: EngineConfig) -> Store | None:
+    """The store that a configuration asks for, if it does. Raises as `open_storage`."""
+    kind = config.hicache_storage_backend
+    if kind is None:
+        return None
+    return open_storage(kind, config.hicache_storage_location, config.hicache_storage_capacity)

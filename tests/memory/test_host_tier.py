@@ -75,7 +75,7 @@ def test_a_part_that_failed_is_not_found():
     bench.turn()
     assert len(bench.tiers.host.pages[0]) == 5
     assert bench.host_free == [59]
-    assert bench.tiers.transfers.failures == 1
+    assert bench.tiers.transfers.counts[Kind.BACKUP].failed == 1
     bench.evict_all()
     assert bench.load() == 3 * SIZE
 

@@ -23,7 +23,7 @@ def again(bench: Bench, *groups, **options) -> Bench:
 
 def prefetch(bench: Bench, tokens=TOKENS, salt=""):
     namespace = bench.memory.match(salt, tokens).namespace
-    return bench.tiers.storage.prefetch(namespace, bench.tiers.keys(namespace, tokens), len(tokens))
+    return bench.tiers.storage.prefetch(namespace, bench.tiers.keys(namespace, tokens), len(tokens), bench.now)
 
 
 def test_storage_outlives_the_process():

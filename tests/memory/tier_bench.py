@@ -3,7 +3,7 @@
 import numpy as np
 from test_groups import compute
 
-from freehold.memory import CacheGroup, Memory, MemoryShape, StoragePlan, TierPlan, WritePolicy
+from freehold.memory import CacheGroup, Memory, MemoryShape, TierPlan, WritePolicy
 from freehold.mover import Kind, Order, Outcome
 
 FULL = CacheGroup()
@@ -65,8 +65,8 @@ class Bench:
         self.mover = mover or HandMover()
         self.mover.orders.clear()
         shape = MemoryShape(pages, SIZE, 8, 400, "lru", groups=groups, step_tokens=16)
-        plan = None if storage is None else StoragePlan(tuple(group.name.encode() for group in groups), storage)
-        tiers = TierPlan((host,) * len(groups), (64,) * len(groups), identity, policy, plan)
+        names = tuple(group.name.encode() for group in groups)
+        tiers = TierPlan((host,) * len(groups), (64,) * len(groups), names, identity, policy, storage)
         self.memory = Memory(shape, tiers, self.mover)
         self.tiers = self.memory.tiers
         self.now = 0.0

@@ -32,7 +32,7 @@ def names(folder, **options):
     config = EngineConfig(model=str(folder), **{**OPTIONS, **options})
     checkpoint = open_checkpoint(folder)
     plan = plan_tiers(config, checkpoint, plan_memory(config, checkpoint))
-    return plan.identity, plan.storage.group_keys
+    return plan.identity, plan.group_keys
 
 
 def test_names_are_the_same_after_a_restart_whatever_else_is_chosen(folder):
@@ -124,7 +124,7 @@ def test_what_cannot_work_is_refused_by_name(options, message):
 @pytest.mark.parametrize("backend", ["redis", "s3"])
 def test_a_store_without_a_location_is_refused(backend):
     with pytest.raises(ValueError, match="hicache_storage_location"):
-        open_storage(EngineConfig(**{**OPTIONS, "hicache_storage_backend": backend}))
+        open_storage(backend, None, 1 << 30)
 
 
 def test_without_a_prefix_cache_there_is_nothing_to_keep(folder):

@@ -69,8 +69,8 @@ MUTANTS = [
         "what is fetched in part settles whole",
         WRONG,
         "memory/tiers/storage.py",
-        "pages.settle(names, host, whole, transfer.owner)",
-        "pages.settle(names, host, np.ones_like(whole), transfer.owner)",
+        "pages.settle(names, host, whole, transfer.owner, not",
+        "pages.settle(names, host, np.ones_like(whole), transfer.owner, not",
     ),
     Mutant(
         "a copy is found on the host when it begins",
@@ -312,8 +312,8 @@ MUTANTS = [
         "pages are fetched for a request that has ended",
         "work for nobody",
         "memory/tiers/storage.py",
-        "        if prefetch.wanted_by > 0 and prefetch",
-        "        if prefetch",
+        "is_wanted = prefetch.wanted_by > 0 and not",
+        "is_wanted = not",
     ),
     Mutant(
         "loading is taken for free",
@@ -332,7 +332,7 @@ MUTANTS = [
     Mutant(
         "a page of another size is taken from storage",
         WRONG,
-        "engine/page_mover.py",
+        "engine/storage_io.py",
         "fits = payload is not None and payload.nbytes == host.shape[1]",
         "fits = payload is not None",
     ),
@@ -382,8 +382,8 @@ MUTANTS = [
         "a key forgets the group",
         WRONG,
         "tier_plan.py",
-        '            fingerprint({"name": group.name, "lookback": str(group.lookback), "state": group.is_state, "bytes": size})\n',
-        '            fingerprint({"bytes": 0})\n',
+        '        fingerprint({"name": group.name, "lookback": str(group.lookback), "state": group.is_state, "bytes": size})\n',
+        '        fingerprint({"bytes": 0})\n',
     ),
     Mutant(
         "weights are told apart by their name",

@@ -225,7 +225,7 @@ def _scheduler_step() -> list[Result]:
             mover.begin(Order(1, Kind.BACKUP, copied, copied, [[b""] * 64]), copy)
 
     def with_tiers(shape: MemoryShape) -> Memory:
-        return Memory(shape, TierPlan((COPIED_PAGES,), (pages.page_bytes,), b""), mover)
+        return Memory(shape, TierPlan((COPIED_PAGES,), (pages.page_bytes,), (b"",), b""), mover)
 
     ours, theirs = (list[float]() for _ in range(2))
     for _ in range(ROUNDS):

@@ -11,17 +11,15 @@ import numpy as np
 
 from freehold.arrays import Bool, UInt8
 from freehold.engine.device import PageBytes
+from freehold.engine.storage_io import StorageIO
 from freehold.mover import Kind, Order, Outcome, Report
-from freehold.store.store import Item, Store
-
-READERS = 4  # calls of the store that fetch, at a time
-FETCH_DEADLINE_S = 5.0
-STORE_DEADLINE_S = 10.0
+from freehold.store.store import Store
 
 
 class PageMover:
     """Implements `freehold.mover.Mover`. `device` copies pages of each cache group; the host gets `page_counts` pages
-    of each, and page 0, which nobody uses. Memory is touched only when written."""
+    of each, and page 0, which nobody uses. Memory is touched only when written. With `storage` pages go on to a store;
+    orders that it was given end there, whatever is attached later."""
 
     def __init__(self, device: Sequence[PageBytes], page_counts: Sequence[int], store: Store | None = None):
         self._device = device
@@ -32,22 +30,33 @@ class PageMover:
         for one, host in zip(device, self.host, strict=True):  # compiled now, the first copies are not slower
             one.gather(nothing, host, nothing)
             one.scatter(nothing, host, nothing)
-        self._store = store
-        # Orders of a kind run in turn; who waits for a page never waits behind one that is stored.
-        self._copying = ThreadPoolExecutor(1, "kv-copy")
-        self._fetching = ThreadPoolExecutor(READERS, "kv-fetch")
-        self._storing = ThreadPoolExecutor(1, "kv-store")
+        self._copying = ThreadPoolExecutor(1, "kv-copy")  # in turn
         self._reported = threading.Event()
+        self.storage: StorageIO | None = None
+        if store is not None:
+            self.attach(store)
+
+    def attach(self, store: Store) -> None:
+        """Orders for storage go to this store from now on."""
+        assert self.storage is None
+        self.storage = StorageIO(store, self.host)
+
+    def detach(self) -> StorageIO | None:
+        """-> what was attached, for the caller to close: that waits for orders which it was given."""
+        storage, self.storage = self.storage, None
+        return storage
 
     def begin(self, order: Order, report: Report) -> None:
-        pool, move = {
-            Kind.BACKUP: (self._copying, self._back_up),
-            Kind.LOAD: (self._copying, self._load),
-            Kind.STORE: (self._storing, self._put),
-            Kind.FETCH: (self._fetching, self._fetch),
-            Kind.PROBE: (self._fetching, self._probe),
-        }[order.kind]
-        pool.submit(self._run, order, move, report)
+        def run(move: Callable[[Order], list[Bool]]) -> None:
+            self._run(order, move, report)
+
+        if order.kind is Kind.BACKUP:
+            self._copying.submit(run, self._back_up)
+        elif order.kind is Kind.LOAD:
+            self._copying.submit(run, self._load)
+        else:
+            assert self.storage is not None
+            self.storage.begin(order, run)
 
     def _run(self, order: Order, move: Callable[[Order], list[Bool]], report: Report) -> None:
         before = time.perf_counter()
@@ -72,45 +81,12 @@ class PageMover:
             device.scatter(pages, host, at)
         return _all(order, True)
 
-    def _put(self, order: Order) -> list[Bool]:
-        """Those behind the last that there was room for are not stored."""
-        assert self._store is not None
-        items = [
-            Item(key, b"", host[page].data)
-            for host, pages, keys in zip(self.host, order.host, order.keys, strict=True)
-            for page, key in zip(pages.tolist(), keys, strict=True)
-        ]
-        stored = self._store.put(items, STORE_DEADLINE_S)
-        return _by_group(order, [number < stored for number in range(len(items))])
-
-    def _fetch(self, order: Order) -> list[Bool]:
-        assert self._store is not None
-        found = iter(self._store.get([key for keys in order.keys for key in keys], FETCH_DEADLINE_S))
-        whole: list[bool] = []
-        for host, pages in zip(self.host, order.host, strict=True):
-            for page in pages.tolist():
-                payload = next(found)
-                fits = payload is not None and payload.nbytes == host.shape[1]
-                if payload is not None and fits:
-                    host[page] = np.frombuffer(payload, np.uint8)
-                whole.append(fits)
-        return _by_group(order, whole)
-
-    def _probe(self, order: Order) -> list[Bool]:
-        assert self._store is not None
-        return _by_group(order, self._store.contains([key for keys in order.keys for key in keys], FETCH_DEADLINE_S))
-
     def shutdown(self) -> None:
         """Forget what is queued."""
-        for pool in (self._copying, self._fetching, self._storing):
-            pool.shutdown(wait=False, cancel_futures=True)
-        if self._store is not None:
-            self._store.close()
+        self._copying.shutdown(wait=False, cancel_futures=True)
+        if self.storage is not None:
+            self.storage.abandon()
 
 
 def _all(order: Order, whole: bool) -> list[Bool]:
     return [np.full(count, whole, np.bool_) for count in order.page_counts]
-
-
-def _by_group(order: Order, flat: Sequence[bool]) -> list[Bool]:
-    return np.split(np.array(flat, np.bool_), np.cumsum(order.page_counts)[:-1])

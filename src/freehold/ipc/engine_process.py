@@ -23,6 +23,7 @@ from freehold.ipc import protocol as msg
 from freehold.ipc.procedures import Procedures
 from freehold.memory import AuditError
 from freehold.memory.events import CacheEvent
+from freehold.memory.tiers.counts import count_tiers
 from freehold.scheduler.request import Request
 from freehold.scheduler.results import StepOutput
 from freehold.scheduler.scheduler import Scheduler
@@ -188,7 +189,7 @@ class EngineLoop:
 
     def _stats(self) -> msg.Stats:
         scheduler = self._scheduler
-        tiers = {} if scheduler.memory.tiers is None else scheduler.memory.tiers.stats()
+        tiers = scheduler.memory.tiers
         audit_error = None if scheduler.audit_error is None else str(scheduler.audit_error)
         return msg.Stats(
             running=len(scheduler.running),
@@ -197,7 +198,7 @@ class EngineLoop:
             sampled_tokens=scheduler.results.token_count,
             retractions=scheduler.lifecycle.retraction_count,
             evicted_pages=scheduler.memory.tree.evictor.evicted_page_count,
-            **tiers,
+            tiers=None if tiers is None else count_tiers(tiers),
             pages={
                 group.name: scheduler.memory.counts(number).as_dict()
                 for number, group in enumerate(scheduler.memory.shape.groups)

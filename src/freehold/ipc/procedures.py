@@ -13,6 +13,7 @@ from freehold.arrays import Int32
 from freehold.errors import BadRequest, FreeholdError, InvalidParameter, NotFound
 from freehold.ipc import protocol as msg
 from freehold.memory import AuditError, Match, Namespace, PinnedPrefix
+from freehold.memory.tiers.counts import describe_tiers
 from freehold.scheduler.request import Request
 from freehold.scheduler.scheduler import PauseMode, Scheduler
 
@@ -112,7 +113,7 @@ class Procedures:
             "parked_sessions": len(memory.tails),
             "retained_pages": memory.tree.hints.page_count,
             "pinned_pages": {"budget": memory.pins.limit, "pinned": memory.pins.page_count},
-            **({} if memory.tiers is None else {"tiers": memory.tiers.stats()}),
+            **({} if memory.tiers is None else {"tiers": describe_tiers(memory.tiers)}),
             "top_prefixes": [
                 {
                     "namespace": node.namespace.salt,
@@ -161,8 +162,8 @@ class Procedures:
             raise BadRequest("there is no storage to fetch from: start with --hicache-storage-backend")
         tokens = np.array(argument["tokens"], np.int32)
         namespace = Namespace(argument["namespace"], memory.tree.weights)
-        memory.tiers.transfers.now = self._scheduler.lifecycle.clock()
-        begun = memory.tiers.storage.prefetch(namespace, memory.tiers.keys(namespace, tokens), len(tokens))
+        now = self._scheduler.lifecycle.clock()
+        begun = memory.tiers.storage.prefetch(namespace, memory.tiers.keys(namespace, tokens), len(tokens), now)
         return {"asked_tokens": len(tokens), "fetching": begun is not None}
 
     def _pins(self) -> dict[str, Any]:

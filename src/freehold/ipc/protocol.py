@@ -8,6 +8,7 @@ import msgspec
 
 from freehold.errors import FreeholdError, as_freehold_error, rebuilt
 from freehold.memory import Retention
+from freehold.memory.tiers.counts import TierCounts
 from freehold.sampling_params import SamplingParams
 from freehold.step import TokenLogprobs
 
@@ -145,10 +146,7 @@ class Stats(msgspec.Struct):
     retractions: int = 0
     evicted_pages: int = 0
     pages: dict[str, dict[str, int]] = {}  # of each cache group, by owner
-    host_pages: dict[str, dict[str, int]] = {}  # likewise, on the host
-    moved_pages: dict[str, int] = {}  # between tiers, by kind of transfer
-    lost_pages: dict[str, int] = {}  # that were not moved, by reason
-    transfers: dict[str, int] = {}  # in flight, by kind
+    tiers: TierCounts | None = None  # None without a tier below the device
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     unwell: str | None = None  # a failed audit, or an engine without progress

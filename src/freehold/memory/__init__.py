@@ -15,11 +15,11 @@ from freehold.memory.prefix.tree import PrefixTree
 from freehold.memory.shape import PAGE_SIZES, MemoryShape
 from freehold.memory.tiers.backup import WritePolicy
 from freehold.memory.tiers.storage import PrefetchPolicy
-from freehold.memory.tiers.tiers import StoragePlan, TierPlan
+from freehold.memory.tiers.tiers import Saved, TierPlan
 
 __all__ = [
     "PAGE_SIZES", "AuditError", "CacheGroup", "Lease", "LeaseError", "LeaseTable", "Match", "Memory",
     "MemoryShape", "Miss", "Namespace", "OutOfPages", "OwnershipError", "PageCounts", "PagePool", "PinKind",
-    "PinTable", "PinnedPrefix", "PrefetchPolicy", "PrefixTree", "Retention", "StoragePlan", "Tier", "TierPlan",
+    "PinTable", "PinnedPrefix", "PrefetchPolicy", "PrefixTree", "Retention", "Saved", "Tier", "TierPlan",
     "WritePolicy", "with_draft",
 ]  # fmt: skip

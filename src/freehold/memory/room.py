@@ -37,7 +37,7 @@ class Room:
     @property
     def is_returning(self) -> bool:
         """Whether transfers in flight will give pages back, or make some that can be evicted."""
-        return self._tiers is not None and (self._tiers.is_loading or bool(self._tiers.returning().any()))
+        return self._tiers is not None and (self._tiers.hold_pages or bool(self._tiers.returning().any()))
 
     def _returning(self) -> Int64:
         return np.zeros(len(self._pools), np.int64) if self._tiers is None else self._tiers.returning()

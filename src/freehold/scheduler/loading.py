@@ -24,13 +24,12 @@ class Loading:
         tiers = self._memory.tiers
         if tiers is None or tiers.storage is None:
             return
-        tiers.transfers.now = now  # the last iteration may be long ago
-        request.deeper.prefetch = self._prefetch(tiers, tiers.storage, request)
+        request.deeper.prefetch = self._prefetch(tiers, tiers.storage, request, now)
 
-    def _prefetch(self, tiers: Tiers, storage: Storage, request: Request) -> Prefetch | None:
+    def _prefetch(self, tiers: Tiers, storage: Storage, request: Request, now: float) -> Prefetch | None:
         namespace = Namespace(request.namespace, self._memory.tree.weights)
         keys = self._keys(tiers, request, namespace)
-        return storage.prefetch(namespace, keys, self._limit(request))
+        return storage.prefetch(namespace, keys, self._limit(request), now)
 
     def is_awaited(self, request: Request) -> bool:
         """Whether what the request waits for is on its way, and not late."""
@@ -39,7 +38,8 @@ class Loading:
             return False
         if tiers.storage is not None and deeper.prefetch is not None:
             if deeper.prefetch.is_over and deeper.prefetch.keys is not deeper.keys:
-                deeper.prefetch = self._prefetch(tiers, tiers.storage, request)  # it was for another that begins alike
+                # It was for another that begins alike.
+                deeper.prefetch = self._prefetch(tiers, tiers.storage, request, tiers.transfers.now)
         if tiers.storage is not None and deeper.prefetch is not None and tiers.storage.is_awaited(deeper.prefetch):
             return True
         return deeper.load is not None and tiers.transfers.is_awaited(deeper.load)
@@ -67,6 +67,8 @@ class Loading:
 
     def _keys(self, tiers: Tiers, request: Request, namespace: Namespace) -> KeyChain:
         known = request.deeper.keys
-        if known is None or len(known.tokens) != len(request.tokens) or known.seed != tiers.seed(namespace):
+        is_known = known is not None and len(known.tokens) == len(request.tokens)
+        if known is None or not is_known or request.deeper.namespace != namespace:
             known = request.deeper.keys = tiers.keys(namespace, request.tokens)
+            request.deeper.namespace = namespace
         return known

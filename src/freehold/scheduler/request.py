@@ -13,6 +13,7 @@ import numpy as np
 from freehold.arrays import Int32
 from freehold.errors import FreeholdError, InvalidParameter
 from freehold.memory import Lease, Retention
+from freehold.memory.prefix.node import Namespace
 from freehold.memory.tiers.storage import Prefetch
 from freehold.prefix_keys import KeyChain
 from freehold.sampling_params import SamplingParams
@@ -66,10 +67,12 @@ class Finish:
 
 @dataclass
 class DeeperPrefix:
-    """What a request has to do with tiers below the device: its `keys`; what is fetched for it from storage; the number
-    of the `load` that it waits for, how many it has waited for, and which tokens the newest one brings."""
+    """What a request has to do with tiers below the device: its `keys`, which are those in `namespace`; what is fetched
+    for it from storage; the number of the `load` that it waits for, how many it has waited for, and which tokens the
+    newest one brings."""
 
     keys: KeyChain | None = None
+    namespace: Namespace | None = None
     prefetch: Prefetch | None = None
     load: int | None = None
     load_count: int = 0

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from freehold.config import EngineConfig
-from freehold.memory import CacheGroup, Memory, MemoryShape, PrefetchPolicy, StoragePlan, TierPlan, WritePolicy
+from freehold.memory import CacheGroup, Memory, MemoryShape, PrefetchPolicy, TierPlan, WritePolicy
 from freehold.memory.events import EventLog
 from freehold.scheduler.scheduler import Scheduler
 from freehold.simulation.engine import EngineShape, SimulatedEngine, vocabulary_fields
@@ -66,11 +66,8 @@ def assemble(
     if tiers is not None:
         counts = tuple(max(int(tiers.ratio * count), 1) for count in shape.page_counts)
         sizes_of_pages = tuple(8 * shape.page_size for _ in counts)
-        storage = None
-        if tiers.prefetch_policy is not None:
-            names = tuple(f"{number} {group.name}".encode() for number, group in enumerate(shape.groups))
-            storage = StoragePlan(names, tiers.prefetch_policy)
-        plan = TierPlan(counts, sizes_of_pages, tiers.identity, tiers.write_policy, storage)
+        names = tuple(f"{number} {group.name}".encode() for number, group in enumerate(shape.groups))
+        plan = TierPlan(counts, sizes_of_pages, names, tiers.identity, tiers.write_policy, tiers.prefetch_policy)
         mover = SimulatedMover(engine, shape.groups, counts, tiers.faults, tiers.storage)
     memory = Memory(shape, plan, mover, events)
     vocabulary = Vocabulary(**vocabulary_fields(model.vocab_size, model.eos_tokens))

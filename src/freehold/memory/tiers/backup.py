@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 
 import numpy as np
@@ -13,7 +13,6 @@ from freehold.memory.ledger import owner
 from freehold.memory.prefix.node import Node, PinKind
 from freehold.memory.prefix.tree import PrefixTree
 from freehold.memory.tiers.host import HostTier
-from freehold.memory.tiers.storage import Storage
 from freehold.memory.tiers.transfer import Hold, Transfer, TransferTable
 from freehold.mover import Kind, Order, Outcome
 
@@ -31,12 +30,14 @@ class WritePolicy(StrEnum):
 
 
 class Backup:
-    """Implements `Watcher` and `Rescuer`: hears what the tree gets, what is used, what goes."""
+    """Implements `Watcher` and `Rescuer`: hears what the tree gets, what is used, what goes. `arrived` hears of a group
+    and keys that have come to the host."""
 
     def __init__(
-        self, policy: WritePolicy, tree: PrefixTree, host: HostTier, transfers: TransferTable, storage: Storage | None
-    ):
-        self._storage = storage
+        self, policy: WritePolicy, tree: PrefixTree, host: HostTier, transfers: TransferTable,
+        arrived: Callable[[int, Sequence[bytes]], None],
+    ):  # fmt: skip
+        self._arrived = arrived
         self._policy = policy
         self._tree = tree
         self._host = host
@@ -75,6 +76,12 @@ class Backup:
                 if part.hits >= WORTHWHILE_HITS:
                     self._waiting[part.serial] = part
                     self.has_news = True
+
+    def ask_for(self, node: Node) -> None:
+        """Copy a node and all before it, whatever the policy is."""
+        for part in self._tree.path(node):
+            self._waiting[part.serial] = part
+        self.has_news = True
 
     def take(self, node: Node, group: int, columns: Int64) -> Int64:
         """With write_back, pages that are evicted go to a transfer, as far as the host has room for them."""
@@ -168,8 +175,7 @@ class Backup:
         order = transfer.order
         for group, (pages, host, whole) in enumerate(zip(self._host.pages, order.host, outcome.whole, strict=True)):
             arrived = pages.settle(order.keys[group], host, whole, transfer.owner)
-            if self._storage is not None:
-                self._storage.enqueue(group, arrived)
+            self._arrived(group, arrived)
             self.written += len(arrived)
         self._give_back(transfer)
 
@@ -207,6 +213,12 @@ class Backup:
     def rescued_pages(self, group: int) -> Int32:
         """Device pages that were evicted and are not in an order yet."""
         return np.concatenate([np.empty(0, np.int32), *(pages for _, pages in self._rescued[group])])
+
+    @property
+    def queued_pages(self) -> int:
+        """Pages of nodes that wait to be looked at, and of evictions that wait to be copied."""
+        evicted = sum(len(self.rescued_pages(group)) for group in range(len(self._rescued)))
+        return sum(node.page_count for node in self._waiting.values()) + evicted
 
     @property
     def rescue_owner(self) -> int:

@@ -7,13 +7,14 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from freehold.arrays import Bool, Int32
+from freehold.arrays import Bool, Int32, Int64
 from freehold.memory.events import EventLog
 from freehold.memory.group import CacheGroup
 from freehold.memory.ledger import owner
 from freehold.memory.ledger.epochs import Epochs
 from freehold.memory.ledger.errors import LeaseError
 from freehold.memory.ledger.pool import PagePool, Tier
+from freehold.memory.prefix.history import PageAges
 
 
 class HostPages:
@@ -26,11 +27,15 @@ class HostPages:
     def __init__(self, capacity: int, page_size: int, epochs: Epochs):
         self.pool = PagePool(capacity, page_size, epochs, Tier.HOST)
         self.evicted_count = 0
+        self.ages = PageAges()
         self.events: EventLog | None = None
         self._mirrors: OrderedDict[bytes, int] = OrderedDict()
         self._alone: OrderedDict[bytes, int] = OrderedDict()
         self._on_device: set[bytes] = set()  # keys of pages that the device has
         self._readers: Int32 = np.zeros(capacity + 1, np.int32)
+        self._stored: Bool = np.zeros(capacity + 1, np.bool_)
+        self._used_at: Int64 = np.zeros(capacity + 1, np.int64)
+        self._epochs = epochs
 
     def __len__(self) -> int:
         return len(self._mirrors) + len(self._alone)
@@ -52,13 +57,23 @@ class HostPages:
         return self._readers
 
     @property
+    def stored(self) -> Bool:
+        """Which pages hold entries that storage has been given, bool [pages + 1]. Storage may have lost them since."""
+        return self._stored
+
+    def are_stored(self, keys: Sequence[bytes]) -> Bool:
+        """Which of `keys` have an entry that storage has been given, bool [n]."""
+        pages = [self._mirrors.get(key) or self._alone.get(key, 0) for key in keys]
+        return self._stored[pages]
+
+    @property
     def mirror_count(self) -> int:
         """Entries that the device has as well."""
         return len(self._mirrors)
 
-    def add(self, keys: Sequence[bytes], pages: Int32, source: int) -> None:
-        """`pages` [n], which `source` owns, become entries. The first of a prefix counts as used last: it is of use
-        to whoever needs the others. Pages of keys that have an entry are freed."""
+    def add(self, keys: Sequence[bytes], pages: Int32, source: int, are_stored: bool = False) -> None:
+        """`pages` [n], which `source` owns, become entries; `are_stored`: storage has them. The first of a prefix
+        counts as used last: it is of use to whoever needs the others. Pages of keys that have an entry are freed."""
         is_new = np.zeros(len(pages), np.bool_)
         for at in range(len(keys))[::-1]:
             if keys[at] not in self:
@@ -67,15 +82,19 @@ class HostPages:
                 queue[keys[at]] = int(pages[at])
         if self.events is not None:
             self.events.host_added([key for key, new in zip(keys, is_new, strict=True) if new])
+        self._stored[pages[is_new]] = are_stored
+        self._used_at[pages[is_new]] = self._epochs.submitted
         self.pool.move(pages[is_new], source, owner.ENTRY)
         self.pool.free(pages[~is_new], source, fence=0)
 
-    def settle(self, keys: Sequence[bytes], pages: Int32, whole: Bool, source: int) -> list[bytes]:
+    def settle(
+        self, keys: Sequence[bytes], pages: Int32, whole: Bool, source: int, are_stored: bool = False
+    ) -> list[bytes]:
         """A transfer to `pages` [n] has ended: those that are `whole` [n] become entries, the others are freed -> the
         keys of the former."""
         arrived = [key for key, is_whole in zip(keys, whole, strict=True) if is_whole]
         self.pool.free(pages[~whole], source, fence=0)
-        self.add(arrived, pages[whole], source)
+        self.add(arrived, pages[whole], source, are_stored)
         return arrived
 
     def appeared(self, keys: Sequence[bytes]) -> None:
@@ -109,6 +128,15 @@ class HostPages:
             raise LeaseError("a host page that nobody reads is dropped")
         self._readers[pages] -= 1
 
+    def loaded(self, pages: Int32) -> None:
+        """The device has got these pages, which the caller holds."""
+        self._count_ages(self.ages.hit, pages)
+        self._used_at[pages] = self._epochs.submitted
+
+    def _count_ages(self, counts: list[int], pages: Int32) -> None:
+        for age in (self._epochs.submitted - self._used_at[pages]).tolist():
+            counts[PageAges.bucket(age)] += 1
+
     def allocate(self, count: int, by: int) -> Int32:
         """At most `count` pages for `by`: free ones, then those of entries."""
         if count > self.pool.free_count:
@@ -132,6 +160,7 @@ class HostPages:
         pages = np.array([queue.pop(key) for key in keys], np.int32)
         self.pool.free(pages, owner.ENTRY, fence=0)
         self.evicted_count += len(pages)
+        self._count_ages(self.ages.evicted, pages)
 
     def clear(self) -> int:
         """Forget all entries that nobody reads -> how many."""

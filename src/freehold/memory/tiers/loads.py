@@ -148,6 +148,8 @@ class Loads:
                 row[columns] = mine
             tree.insert(tree.root(namespace), plan.keys.tokens[: plan.boundary], pages, transfer.owner)
             self.loaded_pages += sum(plan.page_counts)
+            for one, read in zip(self._host.pages, transfer.reads, strict=True):
+                one.loaded(read)
             self._learn(plan, outcome.seconds)
         self._let_go(transfer.hold, transfer.reads)
         for pool, mine in zip(tree.pools, transfer.device, strict=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -68,10 +68,22 @@ class Storage:
         self._host = host
         self._transfers = transfers
         self._reach = reach
-        self._queue: deque[tuple[int, bytes]] = deque()  # group and key
+        self._queue: OrderedDict[tuple[int, bytes], None] = OrderedDict()  # group and key
+        self._is_detached = False
         self._underway: dict[bytes, Prefetch] = {}  # by the first key that device and host lack
         self.has_news = False
         self.stored = self.fetched = self.dropped = 0  # pages
+
+    def detach(self) -> None:
+        """Begin nothing more. Transfers in flight end as ever."""
+        self._is_detached = True
+        self._queue.clear()
+        self.forget_stored()
+
+    def forget_stored(self) -> None:
+        """Storage has nothing any more of what the host has."""
+        for pages in self._host.pages:
+            pages.stored[:] = False
 
     # -- to storage -----------------------------------------------------------------------------------
 
@@ -81,7 +93,7 @@ class Storage:
             if len(self._queue) >= QUEUE_MAX:
                 self.dropped += 1
             else:
-                self._queue.append((group, key))
+                self._queue[group, key] = None
         self.has_news = True
 
     def begin(self) -> None:
@@ -90,8 +102,9 @@ class Storage:
         while self._queue and self._transfers.count(Kind.STORE) < STORES_IN_FLIGHT:
             chosen: list[list[bytes]] = [[] for _ in self._host.pages]
             for _ in range(min(STORED_PAGES, len(self._queue))):
-                group, key = self._queue.popleft()
-                if key in self._host.pages[group] and key not in chosen[group]:
+                (group, key), _ = self._queue.popitem(last=False)
+                pages = self._host.pages[group]
+                if key in pages and not pages.are_stored([key])[0]:
                     chosen[group].append(key)
             if any(chosen):
                 reads = [pages.hold(keys) for pages, keys in zip(self._host.pages, chosen, strict=True)]
@@ -105,13 +118,21 @@ class Storage:
     def _stored(self, transfer: Transfer, outcome: Outcome) -> None:
         for pages, reads, whole in zip(self._host.pages, transfer.reads, outcome.whole, strict=True):
             pages.drop(reads)
+            pages.stored[reads[whole]] = not self._is_detached
             self.stored += int(np.count_nonzero(whole))
             self.dropped += int(np.count_nonzero(~whole))
 
+    @property
+    def queued_pages(self) -> int:
+        """Pages that wait to be stored."""
+        return len(self._queue)
+
     # -- from storage ---------------------------------------------------------------------------------
 
-    def prefetch(self, namespace: Namespace, keys: KeyChain, limit: int) -> Prefetch | None:
-        """Fetch what storage has of a sequence that waits, at most `limit` tokens; None if nothing is lacking."""
+    def prefetch(self, namespace: Namespace, keys: KeyChain, limit: int, now: float) -> Prefetch | None:
+        """Fetch what storage has of a sequence that waits, at most `limit` tokens; None if nothing is lacking. `now`:
+        seconds of the scheduler's clock: the last iteration may be long ago."""
+        self._transfers.now = now
         match = self._tree.match(namespace, keys.tokens, limit)
         columns, there = min(limit // self._tree.page_size, len(keys)), self._reach.column_count(match, keys, limit)
         on_device = self._reach.on_device(match, there)
@@ -160,7 +181,8 @@ class Storage:
         if ends:  # behind the first that a full group lacks nothing counts
             prefetch.probed = min(ends)
             prefetch.found = [found[: prefetch.probed] for found in prefetch.found]
-        if prefetch.wanted_by > 0 and prefetch.namespace.weights == self._tree.weights:
+        is_wanted = prefetch.wanted_by > 0 and not self._is_detached
+        if is_wanted and prefetch.namespace.weights == self._tree.weights:
             self._go_on(prefetch)
         else:
             self._end(prefetch)
@@ -203,7 +225,7 @@ class Storage:
     ) -> None:
         """What has arrived whole is found from now on."""
         for pages, host, names, whole in zip(self._host.pages, transfer.host, keys, outcome.whole, strict=True):
-            self.fetched += len(pages.settle(names, host, whole, transfer.owner))
+            self.fetched += len(pages.settle(names, host, whole, transfer.owner, not self._is_detached))
         prefetch.pieces -= 1
         if prefetch.pieces == 0:
             self._end(prefetch)

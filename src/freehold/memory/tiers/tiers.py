@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -17,7 +15,7 @@ from freehold.memory.prefix.tree import PrefixTree
 from freehold.memory.tiers.backup import Backup, WritePolicy
 from freehold.memory.tiers.host import HostTier
 from freehold.memory.tiers.loads import Loads, RoomMaker
-from freehold.memory.tiers.reach import Reach
+from freehold.memory.tiers.reach import Present, Reach
 from freehold.memory.tiers.storage import PrefetchPolicy, Storage
 from freehold.memory.tiers.transfer import Hold, TransferTable
 from freehold.mover import Kind, Mover
@@ -25,23 +23,32 @@ from freehold.prefix_keys import KeyChain, fingerprint
 
 
 @dataclass(frozen=True)
-class StoragePlan:
-    """There is storage behind the host. `group_keys`: a fingerprint of each cache group."""
-
-    group_keys: tuple[bytes, ...]
-    prefetch_policy: PrefetchPolicy = PrefetchPolicy.TIMEOUT
-
-
-@dataclass(frozen=True)
 class TierPlan:
-    """`page_counts`: host pages of each cache group, `page_bytes` the size of each. `identity`: a fingerprint of all
-    that the bytes of a page depend on but namespace, weights and tokens."""
+    """`page_counts`: host pages of each cache group, `page_bytes` the size of each, `group_keys` a fingerprint of each.
+    `identity`: a fingerprint of all that the bytes of a page depend on but group, namespace, weights and tokens. With a
+    `prefetch_policy` there is storage behind the host from the start."""
 
     page_counts: tuple[int, ...]
     page_bytes: tuple[int, ...]
+    group_keys: tuple[bytes, ...]
     identity: bytes
     write_policy: WritePolicy = WritePolicy.WRITE_THROUGH
-    storage: StoragePlan | None = None
+    prefetch_policy: PrefetchPolicy | None = None
+
+
+@dataclass(frozen=True)
+class Saved:
+    """How many tokens of a sequence can go on from each tier: from device and host together, from the host alone, from
+    what storage has been given (None if there is none)."""
+
+    tokens: int
+    host: int
+    storage: int | None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the deepest tier has all that there is."""
+        return self.tokens == (self.host if self.storage is None else self.storage)
 
 
 class Tiers:
@@ -55,14 +62,13 @@ class Tiers:
         self.weights = b""
         self.transfers = TransferTable(mover, len(groups), epochs)
         self.host = HostTier(groups, plan.page_counts, tree.page_size, epochs)
-        reach = Reach(groups, tree, self.host)
-        self.storage: Storage | None = None
-        if plan.storage is not None:
-            policy, names = plan.storage.prefetch_policy, plan.storage.group_keys
-            self.storage = Storage(policy, names, tree, self.host, self.transfers, reach)
-        self.backup = Backup(plan.write_policy, tree, self.host, self.transfers, self.storage)
-        self.loads = Loads(plan.page_bytes, tree, self.host, self.transfers, reach, room)
+        self._reach = Reach(groups, tree, self.host)
         self._tree = tree
+        self.storage: Storage | None = None
+        if plan.prefetch_policy is not None:
+            self.attach(plan.prefetch_policy)
+        self.backup = Backup(plan.write_policy, tree, self.host, self.transfers, self._arrived)
+        self.loads = Loads(plan.page_bytes, tree, self.host, self.transfers, self._reach, room)
         tree.seed = self.seed
         tree.watchers.append(self.backup)
         tree.rescuer = self.backup
@@ -74,6 +80,49 @@ class Tiers:
     def keys(self, namespace: Namespace, tokens: Int32) -> KeyChain:
         """Those of a sequence in `namespace`, which is one of the weights that compute now."""
         return KeyChain(self.seed(namespace), tokens, self._tree.page_size)
+
+    def attach(self, policy: PrefetchPolicy) -> None:
+        """There is storage from now on, to which the mover has its way. It gets what the host has."""
+        self.storage = Storage(policy, self.plan.group_keys, self._tree, self.host, self.transfers, self._reach)
+        for group, pages in enumerate(self.host.pages):
+            keys: list[bytes] = [key for key, _ in pages.entries()]
+            self.storage.enqueue(group, keys)
+
+    def detach(self) -> None:
+        """There is none from now on. Transfers in flight end as ever; nobody waits for them."""
+        if self.storage is not None:
+            self.storage.detach()
+        self.storage = None
+
+    def _arrived(self, group: int, keys: Sequence[bytes]) -> None:
+        if self.storage is not None:
+            self.storage.enqueue(group, keys)
+
+    def save(self, namespace: Namespace, tokens: Int32) -> Saved:
+        """Copy what device and host have of `tokens` [n] to the deepest tier, whatever the write policy is -> how far
+        that has come. Nothing is copied twice: ask again to see the end of it."""
+        keys, reach = self.keys(namespace, tokens), self._reach
+        match = self._tree.match(namespace, tokens, len(tokens))
+        columns = reach.column_count(match, keys, len(tokens))
+        on_device = reach.on_device(match, columns)
+        names = [keys[column] for column in range(columns)]
+        on_host = [self.host.has(group, names) for group in range(len(self.host.pages))]
+        whole = reach.boundary(on_device, on_host)
+        lacking = [there & ~copied for there, copied in zip(on_device, on_host, strict=True)]
+        if match.last is not None and any(len(part) for part in reach.needed(whole, lacking)):
+            self.backup.ask_for(match.last)
+        return Saved(whole, reach.boundary(on_host), self._store(self.storage, names, on_host, whole))
+
+    def _store(self, storage: Storage | None, names: Sequence[bytes], on_host: Present, boundary: int) -> int | None:
+        """Store what the host has of a sequence and storage has not been given -> how far storage reaches."""
+        if storage is None:
+            return None
+        stored = [pages.are_stored(names) for pages in self.host.pages]
+        lacking = [there & ~copied for there, copied in zip(on_host, stored, strict=True)]
+        for group, needed in enumerate(self._reach.needed(boundary, lacking)):
+            columns: list[int] = needed.tolist()
+            storage.enqueue(group, [names[column] for column in columns])
+        return self._reach.boundary(stored)
 
     def settle(self, now: float) -> None:
         """The one place where transfers end and backups begin: called in every iteration, before anything is planned,
@@ -104,41 +153,13 @@ class Tiers:
         return [transfer.hold for transfer in self.transfers if transfer.hold is not None]
 
     @property
-    def is_loading(self) -> bool:
-        """Whether a load is in flight that is not late."""
+    def hold_pages(self) -> bool:
+        """Whether transfers that are not late own or pin pages of the device."""
         return any(
-            transfer.order.kind is Kind.LOAD and not self.transfers.is_late(transfer) for transfer in self.transfers
+            (transfer.hold is not None or any(len(part) for part in transfer.device))
+            and not self.transfers.is_late(transfer)
+            for transfer in self.transfers
         )
-
-    def stats(self) -> dict[str, dict[str, Any]]:
-        """Counts for metrics: pages on the host by owner, pages moved and lost so far, transfers in flight."""
-        storage, backup = self.storage, self.backup
-        flying = Counter(transfer.order.kind.value for transfer in self.transfers)
-        return {
-            "host_pages": {
-                group.name: {
-                    "capacity": pages.pool.capacity,
-                    "free": pages.pool.free_count,
-                    "mirror": pages.mirror_count,
-                    "alone": len(pages) - pages.mirror_count,
-                    "transfer": pages.pool.held_count - len(pages),
-                }
-                for group, pages in zip(self.host.groups, self.host.pages, strict=True)
-            },
-            "moved_pages": {
-                "backup": backup.written,
-                "load": self.loads.loaded_pages,
-                "store": 0 if storage is None else storage.stored,
-                "fetch": 0 if storage is None else storage.fetched,
-            },
-            "lost_pages": {
-                "host_full": backup.dropped,
-                "abandoned": backup.abandoned,
-                "not_stored": 0 if storage is None else storage.dropped,
-                "host_evicted": sum(pages.evicted_count for pages in self.host.pages),
-            },
-            "transfers": {kind.value: flying[kind.value] for kind in Kind},
-        }
 
     def device_pages(self, group: int) -> int:
         """Pages that transfers own on the device."""

@@ -58,13 +58,23 @@ class Transfer:
         return owner.transfer(self.order.number)
 
 
+@dataclass
+class TransferCounts:
+    """Transfers of one kind. `seconds`: how long the mover's threads were busy with those that have ended."""
+
+    in_flight: int = 0
+    ended: int = 0
+    failed: int = 0
+    seconds: float = 0.0
+
+
 class TransferTable:
     """The transfers in flight. Their numbers are their own: a slow copy must not hold up the numbering of steps."""
 
     def __init__(self, mover: Mover, group_count: int, epochs: Epochs):
         self.outcomes = Outcomes()
         self.now = 0.0  # seconds of the scheduler's clock
-        self.failures = 0
+        self.counts = {kind: TransferCounts() for kind in Kind}
         self._mover = mover
         self._epochs = epochs
         self._nothing = [np.empty(0, np.int32)] * group_count
@@ -129,5 +139,11 @@ class TransferTable:
         for outcome in self.outcomes.take():
             transfer = self._transfers.pop(outcome.number, None)
             if transfer is not None:
-                self.failures += outcome.error is not None
+                self._count(transfer.order.kind, outcome)
                 transfer.finish(transfer, outcome)
+
+    def _count(self, kind: Kind, outcome: Outcome) -> None:
+        counts = self.counts[kind]
+        counts.ended += 1
+        counts.failed += outcome.error is not None
+        counts.seconds += outcome.seconds

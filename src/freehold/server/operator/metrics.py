@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -63,25 +63,41 @@ class _EngineCollector(Collector):
 
     def _tiers(self, stats: Stats) -> Iterator[Metric]:
         """Nothing without a tier below the device."""
-        if not stats.host_pages:
+        tiers = stats.tiers
+        if tiers is None:
             return
         pages = GaugeMetricFamily("freehold_host_pages", "Host pages by owner", labels=[MODEL, "group", "owner"])
-        for group, counts in stats.host_pages.items():
+        for group, counts in tiers.host_pages.items():
             for owner, count in counts.items():
                 pages.add_metric([self._model, group, owner], count)
         yield pages
-        moved = CounterMetricFamily("freehold_moved_pages", "Pages copied between tiers", labels=[MODEL, "kind"])
-        for kind, count in stats.moved_pages.items():
-            moved.add_metric([self._model, kind], count)
-        yield moved
-        lost = CounterMetricFamily("freehold_lost_pages", "Pages that were not copied", labels=[MODEL, "reason"])
-        for reason, count in stats.lost_pages.items():
-            lost.add_metric([self._model, reason], count)
-        yield lost
-        flying = GaugeMetricFamily("freehold_transfers", "Transfers in flight", labels=[MODEL, "kind"])
-        for kind, count in stats.transfers.items():
-            flying.add_metric([self._model, kind], count)
-        yield flying
+        by_kind = tiers.transfers.items()
+        gauge, counter = GaugeMetricFamily, CounterMetricFamily
+        flying = {kind: counts.in_flight for kind, counts in by_kind}
+        ended = {kind: counts.ended for kind, counts in by_kind}
+        failed = {kind: counts.failed for kind, counts in by_kind}
+        seconds = {kind: counts.seconds for kind, counts in by_kind}
+        yield self._labelled(counter, "freehold_moved_pages", "Pages copied between tiers", "kind", tiers.moved_pages)
+        yield self._labelled(counter, "freehold_lost_pages", "Pages that were not copied", "reason", tiers.lost_pages)
+        yield self._labelled(gauge, "freehold_queued_pages", "Pages that wait to be copied", "kind", tiers.queued_pages)
+        yield self._labelled(gauge, "freehold_transfers", "Transfers in flight", "kind", flying)
+        yield self._labelled(counter, "freehold_transfers_ended", "Transfers that have ended", "kind", ended)
+        yield self._labelled(counter, "freehold_transfers_failed", "Those that failed", "kind", failed)
+        yield self._labelled(counter, "freehold_transfer_seconds", "Seconds that transfers took", "kind", seconds)
+
+    def _labelled(
+        self,
+        family: type[GaugeMetricFamily] | type[CounterMetricFamily],
+        name: str,
+        text: str,
+        label: str,
+        values: Mapping[str, float],
+    ) -> Metric:
+        """One value for each value of a label."""
+        metric = family(name, text, labels=[MODEL, label])
+        for value, count in values.items():
+            metric.add_metric([self._model, value], count)
+        return metric
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(name, text, labels=[MODEL])
