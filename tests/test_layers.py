@@ -26,10 +26,11 @@ MAY_IMPORT = {
     "planning": {"memory", "scheduler", "simulation"},
     "memory_plan": {"memory", "models", "engine"},
     "tier_plan": {"memory", "models", "engine", "store", "memory_plan"},
+    "storage_backend": {"memory", "engine", "store", "tier_plan"},
     "assembly": {"memory", "scheduler", "models", "engine", "text", "memory_plan", "tier_plan", "events"},
     "llm": {"memory", "scheduler", "models", "engine", "text", "assembly"},
-    "ipc": {"memory", "scheduler", "models", "text", "assembly"},
-    "server": {"memory", "scheduler", "models", "text", "ipc", ""},
+    "ipc": {"memory", "scheduler", "models", "text", "assembly", "storage_backend"},
+    "server": {"memory", "scheduler", "models", "text", "ipc", "events", ""},
 }
 ONLY_IN_SERVER = {"fastapi", "uvicorn", "starlette", "pydantic", "orjson", "prometheus_client"}
 ONLY_IN_IPC_AND_EVENTS = {"zmq", "msgspec"}

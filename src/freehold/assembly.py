@@ -85,8 +85,8 @@ def _publisher(config: EngineConfig) -> EventPublisher | None:
     """Imported only if it is asked for: an engine without followers needs no ZeroMQ. Raises ValueError."""
     if config.kv_events_config is None:
         return None
-    from freehold.events.publisher import EventPublisher, EventsConfig
+    from freehold.events.config import EventsConfig
+    from freehold.events.publisher import EventPublisher
 
     wanted = EventsConfig.parse(config.kv_events_config)
-    is_on = wanted.enable_kv_cache_events and wanted.publisher == "zmq"
-    return EventPublisher(wanted, config.page_size) if is_on else None
+    return EventPublisher(wanted, config.page_size) if wanted.is_on else None

@@ -50,6 +50,26 @@ def show_memory(report: dict[str, Any]) -> None:
     for lease in report["leases"]:
         leases.add_row(*(str(lease[name]) for name in columns))
     console.print(leases)
+    if "tiers" in report:
+        show_tiers(report["tiers"])
+
+
+def show_tiers(tiers: dict[str, Any]) -> None:
+    """Host pages by owner, and what was copied between tiers."""
+    groups = tiers["host_pages"]
+    host = Table("host pages", *groups, title="Host memory")
+    for owner in next(iter(groups.values())):
+        host.add_row(owner, *(str(counts[owner]) for counts in groups.values()))
+    console.print(host)
+    copies = Table("transfers", "in flight", "ended", "failed", "ms each", "pages", "queued", title="Between tiers")
+    for kind, counts in tiers["transfers"].items():
+        each = 1000 * counts["seconds"] / counts["ended"] if counts["ended"] else 0.0
+        pages, queued = tiers["moved_pages"].get(kind, ""), tiers["queued_pages"].get(kind, "")
+        numbers = (str(counts[name]) for name in ("in_flight", "ended", "failed"))
+        copies.add_row(kind, *numbers, f"{each:.1f}", str(pages), str(queued))
+    console.print(copies)
+    lost = ", ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in tiers["lost_pages"].items() if count)
+    console.print(f"pages not copied: {lost or 'none'}")
 
 
 def show_answer(body: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ from freehold.memory import WritePolicy
 from freehold.memory.audit import NODES_AT_ONCE
 from freehold.sampling_params import SamplingParams
 from freehold.simulation.assembly import SimulatedTiers, assemble
+from freehold.storage_backend import StorageBackend
 
 
 class Client:
@@ -29,7 +30,7 @@ class Client:
         port = theirs.bind_to_random_port("tcp://127.0.0.1")
         self._socket = context.socket(zmq.PAIR)
         self._socket.connect(f"tcp://127.0.0.1:{port}")
-        self.loop = EngineLoop(self.scheduler, theirs, parent=0)
+        self.loop = EngineLoop(self.scheduler, theirs, 0, StorageBackend(self.memory, None, None))
 
     def send(self, command: msg.Command) -> None:
         self._socket.send(msg.encode(command))

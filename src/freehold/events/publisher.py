@@ -9,38 +9,13 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 import zmq
 
-from freehold.events.wire import batch_of, encode
+from freehold.events.config import EventsConfig, binds
+from freehold.events.wire import END, batch_of, encode, numbered
 from freehold.memory.events import CacheEvent
 
-END = (-1).to_bytes(8, "big", signed=True)
 POLL_MS = 100
-
-
-class EventsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The keys of vLLM's `--kv-events-config`. `buffer_steps`: batches kept for those who have missed some."""
-
-    enable_kv_cache_events: bool = False
-    publisher: str = "zmq"
-    endpoint: str = "tcp://*:5557"
-    replay_endpoint: str | None = None
-    buffer_steps: int = 10_000
-    hwm: int = 100_000
-    max_queue_size: int = 100_000
-    topic: str = ""
-
-    @classmethod
-    def parse(cls, text: str) -> EventsConfig:
-        """From JSON. Raises ValueError naming the option and the key."""
-        try:
-            config = msgspec.json.decode(text, type=cls)
-        except msgspec.DecodeError as error:
-            raise ValueError(f"kv_events_config: {error}") from error
-        if config.publisher not in ("zmq", "null"):
-            raise ValueError(f"kv_events_config: publisher must be zmq or null, not '{config.publisher}'")
-        return config
 
 
 class EventPublisher:
@@ -68,8 +43,7 @@ class EventPublisher:
     def _socket(self, kind: int, endpoint: str) -> zmq.Socket[Any]:
         socket = self._context.socket(kind)
         socket.set_hwm(self._config.hwm)  # without effect on an endpoint that is there already
-        binds = "*" in endpoint or "::" in endpoint or not endpoint.startswith("tcp://") or kind == zmq.ROUTER
-        (socket.bind if binds else socket.connect)(endpoint)
+        (socket.bind if kind == zmq.ROUTER or binds(endpoint) else socket.connect)(endpoint)
         return socket
 
     def publish(self, events: Sequence[CacheEvent]) -> None:
@@ -101,7 +75,7 @@ class EventPublisher:
                     return
                 if item:
                     self._kept.append(item)
-                    self._pub.send_multipart([topic, item[0].to_bytes(8, "big"), item[1]])
+                    self._pub.send_multipart([topic, numbered(item[0]), item[1]])
             except zmq.ZMQError as error:
                 print(f"freehold: events: {error}", file=sys.stderr, flush=True)
 
@@ -114,5 +88,5 @@ class EventPublisher:
             client, _, first = frames
             for number, payload in self._kept:
                 if number >= int.from_bytes(first, "big"):
-                    self._replay.send_multipart([client, b"", number.to_bytes(8, "big"), payload])
+                    self._replay.send_multipart([client, b"", numbered(number), payload])
             self._replay.send_multipart([client, b"", END, b""])

@@ -36,6 +36,14 @@ class EventBatch(msgspec.Struct, array_like=True, omit_defaults=True):
     data_parallel_rank: int | None = None
 
 
+END = (-1).to_bytes(8, "big", signed=True)  # the number behind the last batch of a replay
+
+
+def numbered(number: int) -> bytes:
+    """The frame with a batch's number."""
+    return number.to_bytes(8, "big")
+
+
 encode = msgspec.msgpack.Encoder().encode
 decode = msgspec.msgpack.Decoder(EventBatch).decode
 

@@ -27,6 +27,7 @@ from freehold.memory.tiers.counts import count_tiers
 from freehold.scheduler.request import Request
 from freehold.scheduler.results import StepOutput
 from freehold.scheduler.scheduler import Scheduler
+from freehold.storage_backend import Backend, StorageBackend
 
 STATS_INTERVAL_S = 0.25
 RETRY_MS = 200  # between looks at an engine that is stuck
@@ -49,13 +50,14 @@ class EngineLoop:
         scheduler: Scheduler,
         socket: zmq.Socket[bytes],
         parent: int,
+        storage: StorageBackend,
         publish: Callable[[Sequence[CacheEvent]], None] = lambda events: None,
     ):
         self._scheduler = scheduler
         self._socket = socket
         self._parent = parent
         self._publish = publish  # what comes into the cache and leaves it
-        self._procedures = Procedures(scheduler)
+        self._procedures = Procedures(scheduler, storage)
         self._orders: deque[msg.Call] = deque()
         self._stopping = False
         self._stats_due = 0.0
@@ -267,7 +269,8 @@ def main(address: str, options: str, parent: int) -> None:
         )
         gc.collect()
         gc.freeze()  # the model and its tables are not garbage: don't walk them again
-        EngineLoop(assembly.scheduler, socket, parent, assembly.publish).run()
+        storage = StorageBackend(assembly.scheduler.memory, assembly.mover, Backend.of(assembly.config))
+        EngineLoop(assembly.scheduler, socket, parent, storage, assembly.publish).run()
         assembly.shutdown()
 
 

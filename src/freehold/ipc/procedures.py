@@ -12,10 +12,11 @@ import numpy as np
 from freehold.arrays import Int32
 from freehold.errors import BadRequest, FreeholdError, InvalidParameter, NotFound
 from freehold.ipc import protocol as msg
-from freehold.memory import AuditError, Match, Namespace, PinnedPrefix
+from freehold.memory import AuditError, Match, Namespace, PinnedPrefix, PrefetchPolicy
 from freehold.memory.tiers.counts import describe_tiers
 from freehold.scheduler.request import Request
 from freehold.scheduler.scheduler import PauseMode, Scheduler
+from freehold.storage_backend import Backend, StorageBackend
 
 REMEMBERED_REQUESTS = 1024
 TOP_PREFIXES = 20
@@ -24,7 +25,7 @@ TOP_PREFIXES = 20
 class Procedures:
     """Called by name between two steps, in the scheduler's thread."""
 
-    def __init__(self, scheduler: Scheduler):
+    def __init__(self, scheduler: Scheduler, storage: StorageBackend):
         self._scheduler = scheduler
         self._ended: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self._procedures: dict[str, Callable[[Any], Any]] = {
@@ -35,6 +36,11 @@ class Procedures:
             "miss": self._miss,
             "lookup": self._lookup,
             "prefetch": self._prefetch,
+            "save": self._save,
+            "storage": lambda _: storage.status(),
+            "attach_storage": lambda wanted: storage.attach(_backend(wanted)),
+            "detach_storage": lambda _: storage.detach(),
+            "clear_storage": lambda _: storage.clear(),
             "pins": lambda _: self._pins(),
             "pin": self._pin,
             "unpin": scheduler.memory.pins.unpin,
@@ -86,6 +92,7 @@ class Procedures:
             "waiting": len(scheduler.queue),
             "waits_for": scheduler.waits_for(),
             "leases": leases,
+            **({} if memory.tiers is None else {"tiers": describe_tiers(memory.tiers)}),
         }
 
     def _page(self, argument: dict[str, int]) -> str:
@@ -166,6 +173,15 @@ class Procedures:
         begun = memory.tiers.storage.prefetch(namespace, memory.tiers.keys(namespace, tokens), len(tokens), now)
         return {"asked_tokens": len(tokens), "fetching": begun is not None}
 
+    def _save(self, argument: dict[str, Any]) -> dict[str, Any]:
+        """Copy a sequence to the deepest tier -> how far that has come. To be asked again until it is complete."""
+        memory = self._scheduler.memory
+        if memory.tiers is None:
+            raise BadRequest("there is no tier to save to: start with --enable-hierarchical-cache")
+        namespace = Namespace(argument["namespace"], memory.tree.weights)
+        saved = memory.tiers.save(namespace, np.array(argument["tokens"], np.int32))
+        return {**asdict(saved), "is_complete": saved.is_whole}
+
     def _pins(self) -> dict[str, Any]:
         memory = self._scheduler.memory
         return {
@@ -200,6 +216,10 @@ class Procedures:
             "theirs": miss.theirs,
             "explanation": str(miss),
         }
+
+
+def _backend(wanted: dict[str, Any]) -> Backend:
+    return Backend(**{**wanted, "prefetch_policy": PrefetchPolicy(wanted["prefetch_policy"])})
 
 
 def _pin_card(pin: PinnedPrefix, now: float) -> dict[str, Any]:

@@ -31,12 +31,15 @@ from freehold.server.openai.completions import completion_routes
 from freehold.server.openai.tokenize import tokenizing_routes
 from freehold.server.operator.cache import cache_routes
 from freehold.server.operator.control import control_routes
+from freehold.server.operator.events import event_routes
 from freehold.server.operator.memory import insight_routes
 from freehold.server.operator.metrics import Metrics
 from freehold.server.operator.status import status_routes
+from freehold.server.operator.storage import storage_routes
 from freehold.server.requests.job import Generator
 from freehold.server.served_models import ServedModels
 from freehold.server.sessions.routes import session_routes
+from freehold.server.sessions.saving import saving_routes
 from freehold.server.sessions.store import SessionStore
 from freehold.server.sessions.table import SessionTable
 
@@ -92,6 +95,7 @@ def create_app(
     app.include_router(completion_routes(engine, generator, sessions, models))
     app.include_router(chat_routes(engine, generator, sessions, models))
     app.include_router(session_routes(engine, sessions))
+    app.include_router(saving_routes(engine, sessions))
     app.include_router(cache_routes(engine))
     app.include_router(anthropic_routes(engine, generator, models))
     app.include_router(native_routes(engine, generator, sessions))
@@ -100,6 +104,8 @@ def create_app(
     app.include_router(tokenizing_routes(engine))
     app.include_router(insight_routes(engine, metrics))
     app.include_router(control_routes(engine))
+    app.include_router(storage_routes(engine))
+    app.include_router(event_routes(engine))
     for kind in EXPECTED_ERRORS:
         app.add_exception_handler(kind, respond_with_error)
     return app

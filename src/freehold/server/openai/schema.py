@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from freehold.config import EngineConfig
 from freehold.errors import InvalidParameter
 from freehold.ipc.protocol import Options
 from freehold.memory import Retention
@@ -202,6 +203,30 @@ class PinBody(LookupBody):
 
     id: str | None = Field(default=None, min_length=1, max_length=256)
     ttl: float | None = Field(default=None, gt=0, le=365 * 86400)
+
+
+class StorageBody(BaseModel):
+    """A storage backend, by the names of the options."""
+
+    hicache_storage_backend: Literal["file", "redis", "s3"]
+    hicache_storage_location: str | None = None
+    hicache_storage_capacity: int = Field(default=EngineConfig.hicache_storage_capacity, gt=0)
+    hicache_storage_prefetch_policy: Literal["best_effort", "wait_complete", "timeout"] = "timeout"
+
+    def backend(self) -> dict[str, Any]:
+        """For the engine process."""
+        return {
+            "kind": self.hicache_storage_backend,
+            "location": self.hicache_storage_location,
+            "capacity_bytes": self.hicache_storage_capacity,
+            "prefetch_policy": self.hicache_storage_prefetch_policy,
+        }
+
+
+class SaveBody(BaseModel):
+    """`timeout`: how long to wait until all is saved, in seconds."""
+
+    timeout: float = Field(default=30.0, ge=0, le=600)
 
 
 class SessionBody(BaseModel):

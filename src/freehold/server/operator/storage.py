@@ -1,0 +1,55 @@
+"""/hicache/storage-backend: attach, detach and clear the storage behind the host while the server runs."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from fastapi import APIRouter
+
+from freehold.errors import BadRequest, TimedOut
+from freehold.ipc.async_engine import AsyncEngine
+from freehold.server.openai.schema import StorageBody
+from freehold.server.router import router
+
+PATH = "/hicache/storage-backend"
+POLL_S = 0.05
+LIMIT_S = 60.0
+
+
+def storage_routes(engine: AsyncEngine) -> APIRouter:
+    routes = router()
+
+    async def until_done(procedure: str, argument: Any = None) -> dict[str, Any]:
+        """Raises BadRequest if it failed, TimedOut if it is not done within LIMIT_S; it goes on then."""
+        await engine.call(procedure, argument)
+        end = time.monotonic() + LIMIT_S
+        while (status := await engine.call("storage"))["state"] not in ("attached", "detached"):
+            if time.monotonic() > end:
+                raise TimedOut(f"the storage backend is still {status['state']} after {LIMIT_S:g} s")
+            await asyncio.sleep(POLL_S)
+        if status["error"] is not None:
+            raise BadRequest(status["error"], "hicache_storage_backend")
+        return status
+
+    @routes.get(PATH)
+    async def status() -> dict[str, Any]:
+        return await engine.call("storage")
+
+    @routes.put(PATH)
+    async def attach(body: StorageBody) -> dict[str, Any]:
+        """Open a store. What the host has goes there, and new requests look there."""
+        return await until_done("attach_storage", body.backend())
+
+    @routes.delete(PATH)
+    async def detach() -> dict[str, Any]:
+        """Close the store when what it is doing is done. It keeps what it has."""
+        return await until_done("detach_storage")
+
+    @routes.post(f"{PATH}/clear")
+    async def clear() -> dict[str, Any]:
+        """Forget all that is stored."""
+        return await until_done("clear_storage")
+
+    return routes

@@ -1,0 +1,67 @@
+"""/v1/sessions/{name}/save and /restore: down to the deepest tier, and back to the device."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from typing import Any
+
+import numpy as np
+from fastapi import APIRouter, Request
+
+from freehold.arrays import Int32
+from freehold.ipc.async_engine import AsyncEngine
+from freehold.ipc.protocol import Options
+from freehold.sampling_params import SamplingParams
+from freehold.server.access.clients import client_of
+from freehold.server.openai.schema import SaveBody
+from freehold.server.router import router
+from freehold.server.sessions.table import Session, SessionTable
+
+POLL_S = 0.05
+
+
+def saving_routes(engine: AsyncEngine, table: SessionTable) -> APIRouter:
+    routes = router()
+
+    @routes.post("/v1/sessions/{name}/save")
+    async def save(request: Request, name: str, body: SaveBody | None = None) -> dict[str, Any]:
+        """Copy the session's whole pages to the deepest tier, whatever the write policy is."""
+        found = table.get(name, client_of(request))
+        argument = {"tokens": found.conversation.tokens, "namespace": found.settings.namespace}
+        end = time.monotonic() + (body or SaveBody()).timeout
+        while True:
+            saved = await engine.call("save", argument)
+            if saved["is_complete"] or time.monotonic() >= end:
+                return {"id": name, "object": "session.saved", **saved}
+            await asyncio.sleep(POLL_S)
+
+    @routes.post("/v1/sessions/{name}/restore")
+    async def restore(request: Request, name: str) -> dict[str, Any]:
+        """Bring the session's KV back to the device before its next turn: from the tiers that have it, and what none
+        has is computed."""
+        found = table.get(name, client_of(request))
+        history = list(found.conversation.tokens)
+        tokens = np.array(history, np.int32)
+        by_tier = dict.fromkeys(("device", "host", "storage"), 0)
+        if history:
+            by_tier |= await _compute(engine, tokens, found)
+        cached = sum(by_tier.values())
+        return {
+            "id": name, "object": "session.restored", "tokens": len(history), "cached_tokens": by_tier,
+            "computed_tokens": len(history) - cached,
+        }  # fmt: skip
+
+    return routes
+
+
+async def _compute(engine: AsyncEngine, tokens: Int32, session: Session) -> dict[str, int]:
+    """Have `tokens` [n] on the device -> how many came from which tier."""
+    params = SamplingParams(max_tokens=1, temperature=0)
+    options = Options(namespace=session.settings.namespace, client=session.settings.owner)
+    by_tier: dict[str, int] = {}
+    async for delta in engine.stream([tokens], params, f"restore-{uuid.uuid4().hex}", options):
+        if delta.ended is not None:
+            by_tier = delta.ended.cached_by_tier
+    return by_tier

@@ -1,0 +1,146 @@
+"""The storage behind the host, attached, detached and cleared while the engine runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from freehold.config import EngineConfig
+from freehold.engine.page_mover import PageMover
+from freehold.errors import BadRequest
+from freehold.memory import Memory, PrefetchPolicy
+from freehold.memory.tiers.tiers import Tiers
+from freehold.store.store import StoreUnavailable
+from freehold.tier_plan import open_storage
+
+
+class BackendState(StrEnum):
+    """What the backend is doing."""
+
+    ATTACHED = "attached"
+    DETACHED = "detached"
+    ATTACHING = "attaching"
+    DETACHING = "detaching"
+    CLEARING = "clearing"
+
+
+@dataclass(frozen=True)
+class Backend:
+    """Which store, where, and how long requests wait for it."""
+
+    kind: str
+    location: str | None
+    capacity_bytes: int
+    prefetch_policy: PrefetchPolicy
+
+    @classmethod
+    def of(cls, config: EngineConfig) -> Backend | None:
+        """The one that a configuration names, if it does."""
+        kind, policy = config.hicache_storage_backend, PrefetchPolicy(config.hicache_storage_prefetch_policy)
+        if kind is None:
+            return None
+        return cls(kind, config.hicache_storage_location, config.hicache_storage_capacity, policy)
+
+
+@dataclass(frozen=True)
+class _Work:
+    """Something that takes long, in a thread, and what is done in the scheduler's thread when it has ended."""
+
+    state: BackendState
+    result: Future[Any]
+    then: Callable[[Any], None]
+
+
+class StorageBackend:
+    """Called by the scheduler's thread. Opening, clearing and closing a store take time, so a thread does that;
+    `status` ends what the thread is done with. One thing is done at a time."""
+
+    def __init__(self, memory: Memory, mover: PageMover | None, backend: Backend | None):
+        self._memory = memory
+        self._mover = mover
+        self._backend = backend
+        self._thread = ThreadPoolExecutor(1, "kv-backend")
+        self._work: _Work | None = None
+        self._error: str | None = None
+
+    def attach(self, backend: Backend) -> None:
+        """Begin to open a store; then it gets what the host has. Raises BadRequest."""
+        self._check_free(is_attached=False)
+        opened = self._thread.submit(open_storage, backend.kind, backend.location, backend.capacity_bytes)
+
+        def then(store: Any) -> None:
+            mover, tiers = self._tiered()
+            mover.attach(store)
+            tiers.attach(backend.prefetch_policy)
+            self._backend = backend
+
+        self._work = _Work(BackendState.ATTACHING, opened, then)
+
+    def detach(self) -> None:
+        """Give the store no more orders, and close it when those that it has are done. Raises BadRequest."""
+        self._check_free(is_attached=True)
+        mover, tiers = self._tiered()
+        tiers.detach()
+        storage = mover.detach()
+        assert storage is not None
+        self._backend = None
+        self._work = _Work(BackendState.DETACHING, self._thread.submit(storage.close), lambda _: None)
+
+    def clear(self) -> None:
+        """Begin to forget all that is stored. Raises BadRequest."""
+        self._check_free(is_attached=True)
+        mover, tiers = self._tiered()
+        assert mover.storage is not None
+
+        def then(_: Any) -> None:
+            if tiers.storage is not None:
+                tiers.storage.forget_stored()
+
+        self._work = _Work(BackendState.CLEARING, mover.storage.clear(), then)
+
+    def status(self) -> dict[str, Any]:
+        """What there is, what is being done, and why the last thing that was asked for failed, if it did."""
+        self._settle()
+        backend = self._backend
+        return {
+            "hicache_storage_backend": None if backend is None else backend.kind,
+            "hicache_storage_location": None if backend is None else backend.location,
+            "hicache_storage_prefetch_policy": None if backend is None else backend.prefetch_policy.value,
+            "state": self._state.value,
+            "error": self._error,
+        }
+
+    @property
+    def _state(self) -> BackendState:
+        if self._work is not None:
+            return self._work.state
+        return BackendState.DETACHED if self._backend is None else BackendState.ATTACHED
+
+    def _settle(self) -> None:
+        work = self._work
+        if work is None or not work.result.done():
+            return
+        self._work = None
+        try:
+            work.then(work.result.result())
+        except (ValueError, ImportError, OSError, StoreUnavailable) as error:
+            self._error = f"{work.state.value} failed: {error}"
+
+    def _check_free(self, is_attached: bool) -> None:
+        self._settle()
+        self._tiered()
+        if self._work is not None:
+            raise BadRequest(f"the storage backend is {self._work.state.value}: ask again when that is done")
+        if is_attached and self._backend is None:
+            raise BadRequest("there is no storage backend: PUT /hicache/storage-backend attaches one")
+        if not is_attached and self._backend is not None:
+            raise BadRequest(f"there is a storage backend ({self._backend.kind}): DELETE it first")
+        self._error = None
+
+    def _tiered(self) -> tuple[PageMover, Tiers]:
+        if self._mover is None or self._memory.tiers is None:
+            raise BadRequest("there is no host tier for pages to pass through: start with --enable-hierarchical-cache")
+        return self._mover, self._memory.tiers

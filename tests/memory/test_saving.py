@@ -1,0 +1,170 @@
+"""Sequences that are saved whatever the write policy is, and storage that comes and goes."""
+
+import pytest
+from tier_bench import FULL, SIZE, STATE, TOKENS, WINDOW, Bench
+
+from freehold.memory import PrefetchPolicy, Saved, WritePolicy
+from freehold.mover import Kind
+
+WAIT = PrefetchPolicy.WAIT_COMPLETE
+LAZY = [WritePolicy.WRITE_BACK, WritePolicy.SELECTIVE]
+
+
+def namespace(bench):
+    return bench.memory.match("", TOKENS).namespace
+
+
+def save(bench, tokens=TOKENS) -> Saved:
+    return bench.tiers.save(namespace(bench), tokens)
+
+
+def prefetch(bench):
+    keys = bench.tiers.keys(namespace(bench), TOKENS)
+    return bench.tiers.storage.prefetch(namespace(bench), keys, len(TOKENS), bench.now)
+
+
+@pytest.mark.parametrize("policy", LAZY)
+@pytest.mark.parametrize("groups", [(FULL,), (FULL, WINDOW), (FULL, STATE)], ids=["full", "window", "state"])
+def test_a_sequence_goes_to_storage_although_the_policy_would_wait(policy, groups):
+    bench = Bench(*groups, policy=policy, storage=WAIT)
+    bench.compute()
+    bench.settle()
+    assert not bench.mover.stored
+    assert save(bench) == Saved(len(TOKENS), 0, 0)
+    bench.turn()
+    bench.mover.end()
+    assert save(bench).host == 0, "it counts when it has been settled"
+    bench.settle()
+    saved = save(bench)
+    assert saved == Saved(len(TOKENS), len(TOKENS), len(TOKENS))
+    assert saved.is_whole
+    bench.settle()
+    again = Bench(*groups, policy=policy, storage=WAIT, mover=bench.mover)
+    prefetch(again)
+    again.settle()
+    assert again.load() == len(TOKENS)
+
+
+def test_without_storage_the_host_is_the_deepest_tier():
+    bench = Bench(policy=WritePolicy.WRITE_BACK)
+    bench.compute()
+    assert not save(bench).is_whole
+    bench.settle()
+    assert save(bench) == Saved(len(TOKENS), len(TOKENS), None)
+    assert save(bench).is_whole
+
+
+def test_what_only_the_host_has_is_saved_too():
+    bench = Bench()
+    bench.compute()
+    bench.settle()
+    bench.evict_all()
+    bench.tiers.attach(WAIT)
+    bench.tiers.storage.detach()  # forgets what it was about to store
+    bench.tiers.attach(WAIT)
+    assert save(bench) == Saved(len(TOKENS), len(TOKENS), 0)
+    bench.settle()
+    assert save(bench).is_whole
+
+
+def test_what_is_saved_already_is_not_copied_again():
+    bench = Bench(storage=WAIT)
+    bench.compute()
+    bench.settle()
+    written = dict(bench.mover.stored)
+    assert save(bench).is_whole
+    bench.turn()
+    assert not bench.mover.orders
+    bench.tiers.storage.enqueue(0, [key for key, _ in bench.tiers.host.pages[0].entries()])
+    bench.turn()
+    assert not bench.mover.orders
+    assert bench.mover.stored == written
+
+
+def test_a_page_that_takes_the_place_of_a_stored_one_is_stored():
+    bench = Bench(host=8, storage=WAIT)
+    bench.compute()
+    bench.settle()
+    bench.evict_all()
+    other = TOKENS + 100
+    bench.compute(other)
+    bench.settle()
+    assert len(bench.mover.stored) == 2 * len(TOKENS) // SIZE
+    assert save(bench, other).storage == len(TOKENS)
+
+
+def test_a_copy_that_failed_does_not_count_as_stored():
+    bench = Bench(storage=WAIT)
+    bench.compute()
+    bench.turn()
+    bench.mover.end()
+    bench.turn()
+    bench.mover.end(whole=[[True, True, True, False, True, True, True, True]])
+    bench.turn()
+    assert save(bench) == Saved(len(TOKENS), len(TOKENS), 3 * SIZE)
+    bench.settle()
+    assert save(bench).is_whole
+
+
+def test_storage_that_is_attached_gets_what_the_host_has():
+    bench = Bench()
+    bench.compute()
+    bench.settle()
+    bench.tiers.attach(WAIT)
+    bench.settle()
+    assert len(bench.mover.stored) == len(TOKENS) // SIZE
+
+
+@pytest.mark.parametrize("kind", [Kind.STORE, Kind.PROBE, Kind.FETCH])
+def test_storage_is_detached_while_it_works(kind):
+    bench = Bench(storage=WAIT)
+    bench.compute()
+    bench.turn()
+    bench.mover.end()
+    bench.turn()
+    if kind is not Kind.STORE:
+        bench.settle()
+        bench = Bench(storage=WAIT, mover=bench.mover)
+        fetched = prefetch(bench)
+        assert bench.tiers.storage.is_awaited(fetched)
+    if kind is Kind.FETCH:
+        bench.mover.end()
+        bench.turn()
+    assert bench.mover.orders[0][0].kind is kind
+    bench.tiers.detach()
+    bench.settle()
+    assert bench.tiers.storage is None
+    assert not bench.tiers.host.pages[0].stored.any(), "another storage does not have it"
+    assert not bench.tiers.host.pages[0].readers.any()
+    if kind is Kind.STORE:
+        return
+    assert fetched.is_over
+    assert bool(len(bench.tiers.host.pages[0])) == (kind is Kind.FETCH), "what had begun to come is kept"
+
+
+def test_a_storage_that_was_cleared_gets_everything_again():
+    bench = Bench(storage=WAIT)
+    bench.compute()
+    bench.settle()
+    bench.mover.stored.clear()
+    bench.tiers.storage.forget_stored()
+    assert save(bench).storage == 0
+    bench.settle()
+    assert save(bench).is_whole
+    assert len(bench.mover.stored) == len(TOKENS) // SIZE
+
+
+def test_ages_of_host_pages():
+    bench = Bench(host=8)
+    bench.compute()
+    bench.settle()
+    bench.evict_all()
+    ages = bench.tiers.host.pages[0].ages
+    assert not sum(ages.hit)
+    bench.load()
+    assert sum(ages.hit) == 8
+    assert not sum(ages.evicted)
+    bench.evict_all()
+    bench.compute(TOKENS + 100)
+    bench.settle()
+    assert sum(ages.evicted) == 8
