@@ -10,6 +10,7 @@ import numpy as np
 
 from freehold.config import EngineConfig
 from freehold.errors import EngineStuck
+from freehold.memory.events import EventLog
 from freehold.sampling_params import SamplingParams
 from freehold.scheduler.request import Request
 from freehold.scheduler.scheduler import StepOutput
@@ -25,11 +26,12 @@ class Harness:
     token_limit: int = 4096
     model: SimulatedModel = SimulatedModel()
     tiers: SimulatedTiers | None = None
+    events: EventLog | None = None
     clock: Callable[[], float] = time.monotonic
     ended: list[Request] = field(default_factory=list[Request])
 
     def __post_init__(self) -> None:
-        server = assemble(self.config, self.token_limit, self.model, self.clock, tiers=self.tiers)
+        server = assemble(self.config, self.token_limit, self.model, self.clock, tiers=self.tiers, events=self.events)
         self.memory, self.engine, self.scheduler = server.memory, server.engine, server.scheduler
         self.mover = server.mover
         self._count = 0

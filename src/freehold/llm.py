@@ -161,9 +161,16 @@ class LLM:
         """Raises EngineStuck."""
         output = self.scheduler.step()
         self._deliver(output)
+        self._publish()
         if self.scheduler.stuck is not None:
             raise EngineStuck(self.scheduler.stuck)
         return output
+
+    def _publish(self) -> None:
+        """Tell those who follow the cache."""
+        events = self.scheduler.memory.events
+        if events is not None:
+            self._assembly.publish(events.take())
 
     def _deliver(self, output: StepOutput) -> None:
         for request, token in zip(output.requests, output.tokens, strict=True):
@@ -209,6 +216,7 @@ class LLM:
             self.scheduler.abort(request.id)
         while self.scheduler.has_work and self.scheduler.stuck is None:
             self._deliver(self.scheduler.step())
+            self._publish()
             if self.scheduler.requests:
                 return  # other streams are open: they go on when they are read
 

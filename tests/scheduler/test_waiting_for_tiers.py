@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from freehold.config import EngineConfig
-from freehold.memory import PrefetchPolicy, WritePolicy
+from freehold.memory import PinKind, PrefetchPolicy, WritePolicy
 from freehold.memory.tiers.transfer import LATE_S
 from freehold.mover import Kind
 from freehold.sampling_params import SamplingParams
@@ -20,12 +20,12 @@ PROMPT = list(range(40))
 class Tiered(Harness):
     """With a host, and a clock that stands still. Copies end when the test says so."""
 
-    def __init__(self, policy=WritePolicy.WRITE_THROUGH, prefetch=None, storage=None, **options):
+    def __init__(self, policy=WritePolicy.WRITE_THROUGH, prefetch=None, storage=None, token_limit=1000, **options):
         defaults = {"page_size": 4, "num_pages": 64, "max_running_requests": 8, "chunked_prefill_size": 64}
         self.now = 0.0
         tiers = SimulatedTiers(policy, 4.0, Faults(), prefetch, storage or SimulatedStorage())
         config = EngineConfig(**{**defaults, **options})
-        super().__init__(config, token_limit=1000, tiers=tiers, clock=lambda: self.now)
+        super().__init__(config, token_limit=token_limit, tiers=tiers, clock=lambda: self.now)
 
     def ask(self, prompt=PROMPT, max_tokens=2, **options):
         return self.submit(prompt, SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True), **options)
@@ -89,15 +89,45 @@ def test_copies_that_end_during_a_pause_are_taken_in(mode):
     h.run()
 
 
-def test_thousands_of_steps_that_only_decode_take_copies_in():
-    h = Tiered(num_pages=300)
-    request = h.ask(max_tokens=900)
-    for step in range(400):
-        h.step()
+def turns(h, count):
+    """So many iterations; what a copy pins it pins for two iterations after its end at most."""
+    ended = set()
+    for _ in range(count):
+        h.now += 0.05
+        if h.scheduler.has_work or h.memory.awaits_transfers:
+            h.step()
         h.mover.advance()
-        if step > 10:
-            assert not {one.order.number for one in h.memory.tiers.transfers} - h.mover.pending
+        late = {one.order.number for one in h.memory.tiers.transfers} - h.mover.pending
+        assert not late & ended
+        ended = late
+        pins = sum(node.pins[PinKind.BACKUP] for node in h.memory.tree.nodes())
+        assert pins <= len(h.memory.tiers.transfers)
+
+
+def test_copies_are_taken_in_while_5000_steps_only_decode_then_60_s_of_rest_then_a_pause():
+    h = Tiered(num_pages=400, page_size=16, token_limit=6000)
+    for number in range(8):
+        h.ask([number, *PROMPT])
+    request = h.ask(max_tokens=5500)
+    while any(one.id != request.id for one in h.scheduler.requests.values()):
+        h.step()
+    assert h.memory.awaits_transfers, "everything is being copied"
+    turns(h, 5000)
     assert request.state is RequestState.RUNNING
+    assert not h.memory.awaits_transfers
+    h.scheduler.abort(request.id)
+    turns(h, 1200)  # what was published when the request ended is copied and settled at rest
+    assert h.memory.counts().pinned == 0
+    assert len(h.memory.tiers.host.pages[0]) == h.memory.tree.page_count
+    h.ask([9, *PROMPT], max_tokens=30)
+    h.step()
+    h.step()
+    h.scheduler.pause(PauseMode.IN_PLACE)
+    assert h.scheduler.has_work, "what was published has to be copied"
+    turns(h, 20)
+    assert h.memory.tree.page_count == len(h.memory.tiers.host.pages[0])
+    assert not h.memory.awaits_transfers
+    h.scheduler.resume()
     h.run()
 
 

@@ -84,6 +84,9 @@ class EventLog:
     def used(self, node: Node) -> None:
         """Nothing comes or goes."""
 
+    def left(self, node: Node) -> None:
+        """Its pages have gone before."""
+
     def cut(self, upper: Node, node: Node) -> None:
         """Nothing comes or goes."""
 

@@ -301,6 +301,8 @@ class PrefixTree:
         node.parent = None
         for bounded in self.bounded:
             bounded.forget(node)
+        for watcher in self.watchers:
+            watcher.left(node)
         self._offer(parent)
 
     def trim(self, node: Node) -> None:

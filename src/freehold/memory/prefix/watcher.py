@@ -19,6 +19,10 @@ class Watcher(Protocol):
         """It will have none there: told before the node forgets the keys of these columns."""
         ...
 
+    def left(self, node: Node) -> None:
+        """The node is no longer in the tree."""
+        ...
+
     def cut(self, upper: Node, node: Node) -> None:
         """The first columns of the node are those of `upper` now."""
         ...

@@ -60,27 +60,32 @@ class Backup:
         self._host.pages[group].appeared(node.keys_at(columns))
         is_known = self._policy is WritePolicy.SELECTIVE and node.hits >= WORTHWHILE_HITS  # it was evicted, and is back
         if self._policy is WritePolicy.WRITE_THROUGH or is_known:
-            self._waiting[node.serial] = node
-            self.has_news = True
+            self._wait(node)
 
     def vanished(self, node: Node, group: int, columns: Int64) -> None:
         self._host.pages[group].vanished(node.keys_at(columns))
 
+    def left(self, node: Node) -> None:
+        self._waiting.pop(node.serial, None)
+
     def cut(self, upper: Node, node: Node) -> None:
         if node.serial in self._waiting:
-            self._waiting[upper.serial] = upper
+            self._wait(upper)
 
     def used(self, node: Node) -> None:
         if self._policy is WritePolicy.SELECTIVE:
             for part in self._tree.path(node):
                 if part.hits >= WORTHWHILE_HITS:
-                    self._waiting[part.serial] = part
-                    self.has_news = True
+                    self._wait(part)
 
     def ask_for(self, node: Node) -> None:
         """Copy a node and all before it, whatever the policy is."""
         for part in self._tree.path(node):
-            self._waiting[part.serial] = part
+            self._wait(part)
+
+    def _wait(self, node: Node) -> None:
+        """It has its turn when copies in flight have ended."""
+        self._waiting[node.serial] = node
         self.has_news = True
 
     def take(self, node: Node, group: int, columns: Int64) -> Int64:

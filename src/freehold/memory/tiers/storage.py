@@ -24,6 +24,7 @@ FETCHED_PAGES = 64  # in one order
 STORED_PAGES = 64
 STORES_IN_FLIGHT = 2
 QUEUE_MAX = 16384  # pages that wait to be stored
+PREFETCHES_MAX = 256
 TIMEOUT_S = 1.0
 
 
@@ -130,8 +131,9 @@ class Storage:
     # -- from storage ---------------------------------------------------------------------------------
 
     def prefetch(self, namespace: Namespace, keys: KeyChain, limit: int, now: float) -> Prefetch | None:
-        """Fetch what storage has of a sequence that waits, at most `limit` tokens; None if nothing is lacking. `now`:
-        seconds of the scheduler's clock: the last iteration may be long ago."""
+        """Fetch what storage has of a sequence that waits, at most `limit` tokens; None if nothing is lacking, or if
+        storage has too much to do already. `now`: seconds of the scheduler's clock: the last iteration may be long
+        ago."""
         self._transfers.now = now
         match = self._tree.match(namespace, keys.tokens, limit)
         columns, there = min(limit // self._tree.page_size, len(keys)), self._reach.column_count(match, keys, limit)
@@ -141,6 +143,8 @@ class Storage:
         if first >= columns:
             return None
         prefetch = self._underway.get(keys[first])
+        if prefetch is None and len(self._underway) >= PREFETCHES_MAX:
+            return None
         if prefetch is None:
             found = [np.zeros(columns, np.bool_) for _ in self._host.pages]
             prefetch = Prefetch(
