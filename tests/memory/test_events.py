@@ -1,6 +1,8 @@
 """Events of the cache: a follower knows what is cached, over the wire, too."""
 
+import asyncio
 import json
+import time
 
 import msgspec
 import numpy as np
@@ -9,7 +11,9 @@ import zmq
 from test_groups import compute
 from tier_bench import FULL, STATE, TOKENS, WINDOW, Bench
 
-from freehold.events.publisher import END, EventPublisher, EventsConfig
+from freehold.events.config import EventsConfig
+from freehold.events.follower import Follower
+from freehold.events.publisher import END, EventPublisher
 from freehold.events.wire import AllBlocksCleared, BlockRemoved, BlockStored, decode
 from freehold.memory import Memory, MemoryShape, PrefetchPolicy
 from freehold.memory.events import Cleared, EventLog, Medium, Removed, Stored
@@ -159,6 +163,44 @@ def test_batches_have_numbers_and_can_be_asked_for_again(wire):
     assert decode(received[0][2]).events == [BlockStored([bytes(32)], None, [1, 2, 3, 4], 4, None, "GPU")]
     number, payload = asked(replay, newest + 1)
     assert (int.from_bytes(number, "big"), payload) == (newest + 1, msgspec.msgpack.encode(batch))
+
+
+@pytest.mark.parametrize("since", [None, 0, 2])
+def test_a_follower_hears_each_batch_once(tmp_path, since):
+    ends = {name: f"ipc://{tmp_path}/{name}" for name in ("pub", "replay")}
+    config = EventsConfig(True, endpoint=ends["pub"], replay_endpoint=ends["replay"])
+    publisher = EventPublisher(config, 4)
+
+    async def follow() -> list[int]:
+        follower, heard = Follower(config, since), []
+        try:
+            async for news in follower.batches(idle_ms=20):
+                if news is None or not heard:
+                    publisher.publish([Removed([b"k" * 32], Medium.HOST)])
+                if news is not None:
+                    heard.append(news[0])
+                if len(heard) >= 6:
+                    break
+        finally:
+            follower.close()
+        return heard
+
+    for _ in range(4):
+        publisher.publish([Removed([b"k" * 32], Medium.HOST)])
+    time.sleep(0.3)  # they are sent, and kept
+    heard = asyncio.run(asyncio.wait_for(follow(), 20))
+    publisher.close()
+    first = heard[0] if since is None else since
+    assert heard == list(range(first, first + 6))
+    assert first >= 4 or since is not None
+
+
+def test_a_follower_says_why_it_can_not_follow():
+    elsewhere = EventsConfig(True, endpoint="tcp://router:5557")
+    with pytest.raises(ValueError, match="router"):
+        Follower(elsewhere)
+    with pytest.raises(ValueError, match="replay_endpoint"):
+        Follower(EventsConfig(True, endpoint="tcp://*:1"), since=3)
 
 
 def test_who_asks_for_what_is_to_come_hears_where_it_ends(wire):

@@ -281,6 +281,17 @@ def test_memory_that_is_short_does_not_wait_for_a_copy():
     assert bench.host_free == [64]
 
 
+def test_pages_that_a_copy_pins_are_on_their_way():
+    bench = Bench()
+    bench.compute()
+    bench.turn()
+    assert bench.memory.counts().pinned == 8
+    assert bench.memory.room.is_returning
+    bench.mover.end()
+    bench.turn()
+    assert not bench.memory.room.is_returning
+
+
 def test_late_transfers_are_not_counted_on():
     bench = Bench(policy=WritePolicy.WRITE_BACK)
     bench.compute()

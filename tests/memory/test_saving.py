@@ -1,5 +1,6 @@
 """Sequences that are saved whatever the write policy is, and storage that comes and goes."""
 
+import numpy as np
 import pytest
 from tier_bench import FULL, SIZE, STATE, TOKENS, WINDOW, Bench
 
@@ -54,17 +55,29 @@ def test_without_storage_the_host_is_the_deepest_tier():
     assert save(bench).is_whole
 
 
-def test_what_only_the_host_has_is_saved_too():
-    bench = Bench()
+@pytest.mark.parametrize("groups", [(FULL,), (FULL, WINDOW), (FULL, STATE)], ids=["full", "window", "state"])
+def test_what_only_the_host_has_is_saved_too(groups):
+    bench = Bench(*groups)
     bench.compute()
     bench.settle()
     bench.evict_all()
     bench.tiers.attach(WAIT)
-    bench.tiers.storage.detach()  # forgets what it was about to store
-    bench.tiers.attach(WAIT)
+    bench.tiers.storage._queue.clear()  # as if there had been too many
     assert save(bench) == Saved(len(TOKENS), len(TOKENS), 0)
+    assert not save(bench).is_whole
     bench.settle()
     assert save(bench).is_whole
+
+
+def test_a_branch_is_saved_from_its_beginning():
+    bench = Bench(policy=WritePolicy.WRITE_BACK, storage=WAIT)
+    bench.compute()
+    bench.compute(np.concatenate([TOKENS[:16], TOKENS[16:] + 50]))
+    assert len([node for node in bench.memory.tree.nodes() if node.parent is not None]) == 3
+    save(bench)
+    bench.settle()
+    assert save(bench).is_whole
+    assert len(bench.mover.stored) == len(TOKENS) // SIZE, "the other branch is not saved"
 
 
 def test_what_is_saved_already_is_not_copied_again():
@@ -104,6 +117,18 @@ def test_a_copy_that_failed_does_not_count_as_stored():
     assert save(bench) == Saved(len(TOKENS), len(TOKENS), 3 * SIZE)
     bench.settle()
     assert save(bench).is_whole
+
+
+def test_another_storage_gets_what_the_first_had():
+    bench = Bench(storage=WAIT)
+    bench.compute()
+    bench.settle()
+    bench.tiers.detach()
+    assert not bench.tiers.host.pages[0].stored.any()
+    bench.mover.stored.clear()
+    bench.tiers.attach(WAIT)
+    bench.settle()
+    assert len(bench.mover.stored) == len(TOKENS) // SIZE
 
 
 def test_storage_that_is_attached_gets_what_the_host_has():

@@ -4,6 +4,7 @@ import in_engine
 import in_memory
 import in_scheduler
 import in_server
+import in_storage
 import in_store
 import in_tiers
 
@@ -13,5 +14,6 @@ MUTANTS = [
     *in_engine.MUTANTS,
     *in_server.MUTANTS,
     *in_store.MUTANTS,
+    *in_storage.MUTANTS,
     *in_tiers.MUTANTS,
 ]

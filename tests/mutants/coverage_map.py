@@ -21,7 +21,7 @@ MEASURED = [
     ["tests/scheduler"],
     ["tests/engine/test_speculation.py", "tests/engine/test_invariance.py", "tests/engine/test_sampler.py",
      "tests/engine/test_sequences.py", "tests/engine/test_ngram.py", "tests/engine/test_step_thread.py",
-     "tests/engine/test_prompt_logprobs.py", "tests/engine/test_session_turns.py"],
+     "tests/engine/test_prompt_logprobs.py", "tests/engine/test_session_turns.py", "tests/engine/test_storage_io.py"],
     ["tests/models/test_sharing.py"],
     ["tests/models/test_families.py", "tests/models/test_gguf.py", "tests/engine/test_recurrence.py",
      "tests/models/test_tier_plan.py"],

@@ -1,0 +1,175 @@
+"""The threads that store and fetch, and storage that is exchanged under them."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from freehold.engine.storage_io import StorageIO
+from freehold.errors import BadRequest
+from freehold.memory import CacheGroup, Memory, MemoryShape, PrefetchPolicy, TierPlan
+from freehold.mover import Kind, Order
+from freehold.storage_backend import Backend, StorageBackend
+from freehold.store.disk import DiskStore
+from freehold.store.store import StoreUnavailable
+
+KEYS = [[bytes([n]) * 32 for n in range(3)]]
+PAGES = [np.array([1, 2, 3], np.int32)]
+
+
+class Slow:
+    """A store whose calls wait until they may go on."""
+
+    def __init__(self, folder):
+        self._store = DiskStore(folder, 1 << 20)
+        self.gate = threading.Event()
+        self.is_closed = False
+
+    def put(self, items, deadline):
+        assert self.gate.wait(10)
+        assert not self.is_closed, "closed while it works"
+        return self._store.put(items, deadline)
+
+    def get(self, keys, deadline):
+        return self._store.get(keys, deadline)
+
+    def contains(self, keys, deadline):
+        return self._store.contains(keys, deadline)
+
+    def clear(self, deadline):
+        self._store.clear(deadline)
+
+    def close(self):
+        self.is_closed = True
+        self._store.close()
+
+
+def begun(io, number, kind, pages=PAGES):
+    """-> what becomes of the order, when it has come."""
+    ended = []
+    order = Order(number, kind, pages, keys=KEYS)
+    io.begin(order, lambda move: ended.append(move(order)))
+    return ended
+
+
+def until(condition):
+    end = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def test_closing_waits_for_what_was_begun(tmp_path):
+    store, host = Slow(tmp_path), [np.arange(16, dtype=np.uint8).reshape(4, 4)]
+    io = StorageIO(store, host)
+    put = begun(io, 1, Kind.STORE)
+    closing = threading.Thread(target=io.close)
+    closing.start()
+    time.sleep(0.05)
+    assert not store.is_closed
+    store.gate.set()
+    closing.join(10)
+    assert store.is_closed
+    assert put[0][0].all()
+
+
+def test_what_was_stored_is_fetched_until_it_is_cleared(tmp_path):
+    store, host = Slow(tmp_path), [np.arange(16, dtype=np.uint8).reshape(4, 4)]
+    store.gate.set()
+    io = StorageIO(store, host)
+    put = begun(io, 1, Kind.STORE)
+    until(lambda: put)
+    before = host[0].copy()
+    host[0][:] = 0
+    fetched = begun(io, 2, Kind.FETCH)
+    until(lambda: fetched)
+    assert fetched[0][0].all()
+    assert (host[0][1:] == before[1:]).all()
+    io.clear().result(10)
+    probed = begun(io, 3, Kind.PROBE)
+    until(lambda: probed)
+    assert not probed[0][0].any()
+    io.close()
+
+
+# -- the backend that operators exchange --------------------------------------------------------------------------
+
+
+class FakeMover:
+    """Knows what is attached; moves nothing."""
+
+    def __init__(self):
+        self.storage = None
+
+    def begin(self, order, report):
+        """Never ends."""
+
+    def wait(self, seconds):
+        """Nothing comes."""
+
+    def attach(self, store):
+        self.storage = StorageIO(store, [np.zeros((65, 64), np.uint8)])
+
+    def detach(self):
+        storage, self.storage = self.storage, None
+        return storage
+
+
+@pytest.fixture
+def backend():
+    mover = FakeMover()
+    plan = TierPlan((64,), (64,), (b"full",), b"one")
+    memory = Memory(MemoryShape(64, 4, 8, 400, "lru", groups=(CacheGroup(),), step_tokens=16), plan, mover)
+    return memory, mover, StorageBackend(memory, mover, None)
+
+
+def place(folder):
+    return Backend("file", str(folder), 1 << 20, PrefetchPolicy.TIMEOUT)
+
+
+def settled(storage):
+    until(lambda: storage.status()["state"] in ("attached", "detached"))
+    return storage.status()
+
+
+def test_storage_is_attached_cleared_and_detached(backend, tmp_path):
+    memory, mover, storage = backend
+    storage.attach(place(tmp_path))
+    with pytest.raises(BadRequest, match="attaching"):
+        storage.attach(place(tmp_path))
+    assert settled(storage)["hicache_storage_backend"] == "file"
+    assert memory.tiers.storage is not None
+    pages = memory.tiers.host.pages[0]
+    pages.stored[1:] = True
+    storage.clear()
+    settled(storage)
+    assert not pages.stored.any(), "what was cleared is stored again"
+    storage.detach()
+    assert settled(storage)["state"] == "detached"
+    assert memory.tiers.storage is mover.storage is None
+    storage.attach(place(tmp_path))  # its lock is free again
+    assert settled(storage)["error"] is None
+    storage.detach()
+    settled(storage)
+
+
+def test_what_failed_is_said(backend, tmp_path):
+    memory, mover, storage = backend
+    (tmp_path / "file").write_text("not a folder")
+    storage.attach(place(tmp_path / "file"))
+    status = settled(storage)
+    assert status["state"] == "detached"
+    assert "attaching failed" in status["error"]
+    assert mover.storage is memory.tiers.storage is None
+    storage.attach(place(tmp_path / "folder"))
+    assert settled(storage)["error"] is None, "the next one begins anew"
+
+    def fail(deadline):
+        raise StoreUnavailable("out of reach")
+
+    mover.storage._store.clear = fail
+    storage.clear()
+    assert "out of reach" in settled(storage)["error"]
+    storage.detach()
+    settled(storage)
