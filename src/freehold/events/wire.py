@@ -11,8 +11,8 @@ from freehold.memory.events import CacheEvent, Cleared, Removed, Stored
 
 
 class BlockStored(msgspec.Struct, array_like=True, omit_defaults=True, tag=True):
-    block_hashes: list[bytes]
-    parent_block_hash: bytes | None
+    block_hashes: list[int]
+    parent_block_hash: int | None
     token_ids: list[int]
     block_size: int
     lora_id: int | None = None
@@ -20,7 +20,7 @@ class BlockStored(msgspec.Struct, array_like=True, omit_defaults=True, tag=True)
 
 
 class BlockRemoved(msgspec.Struct, array_like=True, omit_defaults=True, tag=True):
-    block_hashes: list[bytes]
+    block_hashes: list[int]
     medium: str | None = None
 
 
@@ -53,12 +53,22 @@ def batch_of(events: Sequence[CacheEvent], page_size: int) -> EventBatch:
     return EventBatch(time.time(), [_wired(event, page_size) for event in events], 0)
 
 
+def block_hash(key: bytes) -> int:
+    """The last 64 bits of a key: what vLLM sends by default, and what its followers expect."""
+    return int.from_bytes(key[-8:], "big")
+
+
+def _hashes(keys: Sequence[bytes]) -> list[int]:
+    return [block_hash(key) for key in keys]
+
+
 def _wired(event: CacheEvent, page_size: int) -> BlockStored | BlockRemoved | AllBlocksCleared:
     match event:
         case Stored():
             tokens = [] if event.tokens is None else event.tokens.tolist()
-            return BlockStored(list(event.keys), event.parent, tokens, page_size, None, event.medium.value)
+            parent = None if event.parent is None else block_hash(event.parent)
+            return BlockStored(_hashes(event.keys), parent, tokens, page_size, None, event.medium.value)
         case Removed():
-            return BlockRemoved(list(event.keys), event.medium.value)
+            return BlockRemoved(_hashes(event.keys), event.medium.value)
         case Cleared():
             return AllBlocksCleared()

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from freehold.scheduler.request import Request
 from freehold.scheduler.scheduler import Scheduler
 from freehold.scheduler.states import Event, RequestState
@@ -45,10 +47,12 @@ class Liveness:
         self._entered = 0
         self._admissions: dict[str, int] = {}
         self._held = 0
+        self._counted: _Wait | None = None  # who was behind at the beginning of this iteration
 
     def before(self, is_held: bool) -> None:
         """Note who waits. While the engine is held, nobody can be preempted."""
         self._entered += 1
+        self._counted = None
         for request in self._scheduler.requests.values():
             if request.is_queued and request.id not in self._waits:
                 self._waits[request.id] = _Wait(self._entered)
@@ -61,6 +65,8 @@ class Liveness:
         """Raises Unfair or Late. `held` pages are nobody's who could give them back."""
         scheduler = self._scheduler
         self._held = held
+        if self._counted is not None and scheduler.memory.room.is_returning:
+            self._counted.behind -= 1  # what was evicted in this iteration must be copied first
         live = [*scheduler.requests.values(), *ended]
         admitted = [request for request in live if _admissions(request) > self._admissions.get(request.id, 0)]
         for request in live:
@@ -69,6 +75,9 @@ class Liveness:
                 continue
             passed = [other for other in admitted if self._overtakes(other, request, wait)]
             self._count(request, wait, len(passed))
+        joined = self._iterations_for([request.lease.row for request in admitted if request.lease is not None])
+        for wait in self._waits.values():
+            wait.allowed += joined if wait.allowed else 0  # they came while it had to wait for something else
         for request in [*admitted, *ended]:
             self._waits.pop(request.id, None)
         for request in ended:
@@ -128,15 +137,18 @@ class Liveness:
         if any(running.request(row).state is RequestState.PREFILLING for row in set(rows) - going):
             return  # those who stay have the budget of prompts
         wait = self._waits[head.id]
-        if wait.behind == 0:
-            todo = int(running.todo(running.order).clip(0).sum())
-            # A retraction at every step makes each wait until those in flight are done.
-            iterations = 2 if self._config.forward_retract_interval else 1
-            steps = -(-todo // self._config.chunked_prefill_size)
-            wait.allowed = 2 * len(running.requests) + 8 + iterations * steps
+        if wait.allowed == 0:
+            wait.allowed = 2 * len(running.requests) + 8 + self._iterations_for(rows)
         wait.behind += 1
+        self._counted = wait
         if wait.behind > wait.allowed:
             raise Unfair(f"{head.id} has waited for {len(going)} that must give way in {wait.allowed} iterations")
+
+    def _iterations_for(self, rows: list[int]) -> int:
+        """How many the prompts of running `rows` take. A retraction at every step makes each wait until those in
+        flight are done."""
+        todo = int(self._scheduler.running.todo(np.array(rows, np.int64)).clip(0).sum())
+        return (2 if self._config.forward_retract_interval else 1) * -(-todo // self._config.chunked_prefill_size)
 
     def _less_important(self, head: Request, rows: list[int]) -> set[int]:
         threshold, running = self._config.priority_scheduling_preemption_threshold, self._scheduler.running

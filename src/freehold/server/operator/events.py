@@ -70,14 +70,14 @@ def _readable(event: object) -> dict[str, object]:
         case BlockStored():
             parent = event.parent_block_hash
             found |= {
-                "block_hashes": [name.hex() for name in event.block_hashes],
-                "parent_block_hash": None if parent is None else parent.hex(),
+                "block_hashes": [f"{name:016x}" for name in event.block_hashes],
+                "parent_block_hash": None if parent is None else f"{parent:016x}",
                 "token_ids": event.token_ids,
                 "block_size": event.block_size,
                 "medium": event.medium,
             }
         case BlockRemoved():
-            found |= {"block_hashes": [name.hex() for name in event.block_hashes], "medium": event.medium}
+            found |= {"block_hashes": [f"{name:016x}" for name in event.block_hashes], "medium": event.medium}
         case _:
             pass
     return found
