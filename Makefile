@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SETUP := .venv/.setup
 
-.PHONY: demo test lint exact load soak hostile mutants bench format clean
+.PHONY: demo test lint exact load soak hostile conformance mutants bench format clean
 .DEFAULT_GOAL := test
 
 $(SETUP): pyproject.toml constraints.txt
@@ -36,6 +36,12 @@ soak: $(SETUP)  ## Ten minutes of speculation, retraction, aborts and pauses on 
 hostile: $(SETUP)  ## Hostile clients, attacks in turns, 10,000 faults, bodies from the schema: ten minutes or more each
 	@$(BIN)/pytest -m hostile -s
 
+conformance: $(SETUP)  ## Programs of others beside Freehold: Dynamo's indexer follows the events of the cache
+	@test -x .venv-conformance/bin/python || $(PYTHON) -m venv .venv-conformance
+	@.venv-conformance/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
+		ai-dynamo==1.4.2 ai-dynamo-runtime==1.4.2
+	@CONFORMANCE_PYTHON=.venv-conformance/bin/python $(BIN)/pytest conformance
+
 mutants: $(SETUP)  ## Plant bugs one at a time; the tests must catch each
 	@$(BIN)/python tests/mutants
 
@@ -49,4 +55,4 @@ format: $(SETUP)
 	@$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv
+	rm -rf .venv .venv-conformance

@@ -15,8 +15,10 @@ from freehold.events.config import EventsConfig
 from freehold.events.follower import Follower
 from freehold.events.publisher import END, EventPublisher
 from freehold.events.wire import AllBlocksCleared, BlockRemoved, BlockStored, decode
-from freehold.memory import Memory, MemoryShape, PrefetchPolicy
+from freehold.memory import Memory, MemoryShape, PrefetchPolicy, WritePolicy
 from freehold.memory.events import Cleared, EventLog, Medium, Removed, Stored
+from freehold.memory.tiers.transfer import LATE_S
+from freehold.mover import Kind
 from freehold.prefix_keys import chain
 from freehold.simulation.mirror import Mirror, WrongMirror
 
@@ -84,6 +86,49 @@ def test_the_host_tells_too():
     bench.memory.flush()
     mirror.follow()
     mirror.check(bench.memory)
+    assert not log._coming
+
+
+def test_what_never_comes_to_the_host_is_forgotten():
+    bench = Bench(host=8, storage=PrefetchPolicy.WAIT_COMPLETE)
+    log = EventLog(4)
+    bench.memory._tell(log)
+    bench.compute()
+    bench.turn()
+    assert len(log._coming) == 8
+    bench.turn(LATE_S[Kind.BACKUP] + 1)  # the copy is given up
+    bench.mover.end()
+    bench.turn()
+    assert not log._coming
+    bench.compute(np.concatenate([TOKENS[:8], TOKENS + 50]))  # more than the host has room for
+    bench.turn()
+    bench.mover.end(whole=[[False] * 8])
+    bench.turn()
+    assert not log._coming
+    assert all(event.medium is Medium.DEVICE for event in log.take())
+
+
+@pytest.mark.parametrize("policy", list(WritePolicy))
+def test_events_of_the_host_have_tokens_and_parents(policy):
+    bench = Bench(policy=policy)
+    log = EventLog(4)
+    bench.memory._tell(log)
+    bench.compute()
+    bench.compute(np.concatenate([TOKENS[:8], TOKENS[8:] + 50]))
+    bench.compute()
+    bench.memory.tree.match(bench.memory.match("", TOKENS).namespace, TOKENS, len(TOKENS))
+    bench.tiers.save(bench.memory.match("", TOKENS).namespace, TOKENS)
+    bench.settle()
+    found = [event for event in log.take() if isinstance(event, Stored) and event.medium is Medium.HOST]
+    keys = bench.tiers.keys(bench.memory.match("", TOKENS).namespace, TOKENS)
+    told = {key: event for event in found for key in event.keys}
+    assert {keys[column] for column in range(8)} <= set(told)
+    first = told[keys[0]]
+    assert first.parent is None
+    assert first.tokens[:4].tolist() == TOKENS[:4].tolist()
+    last = told[keys[7]]
+    assert last.tokens[-4:].tolist() == TOKENS[-4:].tolist()
+    assert all(event.parent is None or chain(event.parent, event.tokens, 4) == list(event.keys) for event in found)
 
 
 def test_what_comes_from_storage_is_told_too():
@@ -159,8 +204,8 @@ def test_batches_have_numbers_and_can_be_asked_for_again(wire):
     topic, number, payload = sub.recv_multipart()
     assert (topic, int.from_bytes(number, "big")) == (b"kv", newest + 1)
     batch = decode(payload)
-    assert batch.events == [BlockRemoved([b"a" * 32], "CPU"), AllBlocksCleared()]
-    assert decode(received[0][2]).events == [BlockStored([bytes(32)], None, [1, 2, 3, 4], 4, None, "GPU")]
+    assert batch.events == [BlockRemoved([int.from_bytes(b"a" * 8, "big")], "CPU"), AllBlocksCleared()]
+    assert decode(received[0][2]).events == [BlockStored([0], None, [1, 2, 3, 4], 4, None, "GPU")]
     number, payload = asked(replay, newest + 1)
     assert (int.from_bytes(number, "big"), payload) == (newest + 1, msgspec.msgpack.encode(batch))
 
@@ -220,7 +265,8 @@ def test_events_are_arrays_with_their_name_first(wire):
         if sub.poll(100):
             payload = sub.recv_multipart()[2]
     seconds, events, rank = msgspec.msgpack.decode(payload)
-    assert events == [["BlockStored", [b"k" * 32], b"p" * 32, [1, 2, 3, 4], 4, None, "GPU"]]
+    key, parent = (int.from_bytes(letter * 8, "big") for letter in (b"k", b"p"))
+    assert events == [["BlockStored", [key], parent, [1, 2, 3, 4], 4, None, "GPU"]], "hashes are numbers of 64 bits"
     assert rank == 0
     assert seconds > 1.7e9
 

@@ -65,9 +65,8 @@ def _hashes(keys: Sequence[bytes]) -> list[int]:
 def _wired(event: CacheEvent, page_size: int) -> BlockStored | BlockRemoved | AllBlocksCleared:
     match event:
         case Stored():
-            tokens = [] if event.tokens is None else event.tokens.tolist()
             parent = None if event.parent is None else block_hash(event.parent)
-            return BlockStored(_hashes(event.keys), parent, tokens, page_size, None, event.medium.value)
+            return BlockStored(_hashes(event.keys), parent, event.tokens.tolist(), page_size, None, event.medium.value)
         case Removed():
             return BlockRemoved(_hashes(event.keys), event.medium.value)
         case Cleared():

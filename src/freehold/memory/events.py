@@ -10,6 +10,7 @@ import numpy as np
 
 from freehold.arrays import Int32, Int64
 from freehold.memory.prefix.node import Node
+from freehold.prefix_keys import KeyChain
 
 
 class Medium(StrEnum):
@@ -21,13 +22,13 @@ class Medium(StrEnum):
 
 @dataclass(frozen=True)
 class Stored:
-    """Pages with these keys can be found now. On the device they follow the page with the key `parent` (None: they
-    begin a prefix) and have `tokens` int32 [n]; the host knows keys alone."""
+    """Pages with these keys can be found now. They follow the page with the key `parent` (None: they begin a prefix)
+    and have `tokens` int32 [n]."""
 
     keys: Sequence[bytes]
     medium: Medium
-    parent: bytes | None = None
-    tokens: Int32 | None = None
+    parent: bytes | None
+    tokens: Int32
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,9 @@ class Cleared:
 CacheEvent = Stored | Removed | Cleared
 
 
+_Origin = tuple[bytes | None, Int32]  # the key before a page, and its tokens
+
+
 class EventLog:
     """Implements `Watcher`. Follows one cache group, the first: of that every column of a prefix has a page, or, if no
     group is full, those from which one can go on.
@@ -57,6 +61,8 @@ class EventLog:
         self._page_size = page_size
         self._events: list[CacheEvent] = []
         self._told: dict[Medium, set[bytes]] = {medium: set() for medium in Medium}
+        # Of pages on their way to the host, and how many transfers bring them.
+        self._coming: dict[bytes, tuple[_Origin, int]] = {}
 
     def take(self) -> list[CacheEvent]:
         """What happened since the last call, in order."""
@@ -71,11 +77,9 @@ class EventLog:
                 self._stored(node, int(run[0]), int(run[-1]) + 1)
 
     def _stored(self, node: Node, first: int, end: int) -> None:
-        assert node.parent is not None
-        size, before = self._page_size, node.parent.keys[-1] if node.parent.parent is not None else None
-        parent = node.keys[first - 1] if first else before
+        size = self._page_size
         tokens = node.tokens[first * size : end * size]
-        self._tell(Stored(node.keys[first:end], Medium.DEVICE, parent, tokens))
+        self._tell(Stored(node.keys[first:end], Medium.DEVICE, _key_before(node, first), tokens))
 
     def vanished(self, node: Node, group: int, columns: Int64) -> None:
         if group == 0:
@@ -90,9 +94,40 @@ class EventLog:
     def cut(self, upper: Node, node: Node) -> None:
         """Nothing comes or goes."""
 
+    def copied(self, node: Node, columns: Int64) -> None:
+        """Pages of a node are on their way to the host."""
+        size = self._page_size
+        for column in map(int, columns):
+            origin = _key_before(node, column), node.tokens[column * size : (column + 1) * size]
+            self._comes(node.keys[column], origin)
+
+    def fetched(self, keys: KeyChain, columns: Int64) -> None:
+        """Pages of a sequence are on their way to the host."""
+        size = self._page_size
+        for column in map(int, columns):
+            before = keys[column - 1] if column else None
+            self._comes(keys[column], (before, keys.tokens[column * size : (column + 1) * size]))
+
+    def _comes(self, key: bytes, origin: _Origin) -> None:
+        _, count = self._coming.get(key, (origin, 0))
+        self._coming[key] = origin, count + 1
+
     def host_added(self, keys: Sequence[bytes]) -> None:
-        if keys:
-            self._tell(Stored(keys, Medium.HOST))
+        """They have come; those that follow each other are told of together."""
+        begin = 0
+        origins = [self._coming[key][0] for key in keys]
+        for at in range(1, len(keys) + 1):
+            if at == len(keys) or origins[at][0] != keys[at - 1]:
+                tokens = np.concatenate([part for _, part in origins[begin:at]])
+                self._tell(Stored(keys[begin:at], Medium.HOST, origins[begin][0], tokens))
+                begin = at
+
+    def arrived(self, keys: Sequence[bytes]) -> None:
+        """A transfer that was to bring them has ended, whether they have come or not."""
+        for key in keys:
+            origin, count = self._coming.pop(key)
+            if count > 1:
+                self._coming[key] = origin, count - 1
 
     def host_removed(self, keys: Sequence[bytes]) -> None:
         self._forget(keys, Medium.HOST)
@@ -113,3 +148,11 @@ class EventLog:
         if gone:
             told.difference_update(gone)
             self._events.append(Removed(gone, medium))
+
+
+def _key_before(node: Node, column: int) -> bytes | None:
+    """Of the page before a column, None at the beginning of a prefix."""
+    if column:
+        return node.keys[column - 1]
+    assert node.parent is not None
+    return node.parent.keys[-1] if node.parent.parent is not None else None

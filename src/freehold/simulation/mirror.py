@@ -45,9 +45,6 @@ class Mirror:
 
     def _check_tokens(self, event: Stored) -> None:
         """Keys are those of the tokens behind the parent."""
-        if event.medium is not Medium.DEVICE:
-            return
-        assert event.tokens is not None
         if len(event.tokens) != len(event.keys) * self._page_size:
             raise WrongMirror("an event has not the tokens of its pages")
         if event.parent is not None and chain(event.parent, event.tokens, self._page_size) != list(event.keys):

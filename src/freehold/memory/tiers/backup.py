@@ -104,6 +104,7 @@ class Backup:
             pages = node.pages[group][taken]
             self._tree.pools[group].move(pages, owner.node(node.serial), owner.transfer(self._rescuer))
             self._rescued[group].append((node.keys_at(taken), pages))
+            self._tell_of(group, node, taken)
         return taken
 
     # -- copying --------------------------------------------------------------------------------------
@@ -138,6 +139,7 @@ class Backup:
             lacking = lacking[:PAGES_MAX]
             sources.append(pages[lacking])
             keys.append(node.keys_at(lacking))
+            self._tell_of(group, node, lacking)
         if not any(len(pages) for pages in sources):
             return False
         borrowed = [sources[bounded.number] for bounded in self._tree.bounded]
@@ -152,6 +154,12 @@ class Backup:
         self._transfers.begin(Order(number, Kind.BACKUP, host, sources, keys), self._finish, host=host, hold=hold)
         return True
 
+    def _tell_of(self, group: int, node: Node, columns: Int64) -> None:
+        """They will be copied: followers will want to know what they are."""
+        events = self._host.pages[group].events
+        if events is not None:
+            events.copied(node, columns)
+
     def _room_for(
         self, number: int, sources: Sequence[Int32], keys: Sequence[list[bytes]]
     ) -> tuple[list[Int32], list[Int32], list[list[bytes]]]:
@@ -160,6 +168,8 @@ class Backup:
         host = [pages.allocate(len(part), by) for pages, part in zip(self._host.pages, sources, strict=True)]
         counts = [len(part) for part in host]
         self.dropped += sum(len(part) for part in sources) - sum(counts)
+        for pages, part, count in zip(self._host.pages, keys, counts, strict=True):
+            pages.arrived(part[count:])
         kept = [part[:count] for part, count in zip(sources, counts, strict=True)]
         return host, kept, [part[:count] for part, count in zip(keys, counts, strict=True)]
 
@@ -212,6 +222,8 @@ class Backup:
 
     def _discard(self, transfer: Transfer, outcome: Outcome) -> None:
         self._host.free(transfer.order.host, transfer.owner)
+        for pages, keys in zip(self._host.pages, transfer.order.keys, strict=True):
+            pages.arrived(keys)
 
     # -- for counting ---------------------------------------------------------------------------------
 

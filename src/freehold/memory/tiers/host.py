@@ -95,7 +95,13 @@ class HostPages:
         arrived = [key for key, is_whole in zip(keys, whole, strict=True) if is_whole]
         self.pool.free(pages[~whole], source, fence=0)
         self.add(arrived, pages[whole], source, are_stored)
+        self.arrived(keys)
         return arrived
+
+    def arrived(self, keys: Sequence[bytes]) -> None:
+        """No transfer brings these keys any more."""
+        if self.events is not None:
+            self.events.arrived(keys)
 
     def appeared(self, keys: Sequence[bytes]) -> None:
         """The device has pages with these keys now."""

@@ -217,6 +217,9 @@ class Storage:
             return False
         keys = [[prefetch.keys[column] for column in part.tolist()] for part in columns]
         prefetch.pieces += 1
+        for pages, part in zip(self._host.pages, columns, strict=True):
+            if pages.events is not None:
+                pages.events.fetched(prefetch.keys, part)
 
         def finish(transfer: Transfer, outcome: Outcome) -> None:
             self._fetched(prefetch, keys, transfer, outcome)
