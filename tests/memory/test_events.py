@@ -261,11 +261,11 @@ def test_events_are_arrays_with_their_name_first(wire):
     publisher, sub, _ = wire
     payload = None
     while payload is None:
-        publisher.publish([Stored([b"k" * 32], Medium.DEVICE, b"p" * 32, TOKENS[:4])])
+        publisher.publish([Stored([bytes(range(32))], Medium.DEVICE, bytes(24) + b"p" * 8, TOKENS[:4])])
         if sub.poll(100):
             payload = sub.recv_multipart()[2]
     seconds, events, rank = msgspec.msgpack.decode(payload)
-    key, parent = (int.from_bytes(letter * 8, "big") for letter in (b"k", b"p"))
+    key, parent = (int.from_bytes(bits, "big") for bits in (bytes(range(24, 32)), b"p" * 8))
     assert events == [["BlockStored", [key], parent, [1, 2, 3, 4], 4, None, "GPU"]], "hashes are numbers of 64 bits"
     assert rank == 0
     assert seconds > 1.7e9

@@ -147,4 +147,25 @@ MUTANTS = [
         "            self._backend = backend\n\n        self._work",
         "            pass\n\n        self._backend = backend\n        self._work",
     ),
+    Mutant(
+        "a page that does not come to the host is remembered",
+        GROWS,
+        "memory/tiers/backup.py",
+        "            pages.arrived(keys)\n",
+        "            pass\n",
+    ),
+    Mutant(
+        "events of the host have the tokens of the page before",
+        "followers are led astray",
+        "memory/events.py",
+        "            origin = _key_before(node, column), node.tokens[column * size : (column + 1) * size]\n",
+        "            origin = _key_before(node, column), node.tokens[: (column + 1) * size][:size]\n",
+    ),
+    Mutant(
+        "hashes are the first bits of a key",
+        "followers are led astray",
+        "events/wire.py",
+        'int.from_bytes(key[-8:], "big")',
+        'int.from_bytes(key[:8], "big")',
+    ),
 ]

@@ -438,8 +438,8 @@ MUTANTS = [
         "an event names the wrong parent",
         "followers are led astray",
         "memory/events.py",
-        "        parent = node.keys[first - 1] if first else before\n",
-        "        parent = before\n",
+        "    if column:\n        return node.keys[column - 1]\n",
+        "    if column > 1:\n        return node.keys[column - 1]\n",
     ),
     Mutant(
         "followers do not hear of new weights",

@@ -148,10 +148,10 @@ def test_every_route_is_documented():
             "/get_server_info",
         ):
             assert stem in named, route
-    for stem in re.findall(r"/[a-z_0-9/]+", named):
-        assert any(route.startswith(stem.rstrip("/")) for route in RIGHTS) or stem.startswith(("/fork", "/rewind", "/save", "/restore")), (
-            stem
-        )
+    for stem in re.findall(r"/[a-z_0-9/-]+", named):
+        assert any(route.startswith(stem.rstrip("/")) for route in RIGHTS) or stem.startswith(
+            ("/fork", "/rewind", "/save", "/restore")
+        ), stem
 
 
 def test_fields_of_the_key_file_are_documented():
