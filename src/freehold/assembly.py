@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from freehold.config import EngineConfig
 from freehold.engine.cpu.device import CpuDevice
 from freehold.engine.engine import StepThread
+from freehold.engine.grammar.compiler import Grammars
 from freehold.engine.page_mover import PageMover
 from freehold.engine.runner import Runner
 from freehold.memory import Memory
@@ -39,6 +40,7 @@ class Assembly:
     engine: StepThread
     mover: PageMover | None
     publisher: EventPublisher | None
+    grammars: Grammars | None
 
     def publish(self, events: Sequence[CacheEvent]) -> None:
         """Tell followers, if there may be any."""
@@ -67,7 +69,7 @@ def assemble(config: EngineConfig, checkpoint: Checkpoint | None = None) -> Asse
     kv_shape = KVShape(
         tuple(shape.page_counts), shape.page_size, shape.row_count, shape.token_limit, config.kv_cache_dtype, drafts
     )
-    runner = Runner(config, checkpoint, kv_shape, CpuDevice(config.num_threads))
+    runner = Runner(config, checkpoint, kv_shape, CpuDevice(config.num_threads), tokenizer.eos_tokens)
     engine = StepThread(runner)
     engine.wait_until_warm()
     mover = None if tiers is None else PageMover(runner.page_bytes(), tiers.page_counts, configured_storage(config))
@@ -78,7 +80,15 @@ def assemble(config: EngineConfig, checkpoint: Checkpoint | None = None) -> Asse
     scheduler = Scheduler(
         config, memory, engine, tokenizer.vocabulary, draft_cost=runner.draft_cost, timings=runner.timings
     )
-    return Assembly(config, checkpoint.path, checkpoint.spec, tokenizer, scheduler, engine, mover, publisher)
+    grammars = _grammars(config, checkpoint, tokenizer)
+    return Assembly(config, checkpoint.path, checkpoint.spec, tokenizer, scheduler, engine, mover, publisher, grammars)
+
+
+def _grammars(config: EngineConfig, checkpoint: Checkpoint, tokenizer: Tokenizer) -> Grammars | None:
+    if config.grammar_backend == "none":
+        return None
+    seconds, size = config.grammar_compile_timeout, config.grammar_cache_bytes
+    return Grammars(tokenizer, checkpoint.spec.vocab_size, seconds, size)
 
 
 def _publisher(config: EngineConfig) -> EventPublisher | None:

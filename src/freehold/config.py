@@ -13,6 +13,7 @@ KV_CACHE_DTYPES = ("float32", "bfloat16", "int8")
 EVICTION_POLICIES = ("reuse", "lru", "lfu", "fifo", "priority")
 KV_BYTES_DEFAULT = 1 << 30
 WRITE_POLICIES = ("write_through", "write_through_selective", "write_back")
+GRAMMAR_BACKENDS = ("llguidance", "none")
 PREFETCH_POLICIES = ("best_effort", "wait_complete", "timeout")
 STORAGE_BACKENDS = ("file", "redis", "s3")
 STORAGE_BYTES_DEFAULT = 64 << 30
@@ -20,6 +21,7 @@ STORAGE_BYTES_DEFAULT = 64 << 30
 MODEL, MEMORY, SCHEDULING = "Model", "Memory", "Scheduling"
 SESSIONS_AND_CACHE, DEEPER_CACHE = "Sessions and cache", "Host memory and storage"
 SPECULATION, DEVICES = "Speculation", "Devices"
+STRUCTURED_OUTPUT = "Constrained output"
 
 _POSITIVE = Limits(least=1)
 _SHARE = Limits(least=0, most=1)
@@ -145,6 +147,16 @@ class EngineConfig:
         None, "Publish what comes into the cache and leaves it, as vLLM does: JSON with enable_kv_cache_events, "
         "endpoint, replay_endpoint, topic.", DEEPER_CACHE,
     )  # fmt: skip
+    grammar_backend: str = option(
+        "llguidance", "What follows grammars of constrained output: llguidance, or none.", STRUCTURED_OUTPUT,
+        Limits(choices=GRAMMAR_BACKENDS),
+    )  # fmt: skip
+    grammar_compile_timeout: float = option(
+        5.0, "Seconds that a grammar may take to compile.", STRUCTURED_OUTPUT, Limits(above=0)
+    )
+    grammar_cache_bytes: int = option(
+        64 << 20, "Bytes of compiled grammars that are kept, such as 64MB.", STRUCTURED_OUTPUT, is_size=True
+    )
     speculative_algorithm: str | None = option(
         None, "ngram (prompt lookup) or draft (a second, smaller model).", SPECULATION,
         Limits(choices=SPECULATIVE_ALGORITHMS),

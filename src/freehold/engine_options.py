@@ -46,6 +46,9 @@ class EngineOptions(TypedDict, total=False):
     hicache_storage_capacity: int
     hicache_storage_prefetch_policy: str
     kv_events_config: str | None
+    grammar_backend: str
+    grammar_compile_timeout: float
+    grammar_cache_bytes: int
     speculative_algorithm: str | None
     speculative_num_draft_tokens: int
     speculative_draft_model_path: str | None

@@ -16,7 +16,7 @@ from freehold.arrays import Int32
 from freehold.assembly import assemble
 from freehold.config import EngineConfig
 from freehold.engine_options import EngineOptions
-from freehold.errors import ChatTemplateError, EngineStuck
+from freehold.errors import ChatTemplateError, EngineStuck, InvalidParameter
 from freehold.memory import PageCounts
 from freehold.models.tensor import Checkpoint
 from freehold.sampling_params import SamplingParams
@@ -96,6 +96,8 @@ class LLM:
         never be served.
         """
         requests = self.requests(_as_list(prompts), sampling_params)
+        for request in requests:
+            self._compile(request)
         with self._working():
             for request in requests:
                 self.scheduler.lifecycle.check_fits(request)
@@ -126,6 +128,7 @@ class LLM:
         iteration early aborts the request."""
         (request,) = self.requests([prompt], replace(sampling_params, n=1))
         detokenizer = Detokenizer(self.tokenizer, request.params)
+        self._compile(request)
         with self._working():
             self.scheduler.add(request)
         self._streams[request.id] = []
@@ -141,6 +144,15 @@ class LLM:
             del self._streams[request.id]
             with self._working():
                 self._abandon([request])
+
+    def _compile(self, request: Request) -> None:
+        """Have its grammar ready. Raises InvalidParameter."""
+        constraint, grammars = request.params.constraint, self._assembly.grammars
+        if constraint is None:
+            return
+        if grammars is None:
+            raise InvalidParameter(constraint.field, "constrained output is switched off (grammar_backend none)")
+        request.grammar = grammars.result(constraint)
 
     def _next_tokens(self, request: Request) -> list[int]:
         """What has come for a stream since it was last asked; the other streams' tokens are kept for them."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from freehold.constraint import Constraint
 from freehold.errors import InvalidParameter
 from freehold.stop_regex import check_patterns
 
@@ -29,8 +30,8 @@ class SamplingParams:
     the prompt alone, whatever else is in the batch. `max_tokens` None means as many as fit. `logprobs`
     k reports the sampled token's log-probability and the k best; `logprob_token_ids` are reported too, and
     with `prompt_logprobs_start` the prompt's tokens behind that position. `include_stop` leaves what stopped
-    the output in its text. Filters apply in the order
-    penalties, logit_bias, temperature, top_k, top_p, min_p.
+    the output in its text. `constraint` says what the output may look like. Filters apply in the order
+    penalties, logit_bias, constraint, temperature, top_k, top_p, min_p.
 
     Raises InvalidParameter, naming the field and the limit.
     """
@@ -55,6 +56,7 @@ class SamplingParams:
     prompt_logprobs_start: int | None = None
     ignore_eos: bool = False
     include_stop: bool = False
+    constraint: Constraint | None = None
 
     def __post_init__(self) -> None:
         def check(name: str, ok: bool, limit: str) -> None:

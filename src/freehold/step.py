@@ -27,6 +27,7 @@ class RowStart:
     cached: int = 0  # the first tokens, whose KV is there already
     namespace: str = ""  # whose KV this is
     scored_from: int = NOT_SCORED  # from this position on, report what the model made of the next prompt token
+    grammar: object | None = None  # what its output must follow, as the engine has compiled it
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,8 @@ class StepResult:
     # Of prompt tokens, by index of the sequence: those that follow the tokens it computed, from `scored_from` on.
     scores: dict[int, list[TokenLogprobs]] = field(default_factory=dict[int, list[TokenLogprobs]])
     seconds: float = 0.0  # that it took; 0 if nobody measured
+    # Sequences, by index, for which nothing was sampled because their grammar can't be followed any further, and why.
+    refused: dict[int, str] = field(default_factory=dict[int, str])
 
     def only(self, live: Int64) -> StepResult:
         """What concerns the sequences with indices `live` [n]."""
@@ -83,7 +86,8 @@ class StepResult:
         logprobs = {i: self.logprobs[at] for i, at in enumerate(flat.tolist()) if at in self.logprobs}
         scores = {i: self.scores[at] for i, at in enumerate(live.tolist()) if at in self.scores}
         written, proposed = self.written[live], self.proposed[live]
-        return StepResult(self.tokens[flat], counts, written, proposed, logprobs, scores, self.seconds)
+        refused = {i: self.refused[at] for i, at in enumerate(live.tolist()) if at in self.refused}
+        return StepResult(self.tokens[flat], counts, written, proposed, logprobs, scores, self.seconds, refused)
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,10 @@ class Drawing(Protocol):
         """The token at `chance` in [0, 1) of the distribution that the filters leave."""
         ...
 
+    def mask(self, logits: Float32, legal: np.ndarray) -> None:
+        """Set the logits of tokens to -inf whose bit in `legal` uint32 [ceil(vocab / 32)] is 0."""
+        ...
+
     def penalize(
         self,
         logits: Float32,

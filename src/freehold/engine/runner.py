@@ -14,6 +14,7 @@ from freehold.arrays import Float32, Int32, Int64, ragged
 from freehold.config import EngineConfig
 from freehold.engine.device import Device, PageBytes
 from freehold.engine.engine import completed
+from freehold.engine.grammar.matchers import Masks, Matchers
 from freehold.engine.placed_model import PlacedModel
 from freehold.engine.sampler import Sampler
 from freehold.engine.sequences import Sequences, Work
@@ -35,13 +36,17 @@ OVERHEAD_TOKENS_MAX = 64.0  # more than that is noise
 class Runner:
     """Executes one step at a time. Owns no page: every slot it touches was named by the scheduler."""
 
-    def __init__(self, config: EngineConfig, checkpoint: Checkpoint, shape: KVShape, device: Device):
+    def __init__(
+        self, config: EngineConfig, checkpoint: Checkpoint, shape: KVShape, device: Device,
+        eos_tokens: tuple[int, ...] = (),
+    ):  # fmt: skip
         self._config = config
         self._device = device
         layouts = checkpoint.spec.cache_layouts()
         own = replace(shape, page_counts=shape.page_counts[: len(layouts)])
         self._model = PlacedModel(checkpoint, device, own, layouts, config.linear_compute)
         self._sampler = Sampler(shape.row_count, checkpoint.spec.vocab_size, device.drawing)
+        self._matchers = Matchers(shape.row_count, checkpoint.spec.vocab_size, eos_tokens)
         self._sequences = Sequences(shape.row_count, shape.token_limit)
         self._speculator = make_speculator(config, checkpoint, shape, device, self._sampler)
         self.draft_cost: DraftCost | None = None  # known after `warm_up`
@@ -56,6 +61,7 @@ class Runner:
         steps and, if there is any, speculation."""
         params = SamplingParams(temperature=1.0, top_p=0.9, min_p=0.1, presence_penalty=0.1, logprobs=1)
         with self._device.preparation():
+            self._device.drawing.mask(np.zeros(32, np.float32), np.zeros(1, np.uint32))
             self._run(_padding_step(1, 7, params))
             self.timings = [self._time(rows, tokens) for rows, tokens in self._sizes()]
             if self._speculator is not None:
@@ -107,10 +113,14 @@ class Runner:
         for start in step.row_starts:
             self._sequences.start(start)
             self._sampler.start(start)
+            self._matchers.start(start)
         work = self._sequences.take_up(step, *self._propose(step))
+        chosen = np.flatnonzero(work.samples)
+        masks = self._matchers.begin(work.rows[chosen], work.drafts[chosen], work.proposed[chosen])
         batch = self._model.batch(work.rows, work.starts, work.sizes, work.proposed)
         hidden = self._model.forward(work.tokens, batch)
-        return replace(self._conclude(work, batch, hidden), seconds=time.perf_counter() - started)
+        result = self._conclude(work, batch, hidden, None if masks is None else masks.result())
+        return replace(result, seconds=time.perf_counter() - started)
 
     def _propose(self, step: Step) -> tuple[Int32, Int64]:
         """-> drafts int32 [sequences, k], their counts [sequences]"""
@@ -126,11 +136,12 @@ class Runner:
             return np.zeros((len(step.rows), 0), np.int32), none
         return self._speculator.propose(self._sequences, step.rows, limits)
 
-    def _conclude(self, work: Work, batch: Any, hidden: Float32) -> StepResult:
+    def _conclude(self, work: Work, batch: Any, hidden: Float32, masks: Masks | None) -> StepResult:
         """Sample, append, and report how far each sequence has come."""
         counts = np.zeros(len(work.rows), np.int64)
         chosen = np.flatnonzero(work.samples)
         tokens, logprobs = np.empty(0, np.int32), {}
+        refused = {} if masks is None else {int(chosen[i]): why for i, why in masks.refused.items()}
         if len(chosen):
             proposed = work.proposed[chosen]
             wanted = proposed + 1
@@ -140,14 +151,16 @@ class Runner:
             positions = work.starts[chosen] + work.counts[chosen]
             rows = work.rows[chosen]
             tokens, counts[chosen], logprobs = self._sampler.sample(
-                rows, positions, logits, work.drafts[chosen], proposed
+                rows, positions, logits, work.drafts[chosen], proposed, masks
             )
             self._sequences.append(rows, counts[chosen], tokens)
+            self._matchers.advance(rows, counts[chosen], tokens)
         written = work.starts + work.counts + np.maximum(counts - 1, 0)
         self._model.settle(batch, written)
         if self._speculator is not None:
             written = self._speculator.follow(self._sequences, work, hidden, written)
-        return StepResult(tokens, counts, written, work.proposed, logprobs, self._scores(work, hidden))
+        scores = self._scores(work, hidden)
+        return StepResult(tokens, counts, written, work.proposed, logprobs, scores, refused=refused)
 
     def _scores(self, work: Work, hidden: Float32) -> dict[int, list[TokenLogprobs]]:
         """Log-probabilities of prompt tokens, by sequence, a few positions at a time: logits are large."""

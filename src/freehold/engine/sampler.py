@@ -9,6 +9,7 @@ import numpy as np
 
 from freehold.arrays import Float32, Int32, Int64
 from freehold.engine.device import Drawing
+from freehold.engine.grammar.matchers import Masks, UInt32
 from freehold.sampling_params import SamplingParams
 from freehold.step import RowStart, TokenLogprobs
 
@@ -25,6 +26,11 @@ class _Row:
     bias: Float32
     in_prompt: np.ndarray = field(default_factory=lambda: np.zeros(0, np.bool_))
     counts: Int32 = field(default_factory=lambda: np.zeros(0, np.int32))  # of the output, by token
+    scored: Float32 = field(default_factory=lambda: np.zeros(0, np.float32))  # logits of the newest position
+
+    def logprobs(self, token: int) -> TokenLogprobs:
+        """Of the token that was sampled last."""
+        return token_logprobs(self.params, token, self.scored)
 
 
 class Sampler:
@@ -58,11 +64,13 @@ class Sampler:
         self._rows[start.row] = row
 
     def sample(
-        self, rows: Int64, positions: Int64, logits: Float32, drafts: Int32, proposed: Int64
-    ) -> tuple[Int32, Int64, dict[int, TokenLogprobs]]:
+        self, rows: Int64, positions: Int64, logits: Float32, drafts: Int32, proposed: Int64,
+        masks: Masks | None = None,
+    ) -> tuple[Int32, Int64, dict[int, TokenLogprobs]]:  # fmt: skip
         """Sample a token at `positions` [n] of `rows` [n], and one more for each of the first `proposed` [n]
         `drafts` [n, k] that is what was sampled. `logits` float32 [sum of proposed + 1, vocab] (changed in
-        place) are those of each row's positions, one after the other.
+        place) are those of each row's positions, one after the other. `masks` say what is legal there; nothing is
+        sampled for rows that they refuse.
 
         -> tokens int32 flat, counts int64 [n], log-probabilities by index of tokens where asked for.
 
@@ -78,8 +86,14 @@ class Sampler:
             zip(rows.tolist(), positions.tolist(), proposed.tolist(), strict=True)
         ):
             row = self._rows[number]
-            for j in range(ahead + 1):
-                token = self._next(row, position + j, logits[first + j], logprobs, len(tokens))
+            is_refused = masks is not None and i in masks.refused
+            for j in range(0 if is_refused else ahead + 1):
+                legal = None if masks is None else masks.of(i, j)
+                if j and legal is not None and not legal.any():
+                    break  # the next step finds out why
+                token = self._next(row, position + j, logits[first + j], legal)
+                if row is not None and row.params.logprobs is not None:
+                    logprobs[len(tokens)] = row.logprobs(token)
                 tokens.append(token)
                 counts[i] += 1
                 if j < ahead and token != drafts[i, j]:
@@ -92,23 +106,29 @@ class Sampler:
         row = self._rows[number]
         if row is None:
             return int(logits.argmax())
-        self._adjust(row, position, logits)
+        self._adjust(row, logits)
+        self._ban_stops(row, position, logits)
         return self._choose(row, position, logits)
 
-    def _next(
-        self, row: _Row | None, position: int, logits: Float32, logprobs: dict[int, TokenLogprobs], index: int
-    ) -> int:
+    def _next(self, row: _Row | None, position: int, logits: Float32, legal: UInt32 | None) -> int:
         if row is None:
+            if legal is not None:
+                self._drawing.mask(logits, legal)
             return int(logits.argmax())
-        self._adjust(row, position, logits)
+        self._adjust(row, logits)
+        if row.params.logprobs is not None and legal is not None:
+            row.scored = logits.copy()  # what the model would say unbound
+        if legal is not None:
+            self._drawing.mask(logits, legal)
+        self._ban_stops(row, position, logits)
         token = self._choose(row, position, logits)
-        if row.params.logprobs is not None:
-            logprobs[index] = token_logprobs(row.params, token, logits)
+        if row.params.logprobs is not None and legal is None:
+            row.scored = logits
         if len(row.counts):
             row.counts[token] += 1
         return token
 
-    def _adjust(self, row: _Row, position: int, logits: Float32) -> None:
+    def _adjust(self, row: _Row, logits: Float32) -> None:
         params = row.params
         if len(row.counts):
             self._drawing.penalize(
@@ -117,8 +137,15 @@ class Sampler:
             )  # fmt: skip
         if len(row.bias):
             logits[row.bias_tokens] += row.bias
-        if position - row.prompt_length < params.min_tokens:
-            logits[row.stop_tokens] = -np.inf
+
+    def _ban_stops(self, row: _Row, position: int, logits: Float32) -> None:
+        """Before min_tokens are out, unless a grammar leaves nothing else."""
+        if position - row.prompt_length >= row.params.min_tokens:
+            return
+        before = logits[row.stop_tokens]
+        logits[row.stop_tokens] = -np.inf
+        if logits.max() == -np.inf:
+            logits[row.stop_tokens] = before
 
     def _choose(self, row: _Row, position: int, logits: Float32) -> int:
         params = row.params

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -20,6 +21,7 @@ from freehold.assembly import assemble
 from freehold.config import EngineConfig
 from freehold.errors import EngineStuck, FreeholdError
 from freehold.ipc import protocol as msg
+from freehold.ipc.parked import GrammarCompiler, Parked
 from freehold.ipc.procedures import Procedures
 from freehold.memory import AuditError
 from freehold.memory.events import CacheEvent
@@ -52,12 +54,20 @@ class EngineLoop:
         parent: int,
         storage: StorageBackend,
         publish: Callable[[Sequence[CacheEvent]], None] = lambda events: None,
+        grammars: GrammarCompiler | None = None,
     ):
         self._scheduler = scheduler
         self._socket = socket
         self._parent = parent
         self._publish = publish  # what comes into the cache and leaves it
-        self._procedures = Procedures(scheduler, storage)
+        self._woken, self._wake = os.pipe()
+        os.set_blocking(self._woken, False)
+        os.set_blocking(self._wake, False)
+        self._poller = zmq.Poller()
+        self._poller.register(socket, zmq.POLLIN)
+        self._poller.register(self._woken, zmq.POLLIN)
+        self._parked = Parked(grammars, self._wake_up, scheduler.config)
+        self._procedures = Procedures(scheduler, storage, self._parked)
         self._orders: deque[msg.Call] = deque()
         self._stopping = False
         self._stats_due = 0.0
@@ -74,6 +84,7 @@ class EngineLoop:
         """Commands, then one iteration of the scheduler if there is work."""
         self._beat()
         self._take_commands()
+        self._admit_parked()
         self._scheduler.draining = bool(self._orders)
         # Requests that wait behind a pause can still time out.
         if self._scheduler.has_work or self._scheduler.requests or self._scheduler.memory.awaits_transfers:
@@ -121,13 +132,18 @@ class EngineLoop:
                 print(f"freehold: memory audit failed: {error}", file=sys.stderr, flush=True)
             self._audit = None
             self._send(msg.Progress([], [], {}, [], stats=self._stats()))
-        self._socket.poll(self._patience_ms())
+        self._poller.poll(self._patience_ms())
+
+    def _wake_up(self) -> None:
+        """Called by another thread: something that was waited for is there."""
+        with contextlib.suppress(BlockingIOError):  # it will wake anyway
+            os.write(self._wake, b"!")
 
     def _patience_ms(self) -> int:
         """While requests wait behind a pause, their timeouts go on; pages that are being copied are given back soon."""
         if self._scheduler.memory.awaits_transfers:
             return TRANSFER_POLL_MS
-        return 50 if self._scheduler.requests else IDLE_POLL_MS
+        return 50 if self._scheduler.requests or self._parked else IDLE_POLL_MS
 
     def _take(self, command: msg.Command) -> None:
         if self._audit is not None:
@@ -135,7 +151,7 @@ class EngineLoop:
         if isinstance(command, msg.Submit):
             self._submit(command)
         elif isinstance(command, msg.Abort):
-            self._scheduler.abort(command.id)
+            self._abort(command.id)
         elif isinstance(command, msg.Forget):
             self._scheduler.forget_session(command.session)
         elif isinstance(command, msg.Call) and command.procedure in ORDERS:
@@ -168,11 +184,38 @@ class EngineLoop:
             **msgspec.structs.asdict(command.options),
         )
         try:
+            if self._parked.park(request, len(self._scheduler.queue), self._scheduler.lifecycle.clock()):
+                return
+        except FreeholdError as error:
+            self._send(msg.Rejected(request.id, msg.Failure.of(error)))
+            return
+        self._add(request)
+
+    def _add(self, request: Request) -> None:
+        try:
             self._scheduler.add(request)
         except FreeholdError as error:
-            self._send(msg.Rejected(command.id, msg.Failure.of(error)))
+            self._send(msg.Rejected(request.id, msg.Failure.of(error)))
         else:
-            self._send(msg.Accepted(command.id))
+            self._send(msg.Accepted(request.id))
+
+    def _admit_parked(self) -> None:
+        """Requests whose grammar is ready go to the scheduler, and so do those whose time is up: it ends them."""
+        if not self._parked:
+            return
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._woken, 4096)
+        for request, error in self._parked.ready(self._scheduler.lifecycle.clock()):
+            if error is None:
+                self._add(request)
+            else:
+                self._send(msg.Rejected(request.id, msg.Failure.of(error)))
+
+    def _abort(self, name: str) -> None:
+        request = self._parked.take(name)
+        if request is not None:
+            self._add(request)
+        self._scheduler.abort(name)
 
     def _report(self, output: StepOutput) -> None:
         now = time.monotonic()
@@ -270,7 +313,7 @@ def main(address: str, options: str, parent: int) -> None:
         gc.collect()
         gc.freeze()  # the model and its tables are not garbage: don't walk them again
         storage = StorageBackend(assembly.scheduler.memory, assembly.mover, Backend.of(assembly.config))
-        EngineLoop(assembly.scheduler, socket, parent, storage, assembly.publish).run()
+        EngineLoop(assembly.scheduler, socket, parent, storage, assembly.publish, assembly.grammars).run()
         assembly.shutdown()
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from freehold.arrays import Int32
 from freehold.errors import BadRequest, FreeholdError, InvalidParameter, NotFound
 from freehold.ipc import protocol as msg
+from freehold.ipc.parked import Parked
 from freehold.memory import AuditError, Match, Namespace, PinnedPrefix, PrefetchPolicy
 from freehold.memory.tiers.counts import describe_tiers
 from freehold.scheduler.request import Request
@@ -25,7 +26,7 @@ TOP_PREFIXES = 20
 class Procedures:
     """Called by name between two steps, in the scheduler's thread."""
 
-    def __init__(self, scheduler: Scheduler, storage: StorageBackend):
+    def __init__(self, scheduler: Scheduler, storage: StorageBackend, parked: Parked):
         self._scheduler = scheduler
         self._ended: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self._procedures: dict[str, Callable[[Any], Any]] = {
@@ -45,7 +46,7 @@ class Procedures:
             "pin": self._pin,
             "unpin": scheduler.memory.pins.unpin,
             "flush": lambda _: scheduler.flush_cache(),
-            "idle": lambda _: scheduler.is_idle,
+            "idle": lambda _: scheduler.is_idle and not parked,
             "paused": lambda _: scheduler.paused is not None,
             "pause": lambda mode: scheduler.pause(PauseMode(mode)),
             "resume": lambda _: scheduler.resume(),

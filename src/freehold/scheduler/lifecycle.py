@@ -82,16 +82,17 @@ class Lifecycle:
         self._arrivals += 1
         request.order = self._arrivals
         request.client_number = self.shares.join(request.client)
-        request.arrival = request.state_since = self.clock()
+        request.arrival = request.arrival or self.clock()  # it may have waited elsewhere
+        request.state_since = self.clock()
         self.queue.push(request)
-        self._set_deadline(request, Deadline.WHOLE, request.timeout)
-        self._set_deadline(request, Deadline.WAITING, self._timeouts.waiting)
+        self._set_deadline(request, Deadline.WHOLE, request.timeout, request.arrival)
+        self._set_deadline(request, Deadline.WAITING, self._timeouts.waiting, request.arrival)
 
-    def _set_deadline(self, request: Request, kind: Deadline, seconds: float | None) -> None:
+    def _set_deadline(self, request: Request, kind: Deadline, seconds: float | None, since: float) -> None:
         if seconds is None:
             return
         # A request that has ended meanwhile is not kept for it.
-        heapq.heappush(self._deadlines, (self.clock() + seconds, request.order, kind, seconds, ref(request)))
+        heapq.heappush(self._deadlines, (since + seconds, request.order, kind, seconds, ref(request)))
         if len(self._deadlines) > self._deadline_limit:
             self._deadlines = [entry for entry in self._deadlines if _is_alive(entry[4]())]
             heapq.heapify(self._deadlines)
@@ -130,7 +131,7 @@ class Lifecycle:
                 f"the prompt has {prompt} tokens, the maximum context length is {limit} tokens including output",
             )
         # The last token sampled needs no KV.
-        may_stop = not params.ignore_eos or params.stop or params.stop_regex
+        may_stop = not params.ignore_eos or params.stop or params.stop_regex or params.constraint
         certain = params.min_tokens if may_stop else params.max_tokens
         needed = prompt + max(certain or 1, 1) - 1
         if needed > capacity:
@@ -148,7 +149,7 @@ class Lifecycle:
             request.cached_tokens = lease.committed
             request.count_loaded()
             request.first_scheduled = self.clock()
-            self._set_deadline(request, Deadline.RUNNING, self._timeouts.running)
+            self._set_deadline(request, Deadline.RUNNING, self._timeouts.running, self.clock())
         request.transition(Event.ADMITTED, self.clock())
         request.lease = lease
         self.running.add(lease.row, request, self.max_length(request), lease.committed)
@@ -168,6 +169,7 @@ class Lifecycle:
                 cached=lease.committed,
                 namespace=request.namespace,
                 scored_from=request.scored_from,
+                grammar=request.grammar,
             )
         )
 

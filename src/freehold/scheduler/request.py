@@ -120,6 +120,7 @@ class Request:
     stop_bytes: tuple[bytes, ...] = ()  # the stop strings
     stop_tail: bytes = b""  # the end of the output, in which a stop string may be growing
     stop_regexes: StopRegexes | None = None
+    grammar: object | None = None  # its constraint, as the engine has compiled it
     finish: Finish | None = None
     first_scheduled: float | None = None
     first_token: float | None = None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from freehold.arrays import Int64
-from freehold.errors import EngineFailed
+from freehold.errors import EngineFailed, InvalidParameter
 from freehold.memory import Memory
 from freehold.scheduler.chunk_budget import ChunkBudget
 from freehold.scheduler.lifecycle import Lifecycle
@@ -82,6 +82,16 @@ class Results:
         for i, scores in result.scores.items():
             running.request(int(rows[i])).prompt_logprobs += scores
         self._deliver(token_rows, at + 1, result, output)
+        for i, why in result.refused.items():
+            self._refuse(running.request(int(rows[i])), why)
+
+    def _refuse(self, request: Request, why: str) -> None:
+        """Its grammar can't be followed any further."""
+        constraint = request.params.constraint
+        field = "constraint" if constraint is None else constraint.field
+        error = InvalidParameter(field, f"too complex for this output: {why}")
+        if request.state is not RequestState.ENDED:
+            self._lifecycle.end(request, Finish(FinishKind.ERROR, error=error))
 
     def fail(self, rows: Int64, error: BaseException) -> None:
         """The step did not complete: nothing was committed, and those who were in it hear of it."""
@@ -132,7 +142,7 @@ class Results:
             output.tokens.extend(tokens.tolist())
             return
         may_stop = length >= running.min_length[rows]
-        eos &= may_stop & ~running.ignore_eos[rows]
+        eos &= (may_stop & ~running.ignore_eos[rows]) | running.is_bound[rows]
         full = length >= running.max_length[rows]
         for i, request in enumerate(requests):
             if request.state is RequestState.ENDED:

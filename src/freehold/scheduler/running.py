@@ -38,6 +38,7 @@ class RunningTable:
         self.max_length = column()  # the request is finished at this many tokens
         self.watch_from = column()  # from this many on, each token may end it
         self.ignore_eos: Bool = np.zeros(row_count, np.bool_)
+        self.is_bound: Bool = np.zeros(row_count, np.bool_)  # by a grammar: it allows EOS where nothing else will do
         self.trusted: Bool = np.zeros(row_count, np.bool_)  # to stop before max_length
         self.priority = column()
         self.arrival = column()  # its place in the order of arrivals
@@ -59,6 +60,7 @@ class RunningTable:
         self.min_length[row] = len(request.prompt) + params.min_tokens
         self.max_length[row] = max_length
         self.ignore_eos[row] = params.ignore_eos
+        self.is_bound[row] = params.constraint is not None
         self.trusted[row] = request.is_trusted
         self.priority[row] = request.priority
         self.arrival[row] = request.order

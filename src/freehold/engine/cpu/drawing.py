@@ -21,6 +21,17 @@ def uniform(seed, position):
     return np.float64(z >> np.uint64(11)) * (1.0 / 9007199254740992.0)
 
 
+@njit(nogil=True, cache=True)
+def mask(logits, legal):
+    """Set the logits of tokens to -inf whose bit in `legal` uint32 [ceil(vocab / 32)] is 0."""
+    for word in range(len(legal)):
+        bits = legal[word]
+        start = 32 * word
+        for token in range(start, min(start + 32, len(logits))):
+            if not (bits >> np.uint32(token - start)) & np.uint32(1):
+                logits[token] = -np.inf
+
+
 @njit(nogil=True, cache=True, error_model="numpy")
 def _weights(logits, temperature):
     """exp((logit - max) / temperature), float32 [vocab]: the largest is 1."""

@@ -1,0 +1,222 @@
+"""Grammars, compiled in a thread of low priority and kept for those who ask again."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import queue
+import re
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError, wait
+from dataclasses import dataclass
+
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from freehold.constraint import GRAMMAR_BYTES_MAX, Constraint
+from freehold.engine.grammar.tokens import TokenText, grammar_tokenizer
+from freehold.errors import InvalidParameter, Unavailable
+
+# A step of a lexer may take so much: a mask stays below some 30 ms, whatever the expression.
+INITIAL_LEXER_FUEL, STEP_LEXER_FUEL = 100_000, 20_000
+GRAMMARS_MAX = 256
+GRAMMAR_BYTES = 70_000  # of a small one, compiled
+FAILURES_MAX = 32
+ABANDONED_MAX = 2
+NICENESS = 10
+SETTLE_S = 0.05
+
+
+@dataclass(frozen=True, eq=False)
+class CompiledGrammar:
+    """What a row needs to follow a grammar from the beginning."""
+
+    prototype: LLMatcher
+    field: str
+
+    def matcher(self) -> LLMatcher:
+        """A matcher of its own: they share only what they learn of the grammar."""
+        return self.prototype.deep_copy()
+
+
+Compiled = Future[CompiledGrammar]
+
+
+@dataclass
+class _Job:
+    """A grammar that waits for the thread, or is in it since `begun` (seconds of the monotonic clock)."""
+
+    constraint: Constraint
+    compiled: Compiled
+    begun: float | None = None
+
+
+class Grammars:
+    """Compiles each text once. Called by one thread; futures are completed by another. `timeout` seconds are what
+    compiling may take; a thread that takes longer is abandoned, since it can't be stopped."""
+
+    def __init__(self, tokenizer: TokenText, vocab_size: int, timeout: float, cache_bytes: int):
+        self._source = tokenizer, vocab_size
+        self._tokenizer: LLTokenizer | None = None
+        self._timeout = timeout
+        self._cache_bytes = cache_bytes
+        self._kept: OrderedDict[bytes, tuple[Compiled, int]] = OrderedDict()  # with its size
+        self._failures: OrderedDict[bytes, str] = OrderedDict()
+        self._underway: dict[bytes, _Job] = {}
+        self._worker: _Worker | None = None
+        self._abandoned: list[_Worker] = []
+
+    def get(self, constraint: Constraint) -> Compiled:
+        """A future that raises InvalidParameter naming the constraint's field. Raises Unavailable if too many
+        compilers hang."""
+        key = hashlib.sha256(constraint.grammar.encode()).digest()
+        if len(constraint.grammar.encode()) > GRAMMAR_BYTES_MAX:
+            return _failed(constraint, f"has more than {GRAMMAR_BYTES_MAX >> 10} KiB as a grammar")
+        if (kept := self._kept.get(key)) is not None:
+            self._kept.move_to_end(key)
+            return kept[0]
+        if (failure := self._failures.get(key)) is not None:
+            return _failed(constraint, failure)
+        if (underway := self._underway.get(key)) is not None:
+            return underway.compiled
+        self._abandoned = [worker for worker in self._abandoned if worker.is_busy]
+        if len(self._abandoned) >= ABANDONED_MAX:
+            raise Unavailable("grammars take too long to compile: try again later")
+        job = self._underway[key] = _Job(constraint, Future())
+        self._submit(job)
+        return job.compiled
+
+    def settle(self) -> None:
+        """Keep what has been compiled, and give up what takes too long. Called now and then while anything is under
+        way."""
+        for key, job in list(self._underway.items()):
+            if not job.compiled.done() and job.begun is not None and time.monotonic() > job.begun + self._timeout:
+                self._abandon(job)
+            if job.compiled.done():
+                del self._underway[key]
+                self._keep(key, job.compiled)
+
+    def result(self, constraint: Constraint) -> CompiledGrammar:
+        """Wait for it. Raises InvalidParameter, Unavailable."""
+        compiled = self.get(constraint)
+        while not compiled.done():
+            wait((compiled,), SETTLE_S)
+            self.settle()
+        return compiled.result()
+
+    def _submit(self, job: _Job) -> None:
+        if self._worker is None:
+            self._worker = _Worker()
+        self._worker.submit(lambda: self._complete(job))
+
+    def _complete(self, job: _Job) -> None:
+        """Called by the thread. Nobody hears of it if the job was given up meanwhile."""
+        if job.compiled.done():
+            return
+        job.begun = time.monotonic()
+        with contextlib.suppress(InvalidStateError):
+            try:
+                job.compiled.set_result(self._compile(job.constraint))
+            except InvalidParameter as error:
+                job.compiled.set_exception(error)
+            except Exception as error:  # a fault of ours is not this thread's end
+                job.compiled.set_exception(InvalidParameter(job.constraint.field, f"can't be compiled: {error}"))
+
+    def _abandon(self, job: _Job) -> None:
+        """Those that wait behind it go to another thread."""
+        assert self._worker is not None
+        self._abandoned.append(self._worker)
+        self._worker.end()
+        self._worker = None
+        why = f"takes longer than {self._timeout:g} s to compile"
+        with contextlib.suppress(InvalidStateError):
+            job.compiled.set_exception(InvalidParameter(job.constraint.field, why))
+        for other in self._underway.values():
+            if not other.compiled.done():
+                self._submit(other)
+
+    def _keep(self, key: bytes, compiled: Compiled) -> None:
+        error = compiled.exception()
+        if error is not None:
+            self._failures[key] = str(error).partition(": ")[2]
+            if len(self._failures) > FAILURES_MAX:
+                self._failures.popitem(last=False)
+            return
+        self._kept[key] = compiled, GRAMMAR_BYTES
+        while len(self._kept) > GRAMMARS_MAX or sum(size for _, size in self._kept.values()) > self._cache_bytes:
+            self._kept.popitem(last=False)  # rows that follow it have matchers of their own
+
+    def _compile(self, constraint: Constraint) -> CompiledGrammar:
+        """Up to the second mask: where a grammar is costly, that shows there."""
+        if self._tokenizer is None:
+            self._tokenizer = grammar_tokenizer(*self._source)
+        limits = LLParserLimits(
+            initial_lexer_fuel=INITIAL_LEXER_FUEL, step_lexer_fuel=STEP_LEXER_FUEL, verbose_errors=False
+        )
+        matcher = LLMatcher(self._tokenizer, constraint.grammar, log_level=0, limits=limits)
+        probe = matcher.deep_copy()
+        legal = _legal(probe, self._tokenizer)
+        if len(legal) and not probe.is_error():
+            probe.try_consume_tokens(legal[:1].tolist())
+            _legal(probe, self._tokenizer)
+        for one in (matcher, probe):
+            if one.is_error():
+                raise InvalidParameter(constraint.field, _reason(one.get_error()))
+        if not len(legal):
+            raise InvalidParameter(constraint.field, "nothing matches it")
+        return CompiledGrammar(matcher, constraint.field)
+
+
+def _legal(matcher: LLMatcher, tokenizer: LLTokenizer) -> np.ndarray:
+    """The tokens that may come next, but for those that end the text, int64 [n]."""
+    if matcher.is_error() or matcher.is_stopped():
+        return np.empty(0, np.int64) if matcher.is_error() else np.array(tokenizer.eos_tokens)
+    bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+    found = np.flatnonzero(np.unpackbits(bits, bitorder="little"))
+    rest = found[~np.isin(found, tokenizer.eos_tokens)]
+    return rest if len(rest) else found
+
+
+def _reason(error: str) -> str:
+    """The line of llguidance's explanation that a client can use."""
+    if (found := re.search(r"^error: (.*)$", error, re.MULTILINE)) is not None:
+        return f"is no expression that can be followed: {found[1]}"
+    first = error.partition("\n")[0]
+    first = re.sub(r"^(at )?\d+\(\d+\): ", "", first)
+    return f"can't be followed: {first.removeprefix('failed to compile JSON schema: ')}"
+
+
+def _failed(constraint: Constraint, why: str) -> Compiled:
+    failed: Compiled = Future()
+    failed.set_exception(InvalidParameter(constraint.field, why))
+    return failed
+
+
+class _Worker:
+    """One thread, which gives way to those that compute."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="grammars", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_busy(self) -> bool:
+        return self._thread.is_alive()
+
+    def submit(self, work: Callable[[], None]) -> None:
+        self._queue.put(work)
+
+    def end(self) -> None:
+        """End once the work in hand is done."""
+        self._queue.put(None)
+
+    def _work(self) -> None:
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        while (work := self._queue.get()) is not None:
+            work()

@@ -1,0 +1,151 @@
+"""What rows with a grammar may say next."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import numpy as np
+from llguidance import LLExecutor, LLMatcher
+
+from freehold.arrays import Bool, Int32, Int64
+from freehold.engine.grammar.compiler import CompiledGrammar
+from freehold.step import RowStart
+
+UInt32 = np.ndarray[tuple[int, ...], np.dtype[np.uint32]]
+
+
+@dataclass
+class _Row:
+    """A sequence under a grammar. Where it `ignores_eos`, tokens that end the text are legal only if nothing else is.
+    `output` is what it had when it took the row, until that has been consumed. After a
+    token that ends the text it is `closed`: only such tokens are legal then. `failure` says why it can't go on."""
+
+    grammar: CompiledGrammar
+    output: list[int] | None
+    ignores_eos: bool
+    matcher: LLMatcher | None = None
+    closed: bool = False
+    failure: str | None = None
+
+
+@dataclass(frozen=True)
+class Masks:
+    """`words` uint32 [positions, ceil(vocab / 32)] of those sequences that have a grammar: bit t of a row says whether
+    token t is legal. `first[i]`: where those of sequence i begin, -1 if anything is legal. `refused` by sequence."""
+
+    words: UInt32
+    first: Int64
+    refused: dict[int, str] = field(default_factory=dict[int, str])
+
+    def of(self, sequence: int, offset: int) -> UInt32 | None:
+        """What is legal at the sequence's position `offset`, uint32 [words]; None for everything."""
+        first = int(self.first[sequence])
+        return None if first < 0 else self.words[first + offset]
+
+
+class Matchers:
+    """One for each row with a grammar. They are the engine's because only it knows its last samples. Masks are computed
+    by a thread of their own, beside the forward pass; that thread consumes earlier output of rows that start again."""
+
+    def __init__(self, row_count: int, vocab_size: int, eos_tokens: tuple[int, ...]):
+        self._rows: list[_Row | None] = [None] * row_count
+        self._words = -(-vocab_size // 32)
+        self._eos = frozenset(eos_tokens)
+        self._only_eos: UInt32 = np.zeros(self._words, np.uint32)
+        for token in eos_tokens:
+            self._only_eos[token // 32] |= np.uint32(1 << token % 32)
+        self._count = 0
+        self._helper: ThreadPoolExecutor | None = None
+        self._executor: LLExecutor | None = None
+
+    def start(self, start: RowStart) -> None:
+        """A new sequence takes the row."""
+        self._count -= self._rows[start.row] is not None
+        grammar = start.grammar
+        self._rows[start.row] = None
+        if isinstance(grammar, CompiledGrammar):
+            self._rows[start.row] = _Row(grammar, start.tokens[start.prompt_length :].tolist(), start.params.ignore_eos)
+            self._count += 1
+
+    def begin(self, rows: Int64, drafts: Int32, proposed: Int64) -> Future[Masks] | None:
+        """Compute what is legal for sequences in `rows` [n] at their next position, and behind each of the first
+        `proposed` [n] of `drafts` [n, k]. None if no row has a grammar."""
+        if not self._count:
+            return None
+        bound: Bool = np.array([self._rows[row] is not None for row in rows.tolist()], np.bool_)
+        if not bound.any():
+            return None
+        sizes = np.where(bound, proposed + 1, 0)
+        first = np.where(bound, np.cumsum(sizes) - sizes, -1)
+        masks = Masks(np.zeros((int(sizes.sum()), self._words), np.uint32), first)
+        chains = [drafts[i, : proposed[i]].tolist() for i in range(len(rows))]
+        if self._helper is None:
+            self._helper, self._executor = ThreadPoolExecutor(1, "masks"), LLExecutor(1)
+        return self._helper.submit(self._compute, rows, chains, masks)
+
+    def _compute(self, rows: Int64, chains: list[list[int]], masks: Masks) -> Masks:
+        for i in np.flatnonzero(masks.first >= 0).tolist():
+            row, first = self._rows[int(rows[i])], int(masks.first[i])
+            assert row is not None
+            if row.failure is None:
+                self._fill(row, masks.words[first : first + len(chains[i]) + 1], chains[i])
+            if row.failure is not None:
+                masks.refused[i] = row.failure
+        return masks
+
+    def _fill(self, row: _Row, words: UInt32, chain: list[int]) -> None:
+        """Masks of one row: behind a draft that ends the text nothing else is legal."""
+        matcher = self._started(row)
+        if matcher is None:
+            return
+        if row.closed:
+            words[:] = self._only_eos
+            return
+        end = next((at for at, token in enumerate(chain) if token in self._eos), len(chain))
+        words[end + 1 :] = self._only_eos
+        place, size = words.ctypes.data, 4 * self._words
+        if end:
+            assert self._executor is not None
+            self._executor.unsafe_compute_mask_ptr_with_draft_token([(matcher, 0, chain[:end])], place, size, end + 1)
+        else:
+            matcher.unsafe_compute_mask_ptr(place, size)
+        if matcher.is_error():
+            row.failure = _why(matcher)
+        elif not words[0].any():
+            row.failure = "nothing can follow"
+        elif row.ignores_eos:
+            others = words & ~self._only_eos
+            has_others = others.any(axis=1)
+            words[has_others] = others[has_others]
+
+    def _started(self, row: _Row) -> LLMatcher | None:
+        """Its matcher, behind the output that it had; None if it has failed."""
+        if row.matcher is None:
+            row.matcher = row.grammar.matcher()
+        if row.output is not None:
+            output, row.output = row.output, None
+            self._consume(row, output)
+        return row.matcher if row.failure is None else None
+
+    def _consume(self, row: _Row, tokens: list[int]) -> None:
+        """Up to the first that ends the text: such a token is never consumed."""
+        assert row.matcher is not None
+        end = next((at for at, token in enumerate(tokens) if token in self._eos), len(tokens))
+        row.closed |= end < len(tokens)
+        if end and row.matcher.try_consume_tokens(tokens[:end]) < end:
+            row.failure = _why(row.matcher)
+
+    def advance(self, rows: Int64, counts: Int64, tokens: Int32) -> None:
+        """`counts` [n] tokens were sampled for each of `rows` [n], flat in `tokens`."""
+        if not self._count:
+            return
+        ends = np.cumsum(counts)
+        for i, number in enumerate(rows.tolist()):
+            row = self._rows[number]
+            if row is not None and not row.closed and row.failure is None and counts[i]:
+                self._consume(row, tokens[ends[i] - counts[i] : ends[i]].tolist())
+
+
+def _why(matcher: LLMatcher) -> str:
+    return matcher.get_error().partition("\n")[0] or "a token is not legal"
