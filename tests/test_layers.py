@@ -12,7 +12,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "freehold"
 # What each layer may import of freehold, besides itself. Leaves are single modules without a layer.
 LEAVES = {
     "arrays", "errors", "automaton", "stop_regex", "sampling_params", "step", "config", "conversation", "vocabulary",
-    "options", "engine_options", "mover", "prefix_keys",
+    "options", "engine_options", "mover", "prefix_keys", "constraint",
 }  # fmt: skip
 MAY_IMPORT = {
     "memory": set(),
@@ -34,6 +34,7 @@ MAY_IMPORT = {
 }
 ONLY_IN_SERVER = {"fastapi", "uvicorn", "starlette", "pydantic", "orjson", "prometheus_client"}
 ONLY_IN_IPC_AND_EVENTS = {"zmq", "msgspec"}
+ONLY_IN_GRAMMAR = {"llguidance"}
 ONLY_IN_STORE = {"redis", "obstore", "xxhash"}
 NOT_BELOW_ENGINE = {"torch", "numba", "triton", "transformers"}
 
@@ -110,6 +111,8 @@ def test_libraries_of_a_layer_are_imported_there_alone():
             assert not used & ONLY_IN_IPC_AND_EVENTS, path
         if "store" not in path.parts:
             assert not used & ONLY_IN_STORE, path
+        if "grammar" not in path.parts:
+            assert not used & ONLY_IN_GRAMMAR, path
 
 
 def test_the_engine_imports_without_the_server_libraries():

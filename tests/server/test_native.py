@@ -132,7 +132,7 @@ def test_what_is_refused(url):
     assert "sampling_params" in message(url, text="a", sampling_params={"max_tokens": 3})
     assert "top_p" in message(url, text="a", sampling_params={"top_p": 2})
     for name in ("json_schema", "regex", "ebnf", "structural_tag"):
-        assert name in message(url, text="a", sampling_params={name: "x"})
+        assert name in message(url, text="a", sampling_params={name: "(x"})
         assert generate(url, text="a", sampling_params={name: "", "max_new_tokens": 1})
     assert "vocabulary" in message(url, input_ids=[10**8])
     assert "empty" in message(url, input_ids=[])
@@ -383,15 +383,6 @@ def test_a_timeout_in_a_stream_is_a_reason_to_finish(url):
     refused = requests.post(f"{url}/generate", json={**body, "stream": False, "timeout": 0.5}, timeout=60)
     assert refused.status_code == 503
     assert refused.json()["object"] == "error"
-
-
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-@pytest.mark.parametrize("field", ["json_schema", "regex", "ebnf", "structural_tag"])
-def test_constrained_output_is_refused(url, path, field):
-    prompt = {"prompt": "A"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "A"}]}
-    answer = post(url, path, **prompt, **{field: "x"})
-    assert answer.status_code == 400
-    assert answer.json()["error"]["param"] == field
 
 
 @pytest.mark.parametrize("streaming", [True, False])

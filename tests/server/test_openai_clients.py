@@ -140,7 +140,7 @@ def test_logit_bias_min_tokens_and_ignored_fields(client, model):
         ({"prompt": [5] * 9000}, "prompt", "maximum context length is 8192"),
         ({"prompt": [5] * 7000}, "prompt", "whole pool holds 6400"),
         ({"prompt": None}, "prompt", "got"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "text"),
+        ({"response_format": {"type": "xml"}}, "response_format.type", "json_schema"),
         ({"suffix": "x"}, "suffix", "not supported"),
     ],
 )

@@ -9,13 +9,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from freehold.errors import InvalidParameter
 from freehold.sampling_params import LOGPROBS_MAX, SamplingParams
-from freehold.server.openai.schema import CONSTRAINTS, TokenIds
+from freehold.server.constraints.fields import native_constraint
+from freehold.server.openai.schema import TokenIds
 from freehold.server.requests.hints import RetentionBody
 
 PASSED_ON = (
     "temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty", "n",
     "ignore_eos",
 )  # fmt: skip
+NATIVE_CONSTRAINTS = ("json_schema", "regex", "ebnf", "structural_tag")
 
 
 class NativeSampling(BaseModel):
@@ -50,9 +52,6 @@ class NativeSampling(BaseModel):
 
     def params(self, probe: Probe | None) -> SamplingParams:
         """As far as they don't depend on the prompt. Raises InvalidParameter."""
-        for name in CONSTRAINTS:
-            if getattr(self, name):
-                raise InvalidParameter(name, "constrained output is not supported yet")
         given = {name: value for name in PASSED_ON if (value := getattr(self, name)) is not None}
         try:
             biases = {int(token): bias for token, bias in (self.logit_bias or {}).items()}
@@ -71,6 +70,7 @@ class NativeSampling(BaseModel):
             logprobs=None if probe is None else max(probe.top, 1),
             logprob_token_ids=() if probe is None else probe.token_ids,
             prompt_logprobs_start=None if probe is None or probe.start < 0 else probe.start,
+            constraint=native_constraint({name: getattr(self, name) for name in NATIVE_CONSTRAINTS}),
         )
 
     def fitted(self, params: SamplingParams, room: int) -> SamplingParams:

@@ -12,12 +12,10 @@ from freehold.ipc.protocol import Options
 from freehold.memory import Retention
 from freehold.sampling_params import LOGPROBS_MAX, SamplingParams
 from freehold.server.access.clients import Client
+from freehold.server.constraints.fields import ConstraintFields
 from freehold.server.requests.hints import CacheHints
 
 TokenIds = list[Annotated[int, Field(ge=0, strict=True)]]
-
-
-CONSTRAINTS = ("json_schema", "regex", "ebnf", "structural_tag")
 
 
 class StreamOptions(BaseModel):
@@ -25,7 +23,7 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: bool | None = False
 
 
-class SamplingBody(CacheHints):
+class SamplingBody(CacheHints, ConstraintFields):
     """What completions and chat have in common. A null means that the field was not given."""
 
     model_config = ConfigDict(extra="ignore")
@@ -46,10 +44,6 @@ class SamplingBody(CacheHints):
     stop_regex: str | list[str] | None = None
     no_stop_trim: bool | None = False
     include_stop_str_in_output: bool | None = False
-    json_schema: str | dict[str, Any] | None = None
-    regex: str | None = None
-    ebnf: str | None = None
-    structural_tag: str | None = None
     ignore_eos: bool | None = None
     min_tokens: int | None = None
     skip_special_tokens: bool | None = True
@@ -60,7 +54,6 @@ class SamplingBody(CacheHints):
     timeout: float | None = Field(default=None, gt=0)
     session_id: str | None = None
     session_wait: bool | None = False
-    response_format: dict[str, Any] | None = None
     user: str | None = None
 
     def sampling(
@@ -68,11 +61,6 @@ class SamplingBody(CacheHints):
     ) -> SamplingParams:
         """With the model's own defaults where the body says nothing; `echo` wants log-probabilities of the
         prompt too. Raises InvalidParameter."""
-        if self.response_format and self.response_format.get("type", "text") != "text":
-            raise InvalidParameter("response_format", "only type 'text' is supported")
-        for name in CONSTRAINTS:
-            if getattr(self, name):
-                raise InvalidParameter(name, "constrained output is not supported yet")
         names = (
             "n temperature top_p top_k min_p seed presence_penalty frequency_penalty repetition_penalty "
             "ignore_eos min_tokens"
@@ -88,6 +76,7 @@ class SamplingBody(CacheHints):
             stop_regex=(self.stop_regex,) if isinstance(self.stop_regex, str) else tuple(self.stop_regex or ()),
             include_stop=bool(self.no_stop_trim or self.include_stop_str_in_output),
             prompt_logprobs_start=0 if echo and logprobs is not None else None,
+            constraint=self.constraint(),
         )
 
     def options(self, client: Client, retention: Retention | None, session: tuple[str, str] | None = None) -> Options:

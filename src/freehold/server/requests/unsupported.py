@@ -11,12 +11,6 @@ from freehold.errors import InvalidParameter
 UNSUPPORTED = {
     "functions": "function calls are not supported",
     "function_call": "function calls are not supported",
-    "structured_outputs": "constrained output is not supported yet",
-    "guided_json": "constrained output is not supported yet",
-    "guided_regex": "constrained output is not supported yet",
-    "guided_choice": "constrained output is not supported yet",
-    "guided_grammar": "constrained output is not supported yet",
-    "guided_whitespace_pattern": "constrained output is not supported yet",
     "lora_path": "adapters are not supported",
     "lora_request": "adapters are not supported",
     "continue_final_message": "is not supported; in /v1/messages a last message of the assistant is continued",

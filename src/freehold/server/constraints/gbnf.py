@@ -1,0 +1,202 @@
+"""GBNF, the grammars of llama.cpp and xgrammar, translated to Lark.
+
+A rule is `name ::= alternatives`; it goes on until the next one begins, over as many lines as it likes. Items are
+"literals", [classes], `.`, names and (groups), with `*`, `+`, `?`, `{n}` and `{n,m}` behind them. `root` is the start.
+
+Rules that don't refer to themselves become terminals, so that the whole of one is one regular expression: a lexer that
+had to choose between its parts could choose wrongly.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+from freehold.server.constraints.expressions import text
+
+_TOKEN = re.compile(
+    r"""(?P<space>[ \t\r\n]+|\#[^\n]*)
+      | (?P<literal>"(?:[^"\\\n]|\\.)*")
+      | (?P<class>\[(?:[^\]\\\n]|\\.)*\])
+      | (?P<assign>::=)
+      | (?P<name>[A-Za-z_][A-Za-z0-9_-]*)
+      | (?P<repeat>[*+?]|\{\s*\d+\s*(?:,\s*\d*\s*)?\})
+      | (?P<mark>[|().])""",
+    re.VERBOSE,
+)
+_ESCAPE = re.compile(r"\\(x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8}|.)", re.DOTALL)
+_PLAIN = {"n": "\n", "r": "\r", "t": "\t"}
+ANYTHING = r"/(.|\n)/"
+
+
+@dataclass(frozen=True)
+class _Token:
+    kind: str
+    text: str
+    line: int
+    column: int
+
+    def refuse(self, why: str) -> NoReturn:
+        raise ValueError(f"line {self.line}, column {self.column}: {why}")
+
+
+@dataclass
+class _Rule:
+    """`parts` are Lark, but for names, which are _Token."""
+
+    name: _Token
+    parts: list[str | _Token] = field(default_factory=list[str | _Token])
+
+
+def lark_of(source: str) -> str:
+    """A grammar in Lark, from GBNF or as it is. Raises ValueError saying what is wrong, and where."""
+    if "::=" in source:
+        return _translate(source)
+    if re.search(r"^\s*start\s*:", source, re.MULTILINE):
+        return source
+    raise ValueError("is no grammar: it has neither rules of GBNF (root ::= ...) nor of Lark (start: ...)")
+
+
+def _translate(source: str) -> str:
+    tokens = list(_tokens(source))
+    rules: dict[str, _Rule] = {}
+    starts = [at for at in range(len(tokens) - 1) if tokens[at].kind == "name" and tokens[at + 1].kind == "assign"]
+    if tokens and (not starts or starts[0] != 0):
+        tokens[0].refuse("a rule must begin here: name ::= ...")
+    for begin, end in zip(starts, [*starts[1:], len(tokens)], strict=True):
+        name = tokens[begin]
+        if name.text in rules:
+            name.refuse(f"there is a rule '{name.text}' already")
+        rules[name.text] = _Rule(name, _Body(tokens[begin + 2 : end], name).parts())
+    if "root" not in rules:
+        raise ValueError("has no rule 'root'")
+    for rule in rules.values():
+        for part in rule.parts:
+            if isinstance(part, _Token) and part.text not in rules:
+                part.refuse(f"there is no rule '{part.text}'")
+    names = _named(rules)
+    lines = [f"start: {names['root']}"]
+    for name, rule in rules.items():
+        parts = (names[part.text] if isinstance(part, _Token) else part for part in rule.parts)
+        lines.append(f"{names[name]}: {' '.join(parts)}")
+    return "\n".join(lines)
+
+
+def _named(rules: dict[str, _Rule]) -> dict[str, str]:
+    """Lark's names: terminals are in capitals."""
+    calls = {name: {part.text for part in rule.parts if isinstance(part, _Token)} for name, rule in rules.items()}
+    terminal: set[str] = set()
+    while more := {name for name, called in calls.items() if name not in terminal and called <= terminal}:
+        terminal |= more
+    return {name: f"TERMINAL_{i}" if name in terminal else f"rule_{i}" for i, name in enumerate(rules)}
+
+
+def _tokens(source: str) -> Iterator[_Token]:
+    at, line, begin = 0, 1, 0
+    while at < len(source):
+        found = _TOKEN.match(source, at)
+        if found is None:
+            _Token("", source[at], line, at - begin + 1).refuse(f"{source[at]!r} means nothing here")
+        kind = str(found.lastgroup)
+        if kind != "space":
+            yield _Token(kind, found[0], line, at - begin + 1)
+        newlines = found[0].count("\n")
+        if newlines:
+            line, begin = line + newlines, at + found[0].rindex("\n") + 1
+        at = found.end()
+
+
+class _Body:
+    """What stands behind `::=`, checked and turned into Lark."""
+
+    def __init__(self, tokens: list[_Token], name: _Token):
+        self._tokens = tokens
+        self._name = name
+
+    def parts(self) -> list[str | _Token]:
+        found: list[str | _Token] = []
+        open_groups: list[_Token] = []
+        is_empty, may_repeat = True, False  # the alternative so far; whether an item has just ended
+        for token in self._tokens:
+            if token.kind == "repeat":
+                if not may_repeat:
+                    token.refuse(f"'{token.text}' has nothing to repeat")
+                found.append(_repetition(token))
+                may_repeat = False
+                continue
+            if token.text == ")" and not open_groups:
+                token.refuse("there is no '(' for it")
+            if token.text in ("|", ")") and token.kind == "mark" and is_empty:
+                found.append('""')
+            found.append(_item(token))
+            if token.text == "(" and token.kind == "mark":
+                open_groups.append(token)
+            if token.text == ")" and token.kind == "mark":
+                open_groups.pop()
+            is_empty = token.kind == "mark" and token.text in ("|", "(")
+            may_repeat = not is_empty
+        if open_groups:
+            open_groups[-1].refuse("there is no ')' for it")
+        return [*found, '""'] if is_empty else found
+
+
+def _item(token: _Token) -> str | _Token:
+    if token.kind == "literal":
+        return text(_unescaped(token, token.text[1:-1]))
+    if token.kind == "class":
+        return _class(token)
+    if token.kind == "assign":
+        token.refuse("'::=' belongs behind the name of a rule")
+    if token.kind == "name":
+        return token
+    return ANYTHING if token.text == "." else token.text
+
+
+def _repetition(token: _Token) -> str:
+    if token.text[0] != "{":
+        return token.text
+    least, comma, most = re.sub(r"\s", "", token.text[1:-1]).partition(",")
+    if most and int(most) < int(least):
+        token.refuse(f"{token.text} can't be: the second number is smaller")
+    return f"{{{least}{comma}{most}}}"
+
+
+def _unescaped(token: _Token, inside: str) -> str:
+    def plain(found: re.Match[str]) -> str:
+        char = _char(found[1])
+        if char is None or char == "\0":
+            token.refuse(f"'{found[0]}' is no escape that can be used here")
+        return char
+
+    return _ESCAPE.sub(plain, inside)
+
+
+def _char(escape: str) -> str | None:
+    if escape[0] in "xuU" and len(escape) > 1:
+        number = int(escape[1:], 16)
+        return chr(number) if number <= 0x10FFFF and not 0xD800 <= number < 0xE000 else None
+    return _PLAIN.get(escape, escape if escape in '"\\[]-^/.' else None)
+
+
+def _class(token: _Token) -> str:
+    """A class of characters as a regular expression: each by its number, so that none means anything else."""
+    inside = token.text[1:-1]
+    sign = "^" if inside.startswith("^") else ""
+    chars: list[tuple[str, bool]] = []  # with whether it was escaped
+    rest = inside[len(sign) :]
+    at = 0
+    while at < len(rest):
+        found = _ESCAPE.match(rest, at)
+        chars.append((rest[at], False) if found is None else (_unescaped(token, found[0]), True))
+        at += 1 if found is None else len(found[0])
+    if not chars:
+        token.refuse("the class is empty")
+    written: list[str] = []
+    for at, (char, is_escaped) in enumerate(chars):
+        is_range = char == "-" and not is_escaped and 0 < at < len(chars) - 1
+        if is_range and ord(chars[at - 1][0]) > ord(chars[at + 1][0]):
+            token.refuse(f"the range {chars[at - 1][0]}-{chars[at + 1][0]} is empty")
+        written.append("-" if is_range else f"\\u{{{ord(char):X}}}")
+    return f"/[{sign}{''.join(written)}]/"

@@ -1,0 +1,227 @@
+"""Constrained output: every way of computing it gives the tokens of a cold loop that replays a fresh matcher."""
+
+import json
+import time
+
+import numpy as np
+import pytest
+from jsonschema import validate
+
+from freehold import LLM, SamplingParams
+from freehold.constraint import GRAMMAR_BYTES_MAX, Constraint
+from freehold.engine.grammar import compiler
+from freehold.engine.grammar.compiler import Grammars
+from freehold.engine.grammar.matchers import Matchers
+from freehold.errors import InvalidParameter, Unavailable
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 24},
+        "id": {"type": "string", "format": "uuid"},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "tags": {"type": "array", "items": {"enum": ["red", "green", "blue"]}, "minItems": 1, "maxItems": 3},
+    },
+    "required": ["name", "id", "age", "tags"],
+    "additionalProperties": False,
+    "x-guidance": {"whitespace_pattern": r"[ \n\t]{1,8}"},
+}
+GRAMMARS = {
+    "schema": Constraint(f"start: %json {json.dumps(SCHEMA)}", "json_schema"),
+    "open": Constraint("start: /[a-z]+( [a-z]+)*/", "regex"),
+    "sums": Constraint('start: e\ne: N | e "+" e | "(" e ")"\nN: /[0-9]{1,3}/', "ebnf"),
+}
+PROMPT = "Alice Smith is thirty years old and likes red and green. As JSON:"
+LENGTH = 90
+SEEDS = (None, 5)
+
+
+def params(kind, seed=None, **options):
+    how = {"temperature": 0} if seed is None else {"temperature": 0.8, "top_p": 0.95, "seed": seed}
+    return SamplingParams(**{"max_tokens": LENGTH, "constraint": GRAMMARS[kind], **how, **options})
+
+
+class Replayed(Matchers):
+    """Keeps no matcher: each mask comes from a fresh one that has consumed the whole output."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.outputs = {}
+
+    def start(self, start):
+        super().start(start)
+        self.outputs[start.row] = start.tokens[start.prompt_length :].tolist()
+
+    def advance(self, rows, counts, tokens):
+        ends = np.cumsum(counts)
+        for row, count, end in zip(rows.tolist(), counts.tolist(), ends.tolist(), strict=True):
+            self.outputs[row] += tokens[end - count : end].tolist()
+            bound = self._rows[row]
+            if bound is not None:
+                bound.matcher, bound.output = None, list(self.outputs[row])
+
+
+@pytest.fixture(scope="module")
+def cold():
+    """The tokens of one request at a time, without overlap, cache, drafts or a matcher that lives."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("freehold.engine.runner.Matchers", Replayed)
+        with LLM(page_size=16, num_pages=100, disable_radix_cache=True, disable_overlap_schedule=True) as llm:
+            found = {
+                (kind, seed): llm.generate([PROMPT], [params(kind, seed)])[0] for kind in GRAMMARS for seed in SEEDS
+            }
+    return {**{key: one.token_ids for key, one in found.items()}, "text": {key: one.text for key, one in found.items()}}
+
+
+def test_what_the_cold_loop_gives_follows_the_grammar(cold):
+    validate(json.loads(cold["text"]["schema", None]), SCHEMA)
+    assert cold["text"]["open", None].replace(" ", "").isalpha()
+    assert len(cold["open", None]) == LENGTH, "an open grammar goes on"
+
+
+EXACT = pytest.mark.exact
+OPTIONS = [
+    pytest.param({}, id="default"),
+    pytest.param({"disable_overlap_schedule": True, "page_size": 1}, id="synchronous-1"),
+    pytest.param({"chunked_prefill_size": 5, "page_size": 4}, id="chunks-4"),
+    pytest.param(
+        {"forward_retract_interval": 3, "speculative_algorithm": "ngram", "page_size": 4}, id="retract-ngram-4"
+    ),
+    pytest.param({"speculative_algorithm": "draft", "speculative_draft_layers": 10}, id="draft"),
+    pytest.param({"page_size": 64}, id="64", marks=EXACT),
+    pytest.param({"page_size": 256, "num_pages": 12}, id="256", marks=EXACT),
+    pytest.param({"speculative_algorithm": "ngram"}, id="ngram", marks=EXACT),
+    pytest.param({"forward_retract_interval": 3}, id="retract", marks=EXACT),
+    pytest.param(
+        {"forward_retract_interval": 3, "speculative_algorithm": "draft", "speculative_draft_layers": 10},
+        id="retract-draft",
+        marks=EXACT,
+    ),
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_every_way_gives_the_tokens_of_the_cold_loop(cold, options):
+    with LLM(**{"num_pages": 300, **options}) as llm:
+        wanted = [(kind, seed) for kind in GRAMMARS for seed in SEEDS]
+        free = [SamplingParams(temperature=0, max_tokens=20)] * 2  # beside rows that nothing binds
+        outputs = llm.generate([PROMPT] * (len(wanted) + 2), [params(*one) for one in wanted] + free)
+        again = llm.generate([PROMPT] * len(wanted), [params(*one) for one in wanted])
+        for one, output, second in zip(wanted, outputs, again, strict=False):
+            assert output.token_ids == cold[one], one
+            assert second.token_ids == cold[one], one
+        (alone,) = llm.generate([PROMPT], free[:1])
+        assert outputs[-1].token_ids == outputs[-2].token_ids == alone.token_ids
+
+
+def test_a_document_ends_with_stop_whatever_the_request_ignores(cold):
+    with LLM(num_pages=100) as llm:
+        plain, ignoring, least = llm.generate(
+            [PROMPT] * 3, [params("schema"), params("schema", ignore_eos=True), params("schema", min_tokens=LENGTH)]
+        )
+        assert plain.finish_reason == ignoring.finish_reason == least.finish_reason == "stop"
+        assert plain.token_ids == ignoring.token_ids == least.token_ids
+        (open_,) = llm.generate([PROMPT], [params("open", ignore_eos=True, max_tokens=30)])
+        assert (open_.finish_reason, len(open_.token_ids)) == ("length", 30)
+        eos = llm.tokenizer.eos_tokens
+        assert not set(open_.token_ids) & set(eos)
+
+
+def test_log_probabilities_are_those_of_the_model():
+    """As if nothing had been bound: scoring the output as a prompt gives the same numbers."""
+    with LLM(num_pages=100) as llm:
+        (output,) = llm.generate([PROMPT], [params("schema", logprobs=2)])
+        prompt = llm.tokenizer.encode(PROMPT).tolist()
+        whole = [*prompt, *output.token_ids]
+        scoring = SamplingParams(temperature=0, max_tokens=1, logprobs=2, prompt_logprobs_start=len(prompt) - 1)
+        (scored,) = llm.generate([whole], [scoring])
+        assert scored.prompt_logprobs == output.logprobs
+        assert any(one.top[0][0] != one.token for one in output.logprobs), "some best tokens were not legal"
+
+
+# -- compiling ------------------------------------------------------------------------------------------------------
+
+
+class Letters:
+    """A tokenizer with a token for each byte."""
+
+    pieces = [bytes([byte]) for byte in range(256)] + [b"<end>"]
+    special = frozenset({256})
+    eos_tokens = (256,)
+    bos_token = None
+
+    def encode(self, text, add_special_tokens=True):
+        return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+
+
+def grammars(timeout=5.0, cache_bytes=1 << 20) -> Grammars:
+    return Grammars(Letters(), 260, timeout, cache_bytes)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "words"),
+    [
+        ("start: /a(?=b)/", "look-around"),
+        ('start: %json {"uniqueItems": true}', "uniqueItems"),
+        ("start: foo", "unknown name"),
+        ("start: /((a{100}){100}){100}/", "too many"),
+        ("start: /a{100000}/", "too many|fuel|large"),
+        ("start: " + "x" * GRAMMAR_BYTES_MAX, "256 KiB"),
+        ("begin: /a/", "start"),
+    ],
+)
+def test_what_can_not_be_compiled_is_said_by_its_field(grammar, words):
+    source = grammars()
+    for _ in range(2):  # failures are kept
+        before = time.monotonic()
+        with pytest.raises(InvalidParameter, match=words) as refused:
+            source.result(Constraint(grammar, "ebnf"))
+        assert refused.value.field == "ebnf"
+        assert time.monotonic() - before < 2
+
+
+def test_a_grammar_is_compiled_once_and_forgotten_when_many_others_came():
+    source = grammars(cache_bytes=3 * compiler.GRAMMAR_BYTES)
+    first = source.result(Constraint("start: /a+/", "regex"))
+    assert source.result(Constraint("start: /a+/", "other")) is first
+    for number in range(3):
+        source.result(Constraint(f"start: /b{{{number + 1}}}/", "regex"))
+    again = source.result(Constraint("start: /a+/", "regex"))
+    assert again is not first
+    assert first.matcher().try_consume_tokens([97, 97, 98]) == 2, "who has it keeps it"
+
+
+def test_two_rows_share_no_state():
+    source = grammars()
+    compiled = source.result(Constraint("start: /ab/", "regex"))
+    one, two = compiled.matcher(), compiled.matcher()
+    assert one.consume_token(97)
+    assert two.try_consume_tokens([97, 98]) == 2
+
+
+def test_a_compiler_that_hangs_is_left_behind(monkeypatch):
+    hanging = Grammars._compile
+
+    def slow(self, constraint):
+        if "hang" in constraint.grammar:
+            time.sleep(1.5)
+        return hanging(self, constraint)
+
+    monkeypatch.setattr(Grammars, "_compile", slow)
+    source = grammars(timeout=0.2)
+    stuck = source.get(Constraint("start: /hang/", "regex"))
+    behind = source.get(Constraint("start: /a/", "regex"))
+    while not stuck.done():
+        time.sleep(0.02)
+        source.settle()
+    with pytest.raises(InvalidParameter, match=r"regex: takes longer than 0.2 s"):
+        stuck.result()
+    assert behind.result(1).field == "regex", "it went to another thread"
+    with pytest.raises(InvalidParameter, match="takes longer"):
+        source.result(Constraint("start: /hang/", "regex"))
+    with pytest.raises(InvalidParameter, match="takes longer"):
+        source.result(Constraint("start: /hanging/", "regex"))
+    with pytest.raises(Unavailable):
+        source.get(Constraint("start: /b/", "regex"))
+    time.sleep(1.6)
+    assert source.result(Constraint("start: /b/", "regex")).field == "regex"
