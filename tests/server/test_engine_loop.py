@@ -1,10 +1,16 @@
 """The loop of the engine process, on the simulated engine: whatever the engine does, clients are heard."""
 
+import threading
+import time
+from concurrent.futures import Future
+
 import numpy as np
 import pytest
 import zmq
 
 from freehold.config import EngineConfig
+from freehold.constraint import Constraint
+from freehold.errors import InvalidParameter
 from freehold.ipc import protocol as msg
 from freehold.ipc.engine_process import TRANSFER_POLL_MS, EngineLoop
 from freehold.memory import WritePolicy
@@ -17,7 +23,7 @@ from freehold.storage_backend import StorageBackend
 class Client:
     """The other end of the loop's socket; the clock stands still until told."""
 
-    def __init__(self, monkeypatch, tiers=None, **options):
+    def __init__(self, monkeypatch, tiers=None, grammars=None, **options):
         monkeypatch.setattr("freehold.ipc.engine_process.IDLE_POLL_MS", 0)
         monkeypatch.setattr("freehold.ipc.engine_process.RETRY_MS", 0)
         self.now = 0.0
@@ -30,7 +36,8 @@ class Client:
         port = theirs.bind_to_random_port("tcp://127.0.0.1")
         self._socket = context.socket(zmq.PAIR)
         self._socket.connect(f"tcp://127.0.0.1:{port}")
-        self.loop = EngineLoop(self.scheduler, theirs, 0, StorageBackend(self.memory, None, None))
+        self.loop = EngineLoop(self.scheduler, theirs, 0, StorageBackend(self.memory, None, None), grammars=grammars)
+        self.grammars = grammars
 
     def send(self, command: msg.Command) -> None:
         self._socket.send(msg.encode(command))
@@ -172,3 +179,124 @@ def test_copies_to_the_host_are_taken_in_while_the_engine_rests(monkeypatch):
     client.loop.turn()
     client.loop.turn()
     assert client.memory.counts().pinned == 0
+
+
+# -- grammars that are being compiled -------------------------------------------------------------------------------
+
+
+class SlowGrammars:
+    """Compiles when the test says so."""
+
+    def __init__(self):
+        self.futures = {}
+        self.settled = 0
+
+    def get(self, constraint):
+        return self.futures.setdefault(constraint.grammar, Future())
+
+    def settle(self):
+        self.settled += 1
+
+
+@pytest.fixture
+def bound(monkeypatch):
+    return Client(monkeypatch, grammars=SlowGrammars(), max_queued_requests=3, waiting_timeout=60.0)
+
+
+def submit(client, name, grammar="start: /a/", **options):
+    params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True, constraint=Constraint(grammar, "regex"))
+    client.send(msg.Submit(name, np.array([1, 2, 3], np.int32).tobytes(), params, 0, msg.Options(**options)))
+
+
+def kinds(reports):
+    return [type(report).__name__ for report in reports if not isinstance(report, msg.Progress)]
+
+
+def test_a_request_waits_for_its_grammar_and_others_do_not(bound):
+    submit(bound, "a")
+    bound.submit("free", max_tokens=3)
+    assert bound.ended(10) == ["free"]
+    assert "a" not in bound.scheduler.requests
+    bound.send(msg.Call(1, "idle"))
+    assert bound.answers(2)[0].value is False, "a flush would have to wait for it"
+    bound.grammars.futures["start: /a/"].set_result("compiled")
+    reports = bound.reports(1)
+    assert kinds(reports) == ["Accepted"]
+    assert bound.scheduler.requests["a"].grammar == "compiled"
+    assert bound.ended(10) == ["a"]
+    submit(bound, "again")
+    assert kinds(bound.reports(1)) == ["Accepted"], "it is there already"
+
+
+def test_a_ready_grammar_wakes_the_loop(bound, monkeypatch):
+    monkeypatch.setattr("freehold.ipc.engine_process.IDLE_POLL_MS", 20_000)
+    monkeypatch.setattr(type(bound.loop), "_patience_ms", lambda self: 20_000)
+    submit(bound, "a")
+    bound.loop._take_commands()
+    future = bound.grammars.futures["start: /a/"]
+    threading.Timer(0.2, lambda: future.set_result("compiled")).start()
+    before = time.monotonic()
+    bound.loop._take_commands()
+    assert time.monotonic() - before < 5
+    bound.loop.turn()
+    assert "a" in bound.scheduler.requests
+
+
+def test_a_grammar_that_can_not_be_compiled_is_refused(bound):
+    submit(bound, "a")
+    bound.reports(1)
+    bound.grammars.futures["start: /a/"].set_exception(InvalidParameter("regex", "no"))
+    (refused,) = [one for one in bound.reports(1) if isinstance(one, msg.Rejected)]
+    assert (refused.id, refused.failure.error().field) == ("a", "regex")
+    assert not bound.scheduler.requests
+    bound.send(msg.Call(1, "idle"))
+    assert bound.answers(2)[0].value is True
+
+
+def test_a_request_that_waits_for_its_grammar_can_be_aborted(bound):
+    submit(bound, "a")
+    bound.reports(2)
+    bound.send(msg.Abort("a"))
+    assert bound.ended(2) == ["a"]
+    bound.grammars.futures["start: /a/"].set_result("compiled")
+    assert not kinds(bound.reports(2)), "nobody waits for it any more"
+
+
+@pytest.mark.parametrize("seconds", [5.0, None])
+def test_time_goes_on_while_a_grammar_is_compiled(bound, seconds):
+    bound.now = 1.0
+    submit(bound, "a", timeout=seconds)
+    bound.reports(2)
+    bound.now = 1.0 + (seconds or 60.0) - 0.1
+    assert not bound.ended(2)
+    bound.now += 0.2
+    assert bound.ended(3) == ["a"]
+    assert not bound.memory.epochs.submitted, "nothing was computed"
+
+
+def test_time_that_was_waited_counts(bound):
+    bound.now = 1.0
+    submit(bound, "a", timeout=5.0)
+    bound.reports(2)
+    bound.now = 4.0
+    bound.grammars.futures["start: /a/"].set_result("compiled")
+    bound.engine.hold = True
+    bound.reports(2)
+    assert bound.scheduler.requests["a"].arrival == 1.0
+    bound.now = 6.5
+    assert bound.ended(2) == ["a"]
+    bound.engine.hold = False
+
+
+def test_requests_that_wait_for_grammars_are_as_many_as_the_queue_holds(bound):
+    for name in ("a", "b", "c", "d"):
+        submit(bound, name, f"start: /{name}/")
+    (refused,) = [one for one in bound.reports(2) if isinstance(one, msg.Rejected)]
+    assert (refused.id, refused.failure.error().status) == ("d", 503)
+
+
+def test_without_grammars_constrained_output_is_refused(client):
+    submit(client, "a")
+    (refused,) = [one for one in client.reports(2) if isinstance(one, msg.Rejected)]
+    assert refused.failure.error().field == "regex"
+    assert "--grammar-backend none" in refused.failure.message

@@ -1,0 +1,124 @@
+"""Constrained output over HTTP, on every route and with the real client."""
+
+import json
+
+import httpx
+import openai
+import pytest
+from jsonschema import validate
+from pydantic import BaseModel
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 20}, "legs": {"type": "integer", "maximum": 99}},
+    "required": ["name", "legs"],
+    "additionalProperties": False,
+}
+ASKED = [{"role": "user", "content": "Describe a cat as JSON, with its name and its number of legs."}]
+
+
+class Animal(BaseModel):
+    name: str
+    legs: int
+
+
+@pytest.fixture
+def client(server):
+    with openai.OpenAI(base_url=f"{server}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def test_the_client_parses_what_it_asked_for(client):
+    answer = client.chat.completions.parse(
+        model="SmolLM2-135M-Instruct", messages=ASKED, response_format=Animal, temperature=0, max_tokens=60
+    )
+    assert isinstance(answer.choices[0].message.parsed, Animal)
+    assert answer.choices[0].finish_reason == "stop"
+
+
+def test_a_stream_says_the_same(client):
+    options = {
+        "model": "SmolLM2-135M-Instruct", "messages": ASKED, "temperature": 0, "max_tokens": 60,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "animal", "schema": SCHEMA}},
+    }  # fmt: skip
+    whole = client.chat.completions.create(**options).choices[0].message.content
+    chunks = client.chat.completions.create(**options, stream=True)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole
+    validate(json.loads(whole), SCHEMA)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"response_format": {"type": "json_object"}, "max_tokens": 200},
+        {"json_schema": SCHEMA},
+        {"guided_json": SCHEMA},
+        {"structured_outputs": {"json": SCHEMA}},
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_json_on_both_routes(server, path, form):
+    prompt = {"messages": ASKED} if "chat" in path else {"prompt": "A cat as JSON: "}
+    answer = httpx.post(f"{server}{path}", json={"temperature": 0, "max_tokens": 60, **prompt, **form}, timeout=60)
+    assert answer.status_code == 200, answer.text
+    choice = answer.json()["choices"][0]
+    text = choice["text"] if "text" in choice else choice["message"]["content"]
+    if choice["finish_reason"] == "stop":
+        assert isinstance(json.loads(text), dict)
+    assert text.lstrip().startswith("{")
+
+
+def test_the_native_route(server):
+    for form, allowed in (
+        ({"regex": "(Paris|London)"}, {"Paris", "London"}),
+        ({"ebnf": 'root ::= "yes" | "no"'}, {"yes", "no"}),
+        ({"json_schema": '{"enum": ["a", "b"]}'}, {'"a"', '"b"'}),
+    ):
+        sampling = {"temperature": 0, "max_new_tokens": 16, **form}
+        answer = httpx.post(
+            f"{server}/generate", json={"text": "The answer is", "sampling_params": sampling}, timeout=60
+        )
+        assert answer.json()["text"] in allowed
+        assert answer.json()["meta_info"]["finish_reason"]["type"] == "stop"
+
+
+@pytest.mark.parametrize(
+    ("form", "param", "words"),
+    [
+        ({"regex": "(?=x)"}, "regex", "look-ahead"),
+        ({"regex": "((a{100}){100}){100}"}, "regex", "too many"),
+        ({"json_schema": {"type": "array", "uniqueItems": True}}, "json_schema", "uniqueItems"),
+        ({"json_schema": {"type": "string", "minLength": 5, "maxLength": 2}}, "json_schema", "minLength"),
+        ({"ebnf": "root ::= x"}, "ebnf", "there is no rule 'x'"),
+        ({"regex": "a", "guided_choice": ["b"]}, "guided_choice", "one form"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"not": {}}}}},
+         "response_format.json_schema.schema", "not"),
+    ],
+)  # fmt: skip
+def test_what_can_not_be_followed_is_refused_and_leaves_no_trace(server, form, param, words):
+    name = httpx.post(f"{server}/v1/sessions").json()["id"]
+    body = {"messages": ASKED, "max_tokens": 4, "session_id": name, **form}
+    for streams in (False, True):
+        refused = httpx.post(f"{server}/v1/chat/completions", json={**body, "stream": streams}, timeout=60)
+        assert refused.status_code == 400
+        assert refused.json()["error"]["param"] == param
+        assert words in refused.json()["error"]["message"]
+    session = httpx.get(f"{server}/v1/sessions/{name}").json()
+    assert (session["tokens"], session["active"]) == (0, False)
+    httpx.delete(f"{server}/v1/sessions/{name}")
+
+
+def test_a_session_has_a_form_for_each_turn(server):
+    name = httpx.post(f"{server}/v1/sessions").json()["id"]
+
+    def turn(text, **form):
+        messages = [{"role": "user", "content": text}]
+        body = {"messages": messages, "session_id": name, "temperature": 0, "max_tokens": 40, **form}
+        answer = httpx.post(f"{server}/v1/chat/completions", json=body, timeout=60)
+        assert answer.status_code == 200, answer.text
+        return answer.json()["choices"][0]["message"]["content"]
+
+    assert turn("A cat, please.", json_schema={"enum": ["cat", "dog"]}) in ('"cat"', '"dog"')
+    assert turn("A number, please.", regex="[0-9]{3}").isdigit()
+    assert turn("Now say what you like.")
+    httpx.delete(f"{server}/v1/sessions/{name}")
