@@ -455,4 +455,11 @@ MUTANTS = [
         '                if number >= int.from_bytes(first, "big"):\n',
         '                if number > int.from_bytes(first, "big"):\n',
     ),
+    Mutant(
+        "somebody gives way who is next in line",
+        "starvation or crash under pressure",
+        "scheduler/preemption.py",
+        "        ahead = ahead[~np.isin(self._running.client[ahead], passed)]\n",
+        "",
+    ),
 ]

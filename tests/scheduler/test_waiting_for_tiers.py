@@ -338,3 +338,25 @@ def test_who_begins_alike_fetches_its_own_end():
     requests = [h.ask(one), h.ask(two)]
     h.run()
     assert [request.cached_tokens for request in requests] == [36, 36]
+
+
+def test_nobody_gives_way_who_would_be_next_in_line():
+    """While the first of each line waits for storage, whoever was sent back would have the place again at once."""
+    h = Tiered(prefetch=PrefetchPolicy.TIMEOUT, max_running_requests=3, num_pages=300)
+    running = [h.ask([client, *PROMPT], 200, client=f"client {client}") for client in (1, 1, 2)]
+    while any(one.state is not RequestState.RUNNING for one in running):
+        h.mover.finish()
+        h.step()
+    waiting = h.ask([5, *PROMPT], client="new")
+    h.ask([6, *PROMPT], client="client 1")
+    behind = h.ask([7, 8], client="new")
+    assert h.scheduler.loading.is_awaited(waiting)
+    assert not h.scheduler.loading.is_awaited(behind)
+    for _ in range(10):
+        h.step()
+    assert [one.retractions for one in running] == [0, 0, 0]
+    h.now += 1.1
+    while waiting.state is RequestState.WAITING:
+        h.step()
+    assert sum(one.retractions for one in running) == 1
+    h.run()

@@ -45,11 +45,14 @@ class Preemption:
         found = self._next_in_line()
         if found is None:
             return None
-        request, match = found
+        request, match, passed = found
         prompts = self._prompts_before(request)
         if self._has_place(request, match):
             return self._first_of(prompts, self._inferior(request))
-        for rows in (self._inferior(request), self._ahead(request, match)):
+        ahead = self._ahead(request, match)
+        # Whoever goes back to a line that was passed over would have the place before the request has it.
+        ahead = ahead[~np.isin(self._running.client[ahead], passed)]
+        for rows in (self._inferior(request), ahead):
             if len(rows) and self._would_fit(request, match, rows):
                 return self._first_of(prompts, rows) if len(prompts) else int(rows[0])
         return None
@@ -73,13 +76,15 @@ class Preemption:
         others = int(np.count_nonzero(self._running.client[self._running.order] != request.client_number))
         return others > 1 or len(self._inferior(request)) > 0
 
-    def _next_in_line(self) -> tuple[Request, Match] | None:
-        """The first that does not wait for a prefix: that it would have soon, whoever runs."""
-        sharing = self._admission.pages_being_computed()
+    def _next_in_line(self) -> tuple[Request, Match, list[int]] | None:
+        """The first that does not wait for a prefix: that it would have soon, whoever runs. And the clients of those
+        before it."""
+        sharing, passed = self._admission.pages_being_computed(), list[int]()
         for request in islice(self._queue.in_turn(), LOOKED_AT_MAX):
             match = self._admission.match(request)
             if not self._admission.waits(request, match, sharing):
-                return request, match
+                return request, match, passed
+            passed.append(request.client_number)
         return None
 
     def _has_place(self, request: Request, match: Match) -> bool:
