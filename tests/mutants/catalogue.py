@@ -1,6 +1,7 @@
 """All bugs to plant, in the order in which they are planted."""
 
 import in_engine
+import in_grammar
 import in_memory
 import in_scheduler
 import in_server
@@ -12,6 +13,7 @@ MUTANTS = [
     *in_memory.MUTANTS,
     *in_scheduler.MUTANTS,
     *in_engine.MUTANTS,
+    *in_grammar.MUTANTS,
     *in_server.MUTANTS,
     *in_store.MUTANTS,
     *in_storage.MUTANTS,

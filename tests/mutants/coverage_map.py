@@ -26,6 +26,7 @@ MEASURED = [
     ["tests/models/test_families.py", "tests/models/test_gguf.py", "tests/engine/test_recurrence.py",
      "tests/models/test_tier_plan.py"],
     ["tests/memory"],
+    ["tests/engine/test_grammars.py", "tests/server/test_constraints.py"],
     ["tests/text", "tests/test_llm.py", "tests/server/test_session_table.py", "tests/server/test_engine_loop.py",
      "tests/server/test_errors.py", "tests/server/test_restarts.py",
      "tests/server/test_engine_child.py"],

@@ -70,8 +70,8 @@ MUTANTS = [
         "a stop token may come before min_tokens",
         "the engine",
         "engine/sampler.py",
-        "if position - row.prompt_length < params.min_tokens:",
-        "if False:",
+        "if position - row.prompt_length >= row.params.min_tokens:",
+        "if True:",
     ),
     Mutant(
         "bias is not added",

@@ -595,7 +595,7 @@ MUTANTS = [
         "rows are not taken from who holds many",
         "fair shares",
         "scheduler/preemption.py",
-        "(self._inferior(request), self._ahead(request, match))",
+        "(self._inferior(request), ahead)",
         "(self._inferior(request),)",
     ),
     Mutant(

@@ -1,0 +1,196 @@
+"""Bugs to plant where output is constrained."""
+
+from mutant import Mutant
+
+FORM = "output of the wrong form"
+EXACT = "constrained output depends on how it is computed"
+WAITS = "somebody waits for ever"
+
+MATCHERS = "engine/grammar/matchers.py"
+COMPILER = "engine/grammar/compiler.py"
+SAMPLER = "engine/sampler.py"
+
+MUTANTS = [
+    Mutant(
+        "a retracted row begins its grammar anew",
+        EXACT,
+        MATCHERS,
+        "start.tokens[start.prompt_length :].tolist()",
+        "[]",
+    ),
+    Mutant(
+        "the prompt is taken for output",
+        FORM,
+        MATCHERS,
+        "start.tokens[start.prompt_length :].tolist()",
+        "start.tokens.tolist()",
+    ),
+    Mutant(
+        "every draft has the mask of the first",
+        EXACT,
+        MATCHERS,
+        "self.words[first + offset]",
+        "self.words[first]",
+    ),
+    Mutant(
+        "the token that ends a text is consumed",
+        FORM,
+        MATCHERS,
+        "        end = next((at for at, token in enumerate(tokens) if token in self._eos), len(tokens))\n        row.closed",
+        "        end = len(tokens)\n        row.closed",
+    ),
+    Mutant(
+        "behind the end of a text anything goes",
+        EXACT,
+        MATCHERS,
+        "        words[end + 1 :] = self._only_eos\n",
+        "        words[end + 1 :] = ~np.uint32(0)\n",
+    ),
+    Mutant(
+        "a text under a grammar that ignores EOS may end anywhere",
+        FORM,
+        MATCHERS,
+        "        elif row.ignores_eos:\n",
+        "        elif False:\n",
+    ),
+    Mutant(
+        "two rows share a matcher",
+        EXACT,
+        COMPILER,
+        "return self.prototype.deep_copy()",
+        "return self.prototype",
+    ),
+    Mutant(
+        "rows without a grammar have the mask of one",
+        FORM,
+        MATCHERS,
+        "        return None if first < 0 else self.words[first + offset]",
+        "        return self.words[first + offset]",
+    ),
+    Mutant(
+        "a new sequence keeps the grammar of the row before it",
+        FORM,
+        MATCHERS,
+        "        self._rows[start.row] = None\n",
+        "",
+    ),
+    Mutant(
+        "min_tokens beats the grammar",
+        FORM,
+        SAMPLER,
+        "        if logits.max() == -np.inf:\n            logits[row.stop_tokens] = before\n",
+        "",
+    ),
+    Mutant(
+        "log-probabilities are those behind the mask",
+        "log-probabilities",
+        SAMPLER,
+        "            row.scored = logits.copy()  # what the model would say unbound\n",
+        "            row.scored = logits\n",
+    ),
+    Mutant(
+        "a document that is complete goes on where EOS is ignored",
+        FORM,
+        "scheduler/results.py",
+        " | running.is_bound[rows]",
+        "",
+    ),
+    Mutant(
+        "a compiler that hangs holds up those behind it",
+        WAITS,
+        COMPILER,
+        "            if not other.compiled.done():\n                self._submit(other)\n",
+        "            pass\n",
+    ),
+    Mutant(
+        "grammars are kept for ever",
+        "something grows without end",
+        COMPILER,
+        "            self._kept.popitem(last=False)",
+        "            break",
+    ),
+    Mutant(
+        "any number of compilers may hang",
+        "something grows without end",
+        COMPILER,
+        "if len(self._abandoned) >= ABANDONED_MAX:",
+        "if False:",
+    ),
+    Mutant(
+        "a costly expression shows only while it is followed",
+        "starvation or crash under pressure",
+        COMPILER,
+        "        for one in (matcher, probe):\n",
+        "        for one in (matcher,):\n",
+    ),
+    Mutant(
+        "a request that was aborted while its grammar compiled runs",
+        WAITS,
+        "ipc/parked.py",
+        "        found = self._requests.pop(name, None)\n",
+        "        found = None\n",
+    ),
+    Mutant(
+        "time stands still while a grammar compiles",
+        WAITS,
+        "ipc/parked.py",
+        "            if not compiled.done() and not is_late:\n",
+        "            if not compiled.done():\n",
+    ),
+    Mutant(
+        "time that was waited for a grammar does not count",
+        WAITS,
+        "scheduler/lifecycle.py",
+        "request.arrival = request.arrival or self.clock()",
+        "request.arrival = self.clock()",
+    ),
+    Mutant(
+        "requests that wait for grammars are not counted",
+        "starvation or crash under pressure",
+        "ipc/parked.py",
+        "        if waiting + len(self._requests) >= self._config.max_queued_requests:\n",
+        "        if waiting >= self._config.max_queued_requests:\n",
+    ),
+    Mutant(
+        "a flush does not wait for requests whose grammar compiles",
+        WAITS,
+        "ipc/procedures.py",
+        "scheduler.is_idle and not parked",
+        "scheduler.is_idle",
+    ),
+    Mutant(
+        "nobody is told that a grammar is ready",
+        WAITS,
+        "ipc/parked.py",
+        "        compiled.add_done_callback(lambda _: self._wake())\n",
+        "",
+    ),
+    Mutant(
+        "clients choose the options of the grammar",
+        FORM,
+        "server/constraints/schemas.py",
+        "        whole[GUIDANCE] = {",
+        "        whole[whole.get(GUIDANCE) and 'x-ours' or GUIDANCE] = {",
+    ),
+    Mutant(
+        "whitespace may go on for ever",
+        FORM,
+        "server/constraints/schemas.py",
+        '{1,8}"',
+        '+"',
+    ),
+    Mutant(
+        "a digit of any script is a digit",
+        FORM,
+        "server/constraints/expressions.py",
+        "    chars = _CLASSES.get(char.lower())\n",
+        "    chars = None\n",
+    ),
+    Mutant(
+        "of two constraints the first is taken",
+        FORM,
+        "server/constraints/fields.py",
+        "    if others:\n",
+        "    if False:\n",
+    ),
+]
