@@ -79,15 +79,14 @@ class StepResult:
     refused: dict[int, str] = field(default_factory=dict[int, str])
 
     def only(self, live: Int64) -> StepResult:
-        """What concerns the sequences with indices `live` [n]."""
+        """What concerns the sequences with indices `live` [n], none of which was refused."""
         counts = self.counts[live]
         sequence, offset = ragged(counts)
         flat = (self.counts.cumsum() - self.counts)[live][sequence] + offset
         logprobs = {i: self.logprobs[at] for i, at in enumerate(flat.tolist()) if at in self.logprobs}
         scores = {i: self.scores[at] for i, at in enumerate(live.tolist()) if at in self.scores}
         written, proposed = self.written[live], self.proposed[live]
-        refused = {i: self.refused[at] for i, at in enumerate(live.tolist()) if at in self.refused}
-        return StepResult(self.tokens[flat], counts, written, proposed, logprobs, scores, self.seconds, refused)
+        return StepResult(self.tokens[flat], counts, written, proposed, logprobs, scores, self.seconds)
 
 
 @dataclass(frozen=True)

@@ -155,6 +155,8 @@ class Runner:
             )
             self._sequences.append(rows, counts[chosen], tokens)
             self._matchers.advance(rows, counts[chosen], tokens)
+        for i in refused:
+            self._sequences.end(int(work.rows[i]))
         written = work.starts + work.counts + np.maximum(counts - 1, 0)
         self._model.settle(batch, written)
         if self._speculator is not None:

@@ -46,6 +46,10 @@ class Sequences:
         self.prompt_length[start.row] = start.prompt_length
         self.scored_from[start.row] = start.scored_from
 
+    def end(self, row: int) -> None:
+        """Nothing more is computed for the sequence: steps that were planned before this was known find it full."""
+        self.max_length[row] = self.length[row]
+
     def append(self, rows: Int64, counts: Int64, tokens: Int32) -> None:
         """`counts` [n] tokens for each of `rows` [n], flat."""
         sequence, offset = ragged(counts)

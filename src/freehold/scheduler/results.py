@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -64,6 +65,8 @@ class Results:
         if result.seconds:
             decoding = int(np.count_nonzero(step.counts == 1))
             self._chunks.time.learn(decoding, int(step.counts.sum()) - decoding, result.seconds)
+        if result.refused:
+            live = self._refuse(step, result.refused, live)
         running, rows, starts, drafts = self._running, step.rows, step.starts, step.drafts
         if len(live) < len(rows):
             rows, starts, drafts, result = rows[live], starts[live], drafts[live], result.only(live)
@@ -82,16 +85,17 @@ class Results:
         for i, scores in result.scores.items():
             running.request(int(rows[i])).prompt_logprobs += scores
         self._deliver(token_rows, at + 1, result, output)
-        for i, why in result.refused.items():
-            self._refuse(running.request(int(rows[i])), why)
 
-    def _refuse(self, request: Request, why: str) -> None:
-        """Its grammar can't be followed any further."""
-        constraint = request.params.constraint
-        field = "constraint" if constraint is None else constraint.field
-        error = InvalidParameter(field, f"too complex for this output: {why}")
-        if request.state is not RequestState.ENDED:
+    def _refuse(self, step: Step, refused: Mapping[int, str], live: Int64) -> Int64:
+        """End those whose grammar can't be followed any further: as far as they are concerned, the step has failed ->
+        who is left of `live`."""
+        for i in live[np.isin(live, list(refused))].tolist():
+            request = self._running.request(int(step.rows[i]))
+            constraint = request.params.constraint
+            assert constraint is not None
+            error = InvalidParameter(constraint.field, f"too complex for this output: {refused[i]}")
             self._lifecycle.end(request, Finish(FinishKind.ERROR, error=error))
+        return live[~np.isin(live, list(refused))]
 
     def fail(self, rows: Int64, error: BaseException) -> None:
         """The step did not complete: nothing was committed, and those who were in it hear of it."""

@@ -59,7 +59,7 @@ def assemble(
     shape = MemoryShape.of(config, config.num_pages or 256, token_limit, spare_rows, model.groups)
     sizes = EngineShape(
         max(shape.page_counts), shape.page_size, shape.row_count, token_limit, model.vocab_size, shape.groups,
-        model.draft_rate,
+        model.draft_rate, next(iter(model.eos_tokens), -1),
     )  # fmt: skip
     engine = SimulatedEngine(sizes)
     plan, mover = None, None

@@ -18,13 +18,16 @@ import numpy as np
 from freehold.arrays import Bool, Int32, Int64
 from freehold.memory import CacheGroup
 from freehold.simulation.model import (
+    FREE,
     NO_PAGE,
     OK,
     STATE,
     WRONG_INPUT,
     WRONG_KV,
     WRONG_START,
+    SimulatedGrammar,
     UInt64,
+    digest,
     extend_identities,
     logprob_of,
     run_step,
@@ -53,6 +56,7 @@ class EngineShape:
     vocab_size: int = 1000
     groups: Sequence[CacheGroup] = (CacheGroup(),)
     draft_rate: float = 0.6
+    eos_token: int = -1  # that ends a bound text
 
     @property
     def lookbacks(self) -> Int64:
@@ -110,6 +114,7 @@ class SimulatedEngine:
         self._last_drafts: Int64 = np.zeros(shape.row_count, np.int64)  # of its newest step
         self._starts: dict[int, RowStart] = {}  # rows whose log-probabilities are asked for
         self._broken: Bool = np.zeros(shape.row_count, np.bool_)  # its sequence was in a step that failed
+        self._forms: UInt64 = np.tile(FREE, (shape.row_count, 1))
         self._queue: deque[_Queued] = deque()
         self._completed = 0
 
@@ -203,6 +208,10 @@ class SimulatedEngine:
             self._length[row] = count
             self._max_length[row] = start.max_length
             self._broken[row] = False
+            self._forms[row] = FREE
+            if isinstance(start.grammar, SimulatedGrammar):
+                self._forms[row] = start.grammar.form(start.prompt_length)
+                digest(self._forms[row], start.tokens[start.prompt_length :])
             self._starts.pop(row, None)
             if start.params.logprobs is not None:
                 self._starts[row] = start
@@ -212,16 +221,19 @@ class SimulatedEngine:
         shape, size = self.shape, len(step.rows)
         tokens = np.zeros(int((step.samples * (1 + step.drafts)).sum()), np.int32)
         counts, written, proposed = (np.zeros(size, np.int64) for _ in range(3))
+        refused = np.zeros(size, np.bool_)
         verdict, row, position, group = run_step(
             step.rows, step.starts, step.counts, step.samples, step.drafts, step.decodes, self._broken, self._slots,
             self._tables, self._lookbacks, shape.page_size, self._tokens, self._identities, self._written_by,
             self.weights, self._length, self._max_length, self._last_drafts, shape.vocab_size,
-            int(shape.draft_rate * 100), tokens, counts, written, proposed,
+            int(shape.draft_rate * 100), self._forms, shape.eos_token, tokens, counts, written, proposed, refused,
         )  # fmt: skip
         if verdict != OK:
             self._raise(step, verdict, row, position, group)
         tokens = tokens[: int(counts.sum())]
-        return StepResult(tokens, counts, written, proposed, self._logprobs(step, counts), self._scores(step))
+        why = dict.fromkeys(np.flatnonzero(refused).tolist(), "told to fail")
+        logprobs, scores = self._logprobs(step, counts), self._scores(step)
+        return StepResult(tokens, counts, written, proposed, logprobs, scores, refused=why)
 
     def _logprobs(self, step: Step, counts: Int64) -> dict[int, TokenLogprobs]:
         """Of what was sampled, by index of the step's tokens."""

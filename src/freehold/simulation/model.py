@@ -8,6 +8,7 @@ time here.
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +36,32 @@ def next_token(identity, vocab_size):
     return np.int32((identity >> np.uint64(20)) % np.uint64(vocab_size))
 
 
+# What binds a sequence's output, uint64 each: a seed (0: nothing does), after how many tokens only the one that ends
+# a text is legal, after how many the grammar fails, tokens of prompt, and a digest of the output so far.
+SEED, END, FAILS, PROMPT, DIGEST = range(5)
+
+
+@njit(cache=True)
+def bound_token(identity, form, count, eos, vocab_size):
+    """The next token of a sequence with `count` tokens of output: of those that its form allows, which depend on the
+    whole output so far."""
+    token = next_token(identity, vocab_size)
+    if form[SEED] == 0:
+        return token
+    if np.uint64(count) >= form[END]:
+        return np.int32(eos)
+    while token == eos or mix(form[DIGEST] ^ form[SEED], token) % np.uint64(3) == 0:
+        token = np.int32((token + 1) % vocab_size)
+    return token
+
+
+@njit(cache=True)
+def digest(form, tokens):
+    """Take note of output."""
+    for token in tokens:
+        form[DIGEST] = mix(form[DIGEST], token)
+
+
 def logprob_of(identity: np.uint64) -> float:
     """The log-probability that the model reports of the last token of a prefix."""
     return -(int(identity) >> 33) / 2.0**31
@@ -50,14 +77,15 @@ def extend_identities(identities, tokens, start, end, seed):
 
 
 @njit(cache=True)
-def continue_cold(tokens, count, vocab_size, seed):
+def continue_cold(tokens, count, vocab_size, seed, form, eos):
     """`count` tokens that a cold run samples after `tokens`."""
     state = seed
     for token in tokens:
         state = mix(state, token)
     out = np.empty(count, np.int32)
     for i in range(count):
-        out[i] = next_token(state, vocab_size)
+        out[i] = bound_token(state, form, i, eos, vocab_size)
+        digest(form, out[i : i + 1])
         state = mix(state, out[i])
     return out
 
@@ -131,16 +159,21 @@ def write_states(slots, tables, lookbacks, page_size, identities, written_by, st
 
 @njit(cache=True)
 def verify(
-    slots, tables, lookbacks, page_size, tokens, identities, written_by, weights, length, drafts, vocab_size, rate
+    slots, tables, lookbacks, page_size, tokens, identities, written_by, weights, length, drafts, vocab_size, rate,
+    form, eos,
 ):  # fmt: skip
     """Sample a token after `length` known ones, and one more for each right draft, `rate` percent of them.
     Every draft writes KV, right or wrong, and no state. -> (tokens sampled, verdict, position, group)"""
     count, right = 0, True
     while right and count <= drafts:
         identity = identities[length - 1]
-        token = next_token(identity, vocab_size)
+        output = length - np.int64(form[PROMPT])
+        if count and form[SEED] and np.uint64(output) >= form[FAILS]:
+            break  # the next step finds out
+        token = bound_token(identity, form, output, eos, vocab_size)
         right = (identity >> np.uint64(7)) % np.uint64(100) < np.uint64(rate)
         tokens[length] = token
+        digest(form, tokens[length : length + 1])
         identities[length] = mix(identity, token)
         length += 1
         count += 1
@@ -188,8 +221,8 @@ def use_pages(number, completed, rows, starts, ends, tables, page_size, used_by_
 @njit(cache=True)
 def run_step(
     rows, starts, counts, samples, drafts, decodes, broken, slots, tables, lookbacks, page_size, tokens, identities,
-    written_by, weights, length, max_length, last_drafts, vocab_size, rate, out_tokens, out_counts, out_written,
-    out_proposed,
+    written_by, weights, length, max_length, last_drafts, vocab_size, rate, forms, eos, out_tokens, out_counts,
+    out_written, out_proposed, out_refused,
 ):  # fmt: skip
     """All sequences of a step -> (verdict, row, position, group); results in the arrays `out_*`."""
     emitted = 0
@@ -223,14 +256,18 @@ def run_step(
         if verdict != OK:
             return verdict, row, position, group
         out_written[i] = start + count
-        if samples[i]:
+        form = forms[row]
+        if samples[i] and form[SEED] and np.uint64(length[row] - np.int64(form[PROMPT])) >= form[FAILS]:
+            out_refused[i] = True
+            max_length[row], last_drafts[row] = length[row], 1  # steps in flight find it full
+        elif samples[i]:
             ahead = max(min(drafts[i], max_length[row] - length[row] - 1), 0)
             if identities[row, length[row] - 1] % np.uint64(4) == 0:
                 ahead //= 2  # sometimes one can't think of as many
             before = length[row]
             new, verdict, position, group = verify(
                 slots, tables[:, row], lookbacks, page_size, tokens[row], identities[row], written_by[row], weights,
-                before, ahead, vocab_size, rate,
+                before, ahead, vocab_size, rate, form, eos,
             )  # fmt: skip
             if verdict != OK:
                 return verdict, row, position, group
@@ -255,6 +292,26 @@ def expected_logprobs(tokens: Int32, namespace: str = "") -> list[float]:
     return [logprob_of(identity) for identity in identities]
 
 
-def expected_output(prompt: Int32, count: int, vocab_size: int, namespace: str = "") -> list[int]:
+@dataclass(frozen=True)
+class SimulatedGrammar:
+    """What is legal depends on `seed` and on the whole output so far; after `end` tokens only that which ends a text.
+    After `fails` tokens it can't be followed any further."""
+
+    seed: int
+    end: int
+    fails: int = 1 << 40
+
+    def form(self, prompt_length: int) -> UInt64:
+        """As the engine keeps it."""
+        return np.array([self.seed, self.end, self.fails, prompt_length, 0], np.uint64)
+
+
+FREE: UInt64 = np.zeros(5, np.uint64)
+
+
+def expected_output(
+    prompt: Int32, count: int, vocab_size: int, namespace: str = "", grammar: object = None, eos: int = -1
+) -> list[int]:
     """What a cold run of the simulated model gives."""
-    return continue_cold(np.asarray(prompt, np.int32), count, vocab_size, seed_of(namespace)).tolist()
+    form = grammar.form(len(prompt)) if isinstance(grammar, SimulatedGrammar) else FREE.copy()
+    return continue_cold(np.asarray(prompt, np.int32), count, vocab_size, seed_of(namespace), form, eos).tolist()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from freehold.scheduler.request import Finish, FinishKind, Request
-from freehold.simulation.model import expected_logprobs, expected_output
+from freehold.simulation.model import SimulatedGrammar, expected_logprobs, expected_output
 
 
 def expected_end(
@@ -16,7 +16,8 @@ def expected_end(
     params = request.params
     room = limit - len(request.prompt)
     count = room if params.max_tokens is None else min(room, params.max_tokens)
-    tokens = expected_output(request.prompt, count, vocab_size, request.namespace)
+    eos, is_bound = next(iter(eos_tokens), -1), params.constraint is not None
+    tokens = expected_output(request.prompt, count, vocab_size, request.namespace, request.grammar, eos)
     text, searched = b"", 0
     for i, token in enumerate(tokens):
         text += b"<%d>" % token
@@ -27,6 +28,8 @@ def expected_end(
         if hits:
             searched = len(text)  # it came too early to count
         if may_stop and not params.ignore_eos and (token in params.stop_token_ids or token in eos_tokens):
+            return tokens[: i + 1], Finish(FinishKind.STOP, token)
+        if is_bound and token in eos_tokens:
             return tokens[: i + 1], Finish(FinishKind.STOP, token)
     return tokens, Finish(FinishKind.LENGTH)
 
@@ -60,6 +63,8 @@ def check_end(request: Request, vocab_size: int, eos_tokens: tuple[int, ...], li
     check_logprobs(request)
     output, got = request.output.tolist(), request.finish
     assert got is not None
+    if isinstance(request.grammar, SimulatedGrammar):
+        assert len(output) <= request.grammar.fails, f"{request.id}: went on although its grammar had failed"
     if got.is_complete:
         assert output == tokens, f"{request.id}: output {output} instead of {tokens}"
         assert (got.kind, got.matched) == (finish.kind, finish.matched), f"{request.id}: {got} instead of {finish}"

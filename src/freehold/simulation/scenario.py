@@ -175,6 +175,7 @@ class Scenario:
         rng = random.Random(f"{cell} {seed}")
         happenings = [*_requests(rng), *_turns(rng), *_troubles(rng)]
         happenings.sort(key=lambda happening: happening.at)
+        _bind(happenings, random.Random(f"forms {cell} {seed}"))
         interval = rng.choice([0, 0, 0, 1, 5])
         if interval and cell.page_size > 64:
             interval = 5  # a retraction forgets up to a page: every step, there would hardly be progress
@@ -199,6 +200,14 @@ class Scenario:
             lost_copies=rng.choice([0.0, 0.0, 0.02]),
             prefetch=rng.choice([None, *PrefetchPolicy]),
         )
+
+
+def _bind(happenings: list[Happening], rng: random.Random) -> None:
+    """Some requests have a grammar; some of those can't be followed to the end."""
+    for happening in happenings:
+        if happening.verb is Verb.SUBMIT and rng.random() < 0.3:
+            fails = [rng.choice([0, 1, 7])] if rng.random() < 0.1 else []
+            happening.arguments["form"] = [rng.randrange(1, 1 << 30), rng.choice([1, 6, 25, 1000]), *fails]
 
 
 def _logprobs(rng: random.Random) -> dict[str, int]:

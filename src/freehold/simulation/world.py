@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from freehold.constraint import Constraint
 from freehold.memory import Lease, OwnershipError, Retention
 from freehold.memory.events import EventLog
 from freehold.sampling_params import SamplingParams
@@ -21,6 +22,7 @@ from freehold.simulation.engine import WrongKV
 from freehold.simulation.fair_shares import FairShares
 from freehold.simulation.liveness import Liveness
 from freehold.simulation.mirror import Mirror
+from freehold.simulation.model import SimulatedGrammar
 from freehold.simulation.oracle import check_end
 from freehold.simulation.scenario import EOS_TOKENS, LONGEST, VOCAB_SIZE, Happening, Scenario, Verb
 from freehold.step import Step, TokenLogprobs
@@ -238,7 +240,10 @@ class World:
             return
         names = ("max_tokens", "min_tokens", "ignore_eos", "stop", "stop_token_ids")
         scored = {name: fields.get(name) for name in ("logprobs", "prompt_logprobs_start")}
-        params = SamplingParams(temperature=0, **scored, **{name: fields[name] for name in names})
+        form = fields.get("form")
+        constraint = None if form is None else Constraint(f"simulated {form}", "regex")
+        asked = {name: fields[name] for name in names}
+        params = SamplingParams(temperature=0, constraint=constraint, **scored, **asked)
         request = Request(
             id=fields["id"],
             prompt=np.array(prompt, np.int32),
@@ -249,6 +254,7 @@ class World:
             timeout=fields["timeout"],
             session=fields["session"],
             retention=Retention(*fields["retention"]) if fields.get("retention") else None,
+            grammar=None if form is None else SimulatedGrammar(*form),
         )
         self.requests[request.id] = request
         self.scheduler.add(request)
@@ -323,7 +329,9 @@ class World:
                 self._close(request.session)
         if finish.kind is FinishKind.ERROR:
             verbs = {happening.verb for happening in self.scenario.happenings}
-            assert verbs & {Verb.FAIL, Verb.EXHAUST}, f"{request.id}: {finish.message}"
+            grammar = request.grammar
+            has_failed = isinstance(grammar, SimulatedGrammar) and len(request.output) == grammar.fails
+            assert has_failed or verbs & {Verb.FAIL, Verb.EXHAUST}, f"{request.id}: {finish.message}"
         if not self.scenario.forward_retract_interval and not self.config.priority_scheduling_preemption_threshold:
             assert request.retractions <= RETRACTIONS_MAX, f"{request.id}: retracted {request.retractions} times"
         self._summary.retractions += request.retractions
