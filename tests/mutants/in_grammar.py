@@ -33,20 +33,6 @@ MUTANTS = [
         "self.words[first]",
     ),
     Mutant(
-        "the token that ends a text is consumed",
-        FORM,
-        MATCHERS,
-        "        end = next((at for at, token in enumerate(tokens) if token in self._eos), len(tokens))\n        row.closed",
-        "        end = len(tokens)\n        row.closed",
-    ),
-    Mutant(
-        "behind the end of a text anything goes",
-        EXACT,
-        MATCHERS,
-        "        words[end + 1 :] = self._only_eos\n",
-        "        words[end + 1 :] = ~np.uint32(0)\n",
-    ),
-    Mutant(
         "a text under a grammar that ignores EOS may end anywhere",
         FORM,
         MATCHERS,

@@ -334,11 +334,9 @@ def test_nesting_without_end_is_refused(guarded):
 @pytest.mark.parametrize(
     ("path", "fields", "field"),
     [
-        ("/v1/completions", {"guided_json": {"type": "object"}}, "guided_json"),
         ("/v1/completions", {"lora_path": "a"}, "lora_path"),
         ("/v1/completions", {"logit_bias": {"99999999": 1}}, "logit_bias"),
         ("/v1/chat/completions", {"functions": [{"name": "f"}]}, "functions"),
-        ("/v1/chat/completions", {"structured_outputs": {"json": {}}}, "structured_outputs"),
         ("/v1/chat/completions", {"continue_final_message": True}, "continue_final_message"),
         ("/v1/chat/completions", {"messages": [{"role": "nobody", "content": "a"}]}, "messages"),
         ("/generate", {"sampling_params": {"logit_bias": {"99999999": 1}}}, "logit_bias"),

@@ -46,6 +46,10 @@ def console(block: str) -> list[tuple[str, list[str]]]:
     return found
 
 
+# Without max_tokens, and sampled: what invites a long answer may get one of thousands of tokens.
+SHORT = "What is the capital of France? Answer in one sentence."
+
+
 @pytest.fixture(scope="module")
 def fresh():
     """A server as the README starts it, but for the port -> its URL."""
@@ -83,7 +87,7 @@ def test_the_python_of_the_documentation_runs_as_it_stands(fresh, capsys):
     session, llm = blocks(SERVING, "python")
     client = OpenAI(base_url=f"{fresh}/v1", api_key="unused")
     names = {"httpx": httpx, "url": fresh, "client": client, "model": "SmolLM2-135M-Instruct",
-             "new_message": {"role": "user", "content": "Hello"}}  # fmt: skip
+             "new_message": {"role": "user", "content": SHORT}}  # fmt: skip
     exec(session, names)
     assert httpx.get(f"{fresh}/v1/sessions/{names['session']}").json()["turns"] == 1
     exec(llm, {})

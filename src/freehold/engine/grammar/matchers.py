@@ -95,7 +95,7 @@ class Matchers:
         return masks
 
     def _fill(self, row: _Row, words: UInt32, chain: list[int]) -> None:
-        """Masks of one row: behind a draft that ends the text nothing else is legal."""
+        """Masks of one row: behind a draft that ends the text, or that is not legal, nothing is."""
         matcher = self._started(row)
         if matcher is None:
             return
@@ -103,7 +103,6 @@ class Matchers:
             words[:] = self._only_eos
             return
         end = next((at for at, token in enumerate(chain) if token in self._eos), len(chain))
-        words[end + 1 :] = self._only_eos
         place, size = words.ctypes.data, 4 * self._words
         if end:
             assert self._executor is not None
