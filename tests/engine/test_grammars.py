@@ -12,6 +12,7 @@ from freehold.constraint import GRAMMAR_BYTES_MAX, Constraint
 from freehold.engine.grammar import compiler
 from freehold.engine.grammar.compiler import Grammars
 from freehold.engine.grammar.matchers import Matchers
+from freehold.engine.sequences import Sequences
 from freehold.errors import InvalidParameter, Unavailable
 
 SCHEMA = {
@@ -138,6 +139,32 @@ def test_log_probabilities_are_those_of_the_model():
         (scored,) = llm.generate([whole], [scoring])
         assert scored.prompt_logprobs == output.logprobs
         assert any(one.top[0][0] != one.token for one in output.logprobs), "some best tokens were not legal"
+
+
+def test_a_row_whose_grammar_fails_is_computed_no_further(monkeypatch):
+    """Steps in flight know nothing of it: their pages may be somebody else's by then."""
+    seen = []
+
+    def fill(self, row, words, chain):
+        filled(self, row, words, chain)
+        if row.matcher is not None and len(seen) == 6:
+            row.failure = "told to fail"
+
+    def take_up(self, step, drafts, proposed):
+        work = taken_up(self, step, drafts, proposed)
+        seen.append((work.rows.tolist(), work.counts.tolist()))
+        return work
+
+    filled, taken_up = Matchers._fill, Sequences.take_up
+    with LLM(num_pages=60, max_running_requests=2) as llm:
+        monkeypatch.setattr(Matchers, "_fill", fill)
+        monkeypatch.setattr(Sequences, "take_up", take_up)
+        (failed,) = llm.generate([PROMPT], [params("open")])
+        assert failed.finish_reason == "error"
+        assert len(failed.token_ids) == 5
+        assert len(seen) == 7, "one step was in flight"
+        assert seen[5][1] == [1]
+        assert seen[6][1] == [0]
 
 
 # -- compiling ------------------------------------------------------------------------------------------------------

@@ -179,4 +179,18 @@ MUTANTS = [
         "    if others:\n",
         "    if False:\n",
     ),
+    Mutant(
+        "steps in flight go on with a row whose grammar has failed",
+        "wrong KV",
+        "engine/runner.py",
+        "            self._sequences.end(int(work.rows[i]))\n",
+        "            pass\n",
+    ),
+    Mutant(
+        "a failed grammar counts as a sampled token",
+        "starvation or crash under pressure",
+        "scheduler/results.py",
+        "            live = self._refuse(step, result.refused, live)\n",
+        "            self._refuse(step, result.refused, live)\n",
+    ),
 ]

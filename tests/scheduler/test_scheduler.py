@@ -1,13 +1,16 @@
 """Requests in every stage of their lives, on the simulated engine."""
 
+import numpy as np
 import pytest
 
 from freehold.config import EngineConfig
+from freehold.constraint import Constraint
 from freehold.errors import InvalidParameter, QueueFull
 from freehold.sampling_params import SamplingParams
-from freehold.scheduler.request import FinishKind, RequestState
+from freehold.scheduler.request import FinishKind, Request, RequestState
 from freehold.scheduler.scheduler import PauseMode
-from freehold.simulation.model import expected_output
+from freehold.simulation.assembly import SimulatedModel
+from freehold.simulation.model import SimulatedGrammar, expected_output
 from harness import Harness
 
 
@@ -302,3 +305,50 @@ def test_the_simulated_engine_catches_wrong_kv():
     table[:2] = table[1::-1].copy()
     with pytest.raises(WrongKV, match="position 0"):
         h.step()
+
+
+# -- grammars ---------------------------------------------------------------------------------------------------------
+
+
+def bound(h: Harness, grammar: SimulatedGrammar, name: str, **options) -> Request:
+    params = greedy(30, constraint=Constraint("simulated", "regex"), **options)
+    request = Request(name, np.arange(20, dtype=np.int32), params)
+    request.grammar = grammar
+    h.scheduler.add(request)
+    return request
+
+
+def bound_harness(**options) -> Harness:
+    defaults = {"page_size": 4, "num_pages": 100, "max_running_requests": 8, "chunked_prefill_size": 16}
+    return Harness(EngineConfig(**{**defaults, **options}), token_limit=1000, model=SimulatedModel(eos_tokens=(3,)))
+
+
+SPECULATION = pytest.mark.parametrize(
+    "options", [{}, {"speculative_algorithm": "ngram"}, {"forward_retract_interval": 2}]
+)
+
+
+@SPECULATION
+def test_a_complete_text_ends_whatever_the_request_ignores(options):
+    h = bound_harness(**options)
+    requests = [bound(h, SimulatedGrammar(7, 5), f"bound {i}", ignore_eos=i > 0, min_tokens=10 * i) for i in range(3)]
+    free = h.submit(list(range(20)), greedy(12, ignore_eos=True))
+    h.run()
+    for request in requests:
+        assert len(request.output) == 6
+        assert request.output[-1] == 3
+        assert request.finish.kind is FinishKind.STOP
+    assert len(free.output) == 12
+
+
+@SPECULATION
+@pytest.mark.parametrize("fails", [0, 4])
+def test_a_grammar_that_can_not_be_followed_ends_its_request_alone(options, fails):
+    h = bound_harness(**options)
+    request = bound(h, SimulatedGrammar(7, 50, fails), "fails")
+    beside = bound(h, SimulatedGrammar(9, 8), "beside")
+    h.run()
+    assert request.finish.kind is FinishKind.ERROR
+    assert (request.finish.error.field, request.finish.error.status) == ("regex", 400)
+    assert len(request.output) == fails
+    assert beside.finish.kind is FinishKind.STOP
