@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from freehold.constraint import Constraint
 from freehold.errors import InvalidParameter
 from freehold.sampling_params import SamplingParams
 
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     from freehold.llm import LLM, Completion
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "AsyncEngine", "Completion", "InvalidParameter", "SamplingParams", "__version__"]
+__all__ = ["LLM", "AsyncEngine", "Completion", "Constraint", "InvalidParameter", "SamplingParams", "__version__"]
 
 _HOMES = {"LLM": "freehold.llm", "Completion": "freehold.llm", "AsyncEngine": "freehold.ipc.async_engine"}
 

@@ -1,6 +1,7 @@
 """From the fields of a body to a grammar, and what a grammar then allows."""
 
 import json
+import time
 
 import pytest
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
@@ -86,6 +87,13 @@ def test_gbnf(source, good, bad):
 def test_what_is_wrong_with_a_grammar_is_said_with_its_place(source, where):
     with pytest.raises(ValueError, match=where):
         lark_of(source)
+
+
+def test_a_long_grammar_takes_time_in_proportion():
+    rules = [f"r{i} ::= r{i + 1} " for i in range(16_000)]
+    before = time.monotonic()
+    lark_of("\n".join(["root ::= r0", *rules, 'r16000 ::= "a"']))
+    assert time.monotonic() - before < 5
 
 
 def test_lark_is_taken_as_it_is():
@@ -240,6 +248,7 @@ def test_what_asks_for_nothing(nothing):
         ({"response_format": {"type": "xml"}}, "response_format.type", "must be text"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema", "must be a JSON schema"),
         ({"json_schema": "{"}, "json_schema", "is not JSON"),
+        ({"regex": "a" * 300_000}, "regex", "at most 262144"),
         ({"ebnf": "root ::= x"}, "ebnf", "line 1, column 10"),
         ({"structured_outputs": {"whitespace_pattern": " "}}, "structured_outputs", "needs one of"),
         ({"json_schema": "{}", "guided_whitespace_pattern": "x" * 300}, "guided_whitespace_pattern", "at most 200"),

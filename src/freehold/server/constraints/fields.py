@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from freehold.constraint import Constraint
+from freehold.constraint import GRAMMAR_BYTES_MAX, Constraint
 from freehold.errors import InvalidParameter
 from freehold.server.constraints.expressions import choice_grammar, regex_grammar
 from freehold.server.constraints.gbnf import lark_of
@@ -81,6 +81,8 @@ def one_of(
     (field, (maker, value)), *others = asked.items()
     if others:
         raise InvalidParameter(others[0][0], f"an output has one form, and {field} gives one already")
+    if isinstance(value, str) and len(value) > GRAMMAR_BYTES_MAX:
+        raise InvalidParameter(field, f"must have at most {GRAMMAR_BYTES_MAX} characters")
     try:
         return Constraint(maker(value, options), field)
     except ValueError as error:

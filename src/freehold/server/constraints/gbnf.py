@@ -10,6 +10,7 @@ had to choose between its parts could choose wrongly.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NoReturn
@@ -85,12 +86,21 @@ def _translate(source: str) -> str:
 
 
 def _named(rules: dict[str, _Rule]) -> dict[str, str]:
-    """Lark's names: terminals are in capitals."""
-    calls = {name: {part.text for part in rule.parts if isinstance(part, _Token)} for name, rule in rules.items()}
-    terminal: set[str] = set()
-    while more := {name for name, called in calls.items() if name not in terminal and called <= terminal}:
-        terminal |= more
-    return {name: f"TERMINAL_{i}" if name in terminal else f"rule_{i}" for i, name in enumerate(rules)}
+    """Lark's names: terminals, which refer to terminals alone, are in capitals."""
+    called = {name: {part.text for part in rule.parts if isinstance(part, _Token)} for name, rule in rules.items()}
+    callers: defaultdict[str, list[str]] = defaultdict(list)
+    for name, others in called.items():
+        for other in others:
+            callers[other].append(name)
+    left = {name: len(others) for name, others in called.items()}
+    terminal = [name for name, count in left.items() if count == 0]
+    for name in terminal:  # grows meanwhile
+        for caller in callers[name]:
+            left[caller] -= 1
+            if left[caller] == 0:
+                terminal.append(caller)
+    kinds = set(terminal)
+    return {name: f"TERMINAL_{i}" if name in kinds else f"rule_{i}" for i, name in enumerate(rules)}
 
 
 def _tokens(source: str) -> Iterator[_Token]:
