@@ -193,3 +193,27 @@ def test_ages_of_host_pages():
     bench.compute(TOKENS + 100)
     bench.settle()
     assert sum(ages.evicted) == 8
+
+
+def test_a_node_that_is_evicted_waits_for_no_copy():
+    bench = Bench()
+    for number in range(6):
+        bench.compute(TOKENS[:4] + 100 * number)
+    bench.turn()
+    assert len(bench.mover.orders) == 4, "no more at a time"
+    assert len(bench.tiers.backup._waiting) == 2
+    bench.evict_all()
+    assert not bench.tiers.backup._waiting
+
+
+def test_prefetches_under_way_are_bounded(monkeypatch):
+    monkeypatch.setattr("freehold.memory.tiers.storage.PREFETCHES_MAX", 2)
+    bench = Bench(storage=WAIT)
+    found = []
+    for number in range(3):
+        tokens = TOKENS + 100 * number
+        keys = bench.tiers.keys(namespace(bench), tokens)
+        found.append(bench.tiers.storage.prefetch(namespace(bench), keys, len(tokens), bench.now))
+    assert [one is not None for one in found] == [True, True, False]
+    bench.settle()
+    assert prefetch(bench) is not None
