@@ -71,8 +71,8 @@ MUTANTS = [
         "log-probabilities are those behind the mask",
         "log-probabilities",
         SAMPLER,
-        "            row.scored = logits.copy()  # what the model would say unbound\n",
-        "            row.scored = logits\n",
+        "                scored = logits.copy()\n",
+        "                pass\n",
     ),
     Mutant(
         "a document that is complete goes on where EOS is ignored",
@@ -93,7 +93,7 @@ MUTANTS = [
         "something grows without end",
         COMPILER,
         "            self._kept.popitem(last=False)",
-        "            break",
+        "            pass",
     ),
     Mutant(
         "any number of compilers may hang",

@@ -116,10 +116,10 @@ class Runner:
             self._matchers.start(start)
         work = self._sequences.take_up(step, *self._propose(step))
         chosen = np.flatnonzero(work.samples)
-        masks = self._matchers.begin(work.rows[chosen], work.drafts[chosen], work.proposed[chosen])
+        masks = self._matchers.begin(work, chosen)
         batch = self._model.batch(work.rows, work.starts, work.sizes, work.proposed)
         hidden = self._model.forward(work.tokens, batch)
-        result = self._conclude(work, batch, hidden, None if masks is None else masks.result())
+        result = self._conclude(work, chosen, batch, hidden, None if masks is None else masks.result())
         return replace(result, seconds=time.perf_counter() - started)
 
     def _propose(self, step: Step) -> tuple[Int32, Int64]:
@@ -136,10 +136,11 @@ class Runner:
             return np.zeros((len(step.rows), 0), np.int32), none
         return self._speculator.propose(self._sequences, step.rows, limits)
 
-    def _conclude(self, work: Work, batch: Any, hidden: Float32, masks: Masks | None) -> StepResult:
-        """Sample, append, and report how far each sequence has come."""
+    def _conclude(
+        self, work: Work, chosen: Int64, batch: Any, hidden: Float32, masks: Masks | None
+    ) -> StepResult:  # fmt: skip
+        """Sample for the sequences with indices `chosen` [n], append, and report how far each has come."""
         counts = np.zeros(len(work.rows), np.int64)
-        chosen = np.flatnonzero(work.samples)
         tokens, logprobs = np.empty(0, np.int32), {}
         refused = {} if masks is None else {int(chosen[i]): why for i, why in masks.refused.items()}
         if len(chosen):

@@ -26,11 +26,6 @@ class _Row:
     bias: Float32
     in_prompt: np.ndarray = field(default_factory=lambda: np.zeros(0, np.bool_))
     counts: Int32 = field(default_factory=lambda: np.zeros(0, np.int32))  # of the output, by token
-    scored: Float32 = field(default_factory=lambda: np.zeros(0, np.float32))  # logits of the newest position
-
-    def logprobs(self, token: int) -> TokenLogprobs:
-        """Of the token that was sampled last."""
-        return token_logprobs(self.params, token, self.scored)
 
 
 class Sampler:
@@ -91,9 +86,9 @@ class Sampler:
                 legal = None if masks is None else masks.of(i, j)
                 if j and legal is not None and not legal.any():
                     break  # the next step finds out why
-                token = self._next(row, position + j, logits[first + j], legal)
+                token, scored = self._next(row, position + j, logits[first + j], legal)
                 if row is not None and row.params.logprobs is not None:
-                    logprobs[len(tokens)] = row.logprobs(token)
+                    logprobs[len(tokens)] = token_logprobs(row.params, token, scored)
                 tokens.append(token)
                 counts[i] += 1
                 if j < ahead and token != drafts[i, j]:
@@ -110,23 +105,24 @@ class Sampler:
         self._ban_stops(row, position, logits)
         return self._choose(row, position, logits)
 
-    def _next(self, row: _Row | None, position: int, logits: Float32, legal: UInt32 | None) -> int:
-        if row is None:
-            if legal is not None:
-                self._drawing.mask(logits, legal)
-            return int(logits.argmax())
-        self._adjust(row, logits)
-        if row.params.logprobs is not None and legal is not None:
-            row.scored = logits.copy()  # what the model would say unbound
+    def _next(
+        self, row: _Row | None, position: int, logits: Float32, legal: UInt32 | None
+    ) -> tuple[int, Float32]:  # fmt: skip
+        """-> the token, and the logits that its log-probability is of: what the model would say unbound"""
+        scored = logits
+        if row is not None:
+            self._adjust(row, logits)
+            if row.params.logprobs is not None and legal is not None:
+                scored = logits.copy()
         if legal is not None:
             self._drawing.mask(logits, legal)
+        if row is None:
+            return int(logits.argmax()), scored
         self._ban_stops(row, position, logits)
         token = self._choose(row, position, logits)
-        if row.params.logprobs is not None and legal is None:
-            row.scored = logits
         if len(row.counts):
             row.counts[token] += 1
-        return token
+        return token, scored
 
     def _adjust(self, row: _Row, logits: Float32) -> None:
         params = row.params

@@ -67,8 +67,8 @@ class Loading:
 
     def _keys(self, tiers: Tiers, request: Request, namespace: Namespace) -> KeyChain:
         known = request.deeper.keys
-        is_known = known is not None and len(known.tokens) == len(request.tokens)
-        if known is None or not is_known or request.deeper.namespace != namespace:
+        is_other = request.deeper.namespace != namespace
+        if known is None or is_other or len(known.tokens) != len(request.tokens):
             known = request.deeper.keys = tiers.keys(namespace, request.tokens)
             request.deeper.namespace = namespace
         return known

@@ -63,8 +63,8 @@ class Grammars:
         self._source = tokenizer, vocab_size
         self._tokenizer: LLTokenizer | None = None
         self._timeout = timeout
-        self._cache_bytes = cache_bytes
-        self._kept: OrderedDict[bytes, tuple[Compiled, int]] = OrderedDict()  # with its size
+        self._kept_max = min(GRAMMARS_MAX, cache_bytes // GRAMMAR_BYTES)
+        self._kept: OrderedDict[bytes, Compiled] = OrderedDict()
         self._failures: OrderedDict[bytes, str] = OrderedDict()
         self._underway: dict[bytes, _Job] = {}
         self._worker: _Worker | None = None
@@ -73,12 +73,13 @@ class Grammars:
     def get(self, constraint: Constraint) -> Compiled:
         """A future that raises InvalidParameter naming the constraint's field. Raises Unavailable if too many
         compilers hang."""
-        key = hashlib.sha256(constraint.grammar.encode()).digest()
-        if len(constraint.grammar.encode()) > GRAMMAR_BYTES_MAX:
+        raw = constraint.grammar.encode()
+        if len(raw) > GRAMMAR_BYTES_MAX:
             return _failed(constraint, f"has more than {GRAMMAR_BYTES_MAX >> 10} KiB as a grammar")
+        key = hashlib.sha256(raw).digest()
         if (kept := self._kept.get(key)) is not None:
             self._kept.move_to_end(key)
-            return kept[0]
+            return kept
         if (failure := self._failures.get(key)) is not None:
             return _failed(constraint, failure)
         if (underway := self._underway.get(key)) is not None:
@@ -146,8 +147,8 @@ class Grammars:
             if len(self._failures) > FAILURES_MAX:
                 self._failures.popitem(last=False)
             return
-        self._kept[key] = compiled, GRAMMAR_BYTES
-        while len(self._kept) > GRAMMARS_MAX or sum(size for _, size in self._kept.values()) > self._cache_bytes:
+        self._kept[key] = compiled
+        if len(self._kept) > self._kept_max:
             self._kept.popitem(last=False)  # rows that follow it have matchers of their own
 
     def _compile(self, constraint: Constraint) -> CompiledGrammar:

@@ -10,6 +10,7 @@ from llguidance import LLExecutor, LLMatcher
 
 from freehold.arrays import Bool, Int32, Int64
 from freehold.engine.grammar.compiler import CompiledGrammar
+from freehold.engine.sequences import Work
 from freehold.step import RowStart
 
 UInt32 = np.ndarray[tuple[int, ...], np.dtype[np.uint32]]
@@ -17,9 +18,9 @@ UInt32 = np.ndarray[tuple[int, ...], np.dtype[np.uint32]]
 
 @dataclass
 class _Row:
-    """A sequence under a grammar. Where it `ignores_eos`, tokens that end the text are legal only if nothing else is.
-    `output` is what it had when it took the row, until that has been consumed. After a
-    token that ends the text it is `closed`: only such tokens are legal then. `failure` says why it can't go on."""
+    """A sequence under a grammar. `output` is what it had when it took the row, until that has been consumed. Where it
+    `ignores_eos`, tokens that end the text are legal only if nothing else is. After such a token it is `closed`: only
+    they are legal then. `failure` says why it can't go on."""
 
     grammar: CompiledGrammar
     output: list[int] | None
@@ -68,11 +69,12 @@ class Matchers:
             self._rows[start.row] = _Row(grammar, start.tokens[start.prompt_length :].tolist(), start.params.ignore_eos)
             self._count += 1
 
-    def begin(self, rows: Int64, drafts: Int32, proposed: Int64) -> Future[Masks] | None:
-        """Compute what is legal for sequences in `rows` [n] at their next position, and behind each of the first
-        `proposed` [n] of `drafts` [n, k]. None if no row has a grammar."""
+    def begin(self, work: Work, chosen: Int64) -> Future[Masks] | None:
+        """Compute what is legal for those sequences of `work` with indices `chosen` [n] at their next position, and
+        behind each of their drafts. None if none of them has a grammar."""
         if not self._count:
             return None
+        rows, drafts, proposed = work.rows[chosen], work.drafts[chosen], work.proposed[chosen]
         bound: Bool = np.array([self._rows[row] is not None for row in rows.tolist()], np.bool_)
         if not bound.any():
             return None

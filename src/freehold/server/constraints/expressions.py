@@ -7,6 +7,7 @@ import re
 
 # Of ASCII alone, as in JSON Schema: a digit of another script is none.
 _CLASSES = {"d": "0-9", "w": "a-zA-Z0-9_", "s": r" \t\n\r\f\v"}
+_CLASS_BEGIN = re.compile(r"\[\^?\]?")
 _NEWLINES = {"\n": r"\n", "\r": r"\r"}
 
 
@@ -42,7 +43,7 @@ def _in_ascii(pattern: str) -> str:
         if char == "[" and not is_in_class:
             is_in_class = True
             # A bracket that comes first is a character.
-            begin = re.match(r"\[\^?\]?", pattern[at:])
+            begin = _CLASS_BEGIN.match(pattern, at)
             assert begin is not None
             found.append(begin[0].replace("]", r"\]"))
             at += len(begin[0])

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NoReturn
 
 from freehold.server.constraints.expressions import text
@@ -43,12 +43,7 @@ class _Token:
         raise ValueError(f"line {self.line}, column {self.column}: {why}")
 
 
-@dataclass
-class _Rule:
-    """`parts` are Lark, but for names, which are _Token."""
-
-    name: _Token
-    parts: list[str | _Token] = field(default_factory=list[str | _Token])
+_Parts = list[str | _Token]  # of a rule: Lark, but for names, which are tokens
 
 
 def lark_of(source: str) -> str:
@@ -62,7 +57,7 @@ def lark_of(source: str) -> str:
 
 def _translate(source: str) -> str:
     tokens = list(_tokens(source))
-    rules: dict[str, _Rule] = {}
+    rules: dict[str, _Parts] = {}
     starts = [at for at in range(len(tokens) - 1) if tokens[at].kind == "name" and tokens[at + 1].kind == "assign"]
     if tokens and (not starts or starts[0] != 0):
         tokens[0].refuse("a rule must begin here: name ::= ...")
@@ -70,24 +65,24 @@ def _translate(source: str) -> str:
         name = tokens[begin]
         if name.text in rules:
             name.refuse(f"there is a rule '{name.text}' already")
-        rules[name.text] = _Rule(name, _Body(tokens[begin + 2 : end], name).parts())
+        rules[name.text] = _body(tokens[begin + 2 : end])
     if "root" not in rules:
         raise ValueError("has no rule 'root'")
-    for rule in rules.values():
-        for part in rule.parts:
+    for parts in rules.values():
+        for part in parts:
             if isinstance(part, _Token) and part.text not in rules:
                 part.refuse(f"there is no rule '{part.text}'")
     names = _named(rules)
     lines = [f"start: {names['root']}"]
-    for name, rule in rules.items():
-        parts = (names[part.text] if isinstance(part, _Token) else part for part in rule.parts)
-        lines.append(f"{names[name]}: {' '.join(parts)}")
+    for name, parts in rules.items():
+        written = (names[part.text] if isinstance(part, _Token) else part for part in parts)
+        lines.append(f"{names[name]}: {' '.join(written)}")
     return "\n".join(lines)
 
 
-def _named(rules: dict[str, _Rule]) -> dict[str, str]:
+def _named(rules: dict[str, _Parts]) -> dict[str, str]:
     """Lark's names: terminals, which refer to terminals alone, are in capitals."""
-    called = {name: {part.text for part in rule.parts if isinstance(part, _Token)} for name, rule in rules.items()}
+    called = {name: {part.text for part in parts if isinstance(part, _Token)} for name, parts in rules.items()}
     callers: defaultdict[str, list[str]] = defaultdict(list)
     for name, others in called.items():
         for other in others:
@@ -118,38 +113,32 @@ def _tokens(source: str) -> Iterator[_Token]:
         at = found.end()
 
 
-class _Body:
+def _body(tokens: list[_Token]) -> _Parts:
     """What stands behind `::=`, checked and turned into Lark."""
-
-    def __init__(self, tokens: list[_Token], name: _Token):
-        self._tokens = tokens
-        self._name = name
-
-    def parts(self) -> list[str | _Token]:
-        found: list[str | _Token] = []
-        open_groups: list[_Token] = []
-        is_empty, may_repeat = True, False  # the alternative so far; whether an item has just ended
-        for token in self._tokens:
-            if token.kind == "repeat":
-                if not may_repeat:
-                    token.refuse(f"'{token.text}' has nothing to repeat")
-                found.append(_repetition(token))
-                may_repeat = False
-                continue
-            if token.text == ")" and not open_groups:
-                token.refuse("there is no '(' for it")
-            if token.text in ("|", ")") and token.kind == "mark" and is_empty:
-                found.append('""')
-            found.append(_item(token))
-            if token.text == "(" and token.kind == "mark":
-                open_groups.append(token)
-            if token.text == ")" and token.kind == "mark":
-                open_groups.pop()
-            is_empty = token.kind == "mark" and token.text in ("|", "(")
-            may_repeat = not is_empty
-        if open_groups:
-            open_groups[-1].refuse("there is no ')' for it")
-        return [*found, '""'] if is_empty else found
+    found: _Parts = []
+    open_groups: list[_Token] = []
+    is_empty, may_repeat = True, False  # the alternative so far; whether an item has just ended
+    for token in tokens:
+        if token.kind == "repeat":
+            if not may_repeat:
+                token.refuse(f"'{token.text}' has nothing to repeat")
+            found.append(_repetition(token))
+            may_repeat = False
+            continue
+        if token.text == ")" and not open_groups:
+            token.refuse("there is no '(' for it")
+        if token.text in ("|", ")") and is_empty:
+            found.append('""')
+        found.append(_item(token))
+        if token.text == "(":
+            open_groups.append(token)
+        if token.text == ")":
+            open_groups.pop()
+        is_empty = token.text in ("|", "(")
+        may_repeat = not is_empty
+    if open_groups:
+        open_groups[-1].refuse("there is no ')' for it")
+    return [*found, '""'] if is_empty else found
 
 
 def _item(token: _Token) -> str | _Token:
