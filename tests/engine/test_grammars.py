@@ -12,8 +12,9 @@ from freehold.constraint import GRAMMAR_BYTES_MAX, Constraint
 from freehold.engine.grammar import compiler
 from freehold.engine.grammar.compiler import Grammars
 from freehold.engine.grammar.matchers import Matchers
-from freehold.engine.sequences import Sequences
+from freehold.engine.sequences import Sequences, Work
 from freehold.errors import InvalidParameter, Unavailable
+from freehold.step import RowStart
 
 SCHEMA = {
     "type": "object",
@@ -225,6 +226,36 @@ def test_two_rows_share_no_state():
     one, two = compiled.matcher(), compiled.matcher()
     assert one.consume_token(97)
     assert two.try_consume_tokens([97, 98]) == 2
+
+
+def work_of(chains) -> Work:
+    """A step that samples in a row for each of `chains`, behind its drafts."""
+    proposed = np.array([len(chain) for chain in chains])
+    drafts = np.zeros((len(chains), max(proposed)), np.int32)
+    for i, chain in enumerate(chains):
+        drafts[i, : len(chain)] = chain
+    one = np.ones(len(chains), np.int64)
+    is_any = one.astype(bool)
+    return Work(np.arange(len(chains)), one, one, is_any, is_any, proposed, drafts, np.zeros(0, np.int32))
+
+
+def test_each_draft_has_the_mask_of_what_stands_before_it():
+    """Rows in one batch, with drafts of their own; each mask is that of a matcher that consumed them one by one."""
+    source = grammars()
+    texts = ["abcd", "xy", "hello", ""]
+    matchers = Matchers(len(texts), 260, Letters.eos_tokens)
+    for row, text in enumerate(texts):
+        compiled = source.result(Constraint(f"start: /{text}[0-9]*/", "regex"))
+        nothing = np.zeros(0, np.int32)
+        matchers.start(RowStart(row, SamplingParams(), 0, nothing, 100, (), 1 << 30, grammar=compiled))
+    pending = matchers.begin(work_of([list(text.encode()) for text in texts]), np.arange(len(texts)))
+    masks = pending.result()
+    for row, text in enumerate(texts):
+        matcher = source.result(Constraint(f"start: /{text}[0-9]*/", "regex")).matcher()
+        for offset in range(len(text) + 1):
+            expected = np.frombuffer(matcher.compute_bitmask(), np.uint32)
+            assert np.array_equal(masks.of(row, offset), expected), (text, offset)
+            assert offset == len(text) or matcher.consume_token(text.encode()[offset])
 
 
 def test_a_compiler_that_hangs_is_left_behind(monkeypatch):
