@@ -178,6 +178,7 @@ class Letters:
     special = frozenset({256})
     eos_tokens = (256,)
     bos_token = None
+    marker_tokens = ()
 
     def encode(self, text, add_special_tokens=True):
         return np.frombuffer(text.encode(), np.uint8).astype(np.int32)

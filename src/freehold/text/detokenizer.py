@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from freehold.sampling_params import SamplingParams
 from freehold.stop_regex import StopRegexes
@@ -12,11 +13,19 @@ from freehold.text.tokenizer import Tokenizer
 
 class Detokenizer:
     """The text of one output, growing. Incomplete UTF-8 and text that may become a stop string are held
-    back until it is clear what they are."""
+    back until it is clear what they are. `marks`: what stands for certain tokens in place of their text."""
 
-    def __init__(self, tokenizer: Tokenizer, params: SamplingParams | None = None, skip_special_tokens: bool = True):
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        params: SamplingParams | None = None,
+        skip_special_tokens: bool = True,
+        marks: Mapping[int, str] = MappingProxyType({}),
+    ):
         params = params or SamplingParams()
         self.text = ""  # all of it, held-back text included
+        self.ends: list[int] = []  # its length behind each token
+        self._marks = marks
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
         self._stop = params.stop
@@ -38,7 +47,9 @@ class Detokenizer:
         self._before_last = len(self.text)
         self._token_count += 1
         piece = self._tokenizer.piece(token, self._skip_special_tokens)
-        self.text += self._decoder.decode(piece)
+        mark = self._marks.get(token)
+        self.text += self._decoder.decode(piece) if mark is None else self._decoder.decode(b"", final=True) + mark
+        self.ends.append(len(self.text))
         if self._regexes is not None:
             self._watch(self._regexes, piece)
 

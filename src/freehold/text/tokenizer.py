@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from tokenizers import Tokenizer as FastTokenizer
 
 from freehold.arrays import Int32
 from freehold.text.chat_template import ChatTemplate
+from freehold.text.markers import Markers
 from freehold.vocabulary import Vocabulary
 
 
@@ -50,6 +51,15 @@ class Tokenizer:
     def longest_piece(self) -> int:
         """Bytes of the longest token: a text of n characters has at least n / longest_piece tokens."""
         return max(max(map(len, self.pieces)), 1)
+
+    @functools.cached_property
+    def markers(self) -> Markers:
+        """How the vocabulary writes what sets thoughts and calls apart."""
+        return Markers(self.pieces)
+
+    @property
+    def marker_tokens(self) -> Collection[int]:
+        return self.markers.tokens.values()
 
     def decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
         return b"".join(self.piece(token, skip_special_tokens) for token in tokens).decode(errors="replace")

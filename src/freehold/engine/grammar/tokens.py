@@ -18,6 +18,9 @@ class TokenText(Protocol):
     eos_tokens: tuple[int, ...]
     bos_token: int | None
 
+    @property
+    def marker_tokens(self) -> Collection[int]: ...
+
     def encode(self, text: str, add_special_tokens: bool = True) -> Int32: ...
 
 
@@ -29,7 +32,8 @@ class _Wrapped:
         self.eos_token_id = next(iter(tokenizer.eos_tokens), 0)
         self.bos_token_id = tokenizer.bos_token
         self.tokens: Sequence[bytes] = tokenizer.pieces
-        self.special_token_ids: Collection[int] = sorted(tokenizer.special)
+        # A marker that is a token is not text: a grammar has to name it.
+        self.special_token_ids: Collection[int] = sorted({*tokenizer.special, *tokenizer.marker_tokens})
 
     def __call__(self, text: str | bytes) -> list[int]:
         """Raises UnicodeDecodeError for bytes that are no text."""

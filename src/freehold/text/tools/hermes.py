@@ -1,0 +1,41 @@
+"""Hermes: each call a JSON object between tags. Qwen 2.5 and 3, Hermes, SmolLM3; and of models that know no tools."""
+
+from __future__ import annotations
+
+from freehold.text.answers.source import Reading, Source
+from freehold.text.lark import literal
+from freehold.text.markers import Markers
+from freehold.text.tools.json_call import call_rule, read_call
+from freehold.text.tools.tool import CallGrammar, Tools, plain_call_id
+
+BEGIN, END = "<tool_call>", "</tool_call>"
+
+
+class Hermes:
+    """`<tool_call>\\n{"name": "f", "arguments": {...}}\\n</tool_call>`"""
+
+    name = "hermes"
+    markers = (BEGIN, END)
+    call_id = staticmethod(plain_call_id)
+
+    def read(self, source: Source, tools: Tools, markers: Markers) -> Reading[None]:
+        yield from source.calls_behind(markers.seen(BEGIN), lambda: self._read_call(source, tools, markers))
+
+    def _read_call(self, source: Source, tools: Tools, markers: Markers) -> Reading[None]:
+        yield from source.skip_space()
+        yield from source.expect(markers.seen(BEGIN))
+        yield from source.skip_space()
+        yield from read_call(source, tools)
+        yield from source.skip_space()
+        yield from source.expect(markers.seen(END))
+        yield from source.skip_space()
+
+    def grammar(self, asked: CallGrammar) -> list[str]:
+        return [*asked.behind_text(BEGIN), *self.calls(asked)]
+
+    def calls(self, asked: CallGrammar) -> list[str]:
+        """The rules `calls`, from behind the first tag on, and `call`."""
+        newline = literal("\n")
+        body = f"{newline} call {newline} {asked.marker(END)}"
+        rest = f" ({newline} {asked.marker(BEGIN)} {body})*" if asked.several else ""
+        return [f"calls: {body}{rest}", call_rule(asked)]

@@ -1,0 +1,67 @@
+"""Calls that are JSON objects: {"name": "f", "arguments": {...}}."""
+
+from __future__ import annotations
+
+import json
+
+from freehold.text.answers.json_text import collected, json_object, text_of
+from freehold.text.answers.source import Broken, Reading, Source
+from freehold.text.lark import any_of, literal, sequence
+from freehold.text.tools.tool import CallGrammar, Tools
+
+ARGUMENTS = ("arguments", "parameters")
+
+
+def read_call(source: Source, tools: Tools) -> Reading[None]:
+    """Members in any order; other members are passed over. Raises Broken, also for a tool that there is not."""
+    name, early = "", ""  # `early`: arguments that came before the name
+    has_arguments = False
+    yield from source.expect("{")
+    while True:
+        yield from source.skip_space()
+        key = yield from text_of(source)
+        yield from source.skip_space()
+        yield from source.expect(":")
+        yield from source.skip_space()
+        if key == "name" and not name:
+            name = yield from text_of(source)
+            if name not in tools:
+                raise Broken
+            if early:
+                source.start_call(name)
+                source.arguments(early)
+        elif key in ARGUMENTS and not has_arguments:
+            has_arguments = True
+            if name:
+                yield from _arguments(source, name)
+            else:
+                parts: list[str] = []
+                yield from json_object(source, parts.append)
+                early = "".join(parts)
+        else:
+            yield from collected(source)
+        yield from source.skip_space()
+        if (yield from source.expect(",", "}")) == "}":
+            break
+    if not name:
+        raise Broken
+    if not has_arguments:
+        source.start_call(name)
+        source.arguments("{}")
+
+
+def _arguments(source: Source, name: str) -> Reading[None]:
+    if (yield from source.peek()) != "{":
+        raise Broken
+    source.start_call(name)
+    yield from json_object(source, source.arguments)
+
+
+def call_rule(asked: CallGrammar, key: str = "arguments", name: str = "call", before: str = "") -> str:
+    """Lark for such an object, behind the text `before`: a rule of that name."""
+    heads = (f'{before}{{"name": {json.dumps(tool.name)}, "{key}": ' for tool in asked.tools)
+    forms = (
+        sequence(literal(head), asked.json(tool.parameters), literal("}"))
+        for head, tool in zip(heads, asked.tools, strict=True)
+    )
+    return f"{name}: {any_of(forms)}"

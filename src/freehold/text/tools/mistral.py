@@ -1,0 +1,66 @@
+"""Mistral: a marker, then a JSON list of calls, or since version 11 of its tokenizer names and arguments in turns."""
+
+from __future__ import annotations
+
+import re
+
+from freehold.text.answers.json_text import json_object
+from freehold.text.answers.source import Broken, Reading, Source
+from freehold.text.lark import any_of, literal
+from freehold.text.markers import Markers
+from freehold.text.tools.json_call import call_rule, read_call
+from freehold.text.tools.tool import CallGrammar, Tools
+
+BEGIN, ARGUMENTS = "[TOOL_CALLS]", "[ARGS]"
+_NAME = re.compile(r"[\w.-]*")
+
+
+class Mistral:
+    """`[TOOL_CALLS] [{"name": "f", "arguments": {...}}, ...]`, or `[TOOL_CALLS]f[ARGS]{...}` for each"""
+
+    name = "mistral"
+    markers = (BEGIN, ARGUMENTS)
+
+    def call_id(self, digest: str) -> str:
+        """Its templates refuse others."""
+        return digest[:9]
+
+    def read(self, source: Source, tools: Tools, markers: Markers) -> Reading[None]:
+        yield from source.calls_behind(markers.seen(BEGIN), lambda: self._calls(source, tools, markers))
+
+    def _calls(self, source: Source, tools: Tools, markers: Markers) -> Reading[None]:
+        yield from source.skip_space()
+        yield from source.expect(markers.seen(BEGIN))
+        yield from source.skip_space()
+        if (yield from source.accept("[")):
+            yield from self._list(source, tools)
+        else:
+            yield from self._named(source, tools, markers)
+        yield from source.skip_space()
+
+    def _list(self, source: Source, tools: Tools) -> Reading[None]:
+        while True:
+            yield from source.skip_space()
+            yield from read_call(source, tools)
+            yield from source.skip_space()
+            if (yield from source.expect(",", "]")) == "]":
+                return
+
+    def _named(self, source: Source, tools: Tools, markers: Markers) -> Reading[None]:
+        name = yield from source.run(_NAME)
+        yield from source.expect(markers.seen(ARGUMENTS))
+        if name not in tools or (yield from source.peek()) != "{":
+            raise Broken
+        source.start_call(name)
+        yield from json_object(source, source.arguments)
+
+    def grammar(self, asked: CallGrammar) -> list[str]:
+        if ARGUMENTS in asked.markers.tokens:
+            forms = (
+                f"{literal(tool.name)} {asked.marker(ARGUMENTS)} {asked.json(tool.parameters)}" for tool in asked.tools
+            )
+            calls = [f"calls: {asked.repeated('call', asked.marker(BEGIN))}", f"call: {any_of(forms)}"]
+        else:
+            listed = asked.repeated("call", literal(", "))
+            calls = [f"calls: {literal(' ')}? {literal('[')} {listed} {literal(']')}", call_rule(asked)]
+        return [*asked.behind_text(BEGIN), *calls]
