@@ -10,6 +10,7 @@ import numpy as np
 
 from freehold.arrays import Bool, Int32
 from freehold.memory import CacheGroup
+from freehold.memory.tiers.transfer import LATE_S
 from freehold.mover import Kind, Order, Outcome, Report
 from freehold.simulation.engine import SimulatedEngine, WrongKV
 from freehold.simulation.model import UInt64
@@ -66,6 +67,7 @@ class SimulatedMover:
         self._pending: list[_Pending] = []
         self._iteration = 0
         self.moved = dict.fromkeys(Kind, 0)  # pages
+        self.lost_s = 0.0  # for which somebody may have waited for orders that never end
 
     def begin(self, order: Order, report: Report) -> None:
         if order.kind is Kind.LOAD:
@@ -79,6 +81,7 @@ class SimulatedMover:
         delay = 30 if draw < self._faults.slow else self._rng.choice(DELAYS)
         if draw < self._faults.never and order.kind is not Kind.LOAD:
             delay = NEVER
+            self.lost_s += LATE_S[order.kind]
         self._pending.append(_Pending(order, report, self._iteration + delay))
 
     def _check_unused(self, order: Order, group: int, pages: Int32) -> None:

@@ -109,12 +109,17 @@ class World:
         try:
             while self._pending or self.scheduler.requests or self.scheduler.has_work:
                 self.advance()
-                assert self.iteration < ITERATIONS_MAX, f"no end: waiting for {self.scheduler.waits_for()}"
+                assert self.iteration < self._iterations_max, f"no end: waiting for {self.scheduler.waits_for()}"
             self._check_empty()
         except Exception as error:
             raise Violation(self.scenario, self.iteration, error, self._history(error)) from error
         self._summary.log_hash = self._log.hexdigest()
         return self._summary
+
+    @property
+    def _iterations_max(self) -> int:
+        """Where pages are few, everybody waits for a copy that never ends until it is late."""
+        return ITERATIONS_MAX + (0 if self.mover is None else int(self.mover.lost_s / STEP_SECONDS))
 
     def advance(self) -> None:
         """One iteration of the loop, with what happens before it."""
