@@ -48,11 +48,12 @@ class Liveness:
         self._admissions: dict[str, int] = {}
         self._held = 0
         self._counted: _Wait | None = None  # who was behind at the beginning of this iteration
+        self._submitted = 0  # steps, by then
 
     def before(self, is_held: bool) -> None:
         """Note who waits. While the engine is held, nobody can be preempted."""
         self._entered += 1
-        self._counted = None
+        self._counted, self._submitted = None, self._scheduler.memory.epochs.submitted
         for request in self._scheduler.requests.values():
             if request.is_queued and request.id not in self._waits:
                 self._waits[request.id] = _Wait(self._entered)
@@ -65,8 +66,10 @@ class Liveness:
         """Raises Unfair or Late. `held` pages are nobody's who could give them back."""
         scheduler = self._scheduler
         self._held = held
-        if self._counted is not None and scheduler.memory.room.is_returning:
-            self._counted.behind -= 1  # what was evicted in this iteration must be copied first
+        # Everybody waits for pages: those that steps in flight still use, or that are being copied.
+        is_waiting = scheduler.memory.epochs.submitted == self._submitted or scheduler.memory.room.is_returning
+        if self._counted is not None and is_waiting:
+            self._counted.behind -= 1
         live = [*scheduler.requests.values(), *ended]
         admitted = [request for request in live if _admissions(request) > self._admissions.get(request.id, 0)]
         for request in live:
