@@ -66,7 +66,12 @@ def test_counting_tokens(client):
         {"messages": []},
         {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
         {"messages": [{"role": "user", "content": 3}]},
-        {"tools": [{"name": "f", "input_schema": {}}]},
+        {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
+        {"tools": [{"name": "f g", "input_schema": {}}]},
+        {"tool_choice": {"type": "any"}},
+        {"tools": [{"name": "f", "input_schema": {}}], "tool_choice": {"type": "tool", "name": "g"}},
+        {"messages": [*QUESTION, {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x"}]}]},
+        {"thinking": {"type": "enabled", "budget_tokens": 5}},
         {"max_tokens": 10**9, "messages": [{"role": "user", "content": "word " * 9000}]},
     ],
 )

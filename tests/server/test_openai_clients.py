@@ -157,7 +157,7 @@ def test_bad_chats_are_refused(server):
     for body, param in (
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages"),
-        ({"messages": QUESTION, "tools": [{"type": "function"}]}, "tools"),
+        ({"messages": QUESTION, "tools": [{"type": "function"}]}, "tools[0].function"),
         ({"messages": QUESTION, "top_logprobs": 2}, "top_logprobs"),
         ({"messages": [{"role": "user", "content": "river " * 9000}]}, "messages"),
     ):

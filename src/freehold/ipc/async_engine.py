@@ -8,8 +8,9 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Unpack
 
 import zmq
@@ -26,6 +27,7 @@ from freehold.models.loading.resolve import open_checkpoint, resolve_model
 from freehold.sampling_params import SamplingParams
 from freehold.scheduler.request import make_requests
 from freehold.step import TokenLogprobs
+from freehold.text.answers.events import Event
 from freehold.text.detokenizer import Detokenizer
 from freehold.text.loading import load_tokenizer
 from freehold.text.tokenizer import Tokenizer
@@ -38,7 +40,9 @@ LONG_TEXTS = 2  # tokenized at a time: each takes 200 times its size in memory
 
 @dataclass(frozen=True)
 class Delta:
-    """News of output `index` (of prompt `index // n`). `text` may be empty while some is held back."""
+    """News of output `index` (of prompt `index // n`). `text` may be empty while some is held back; `ends` are the
+    lengths of the whole text behind each token, held-back text included. `events` are what the text says, once
+    somebody has read it, and at the end how many tokens were thoughts."""
 
     index: int
     text: str
@@ -47,6 +51,9 @@ class Delta:
     ended: msg.Ended | None = None
     cached_tokens: int = 0
     prompt_logprobs: list[TokenLogprobs] = dataclasses.field(default_factory=list[TokenLogprobs])
+    ends: list[int] = dataclasses.field(default_factory=list[int])
+    events: list[Event] = dataclasses.field(default_factory=list[Event])
+    reasoning_tokens: int = 0
 
 
 @dataclass
@@ -234,8 +241,10 @@ class AsyncEngine:
         request_id: str | None = None,
         options: msg.Options = msg.Options(),  # noqa: B008, it can't change
         skip_special_tokens: bool = True,
+        marks: Mapping[int, str] = MappingProxyType({}),
     ) -> AsyncGenerator[Delta]:
-        """Complete each prompt int32 [n] `params.n` times. The deltas of all outputs, as they come.
+        """Complete each prompt int32 [n] `params.n` times. The deltas of all outputs, as they come. `marks`: what
+        stands for certain tokens in place of their text.
 
         Raises InvalidParameter, QueueFull or EngineUnavailable. Closing the iterator aborts what has not
         ended; the engine takes notice before its next step.
@@ -252,7 +261,7 @@ class AsyncEngine:
                 for request in make_requests(f"{base}-{number}", prompt, params):
                     if request.id in self._streams:
                         raise InvalidParameter("rid", f"request id {base} is already in flight")
-                    detokenizer = Detokenizer(self.tokenizer, params, skip_special_tokens)
+                    detokenizer = Detokenizer(self.tokenizer, params, skip_special_tokens, marks)
                     accepted = asyncio.get_running_loop().create_future()
                     stream = _Stream(len(streams), detokenizer, deltas, accepted)
                     streams[request.id] = self._streams[request.id] = stream
@@ -385,4 +394,6 @@ class AsyncEngine:
                 del self._streams[name]
             stream.cached_tokens = progress.cached.get(name, stream.cached_tokens)
             scores = progress.prompt_logprobs.get(name, [])
-            stream.deltas.put_nowait(Delta(stream.index, text, tokens, logprobs, end, stream.cached_tokens, scores))
+            ends = stream.detokenizer.ends[-len(tokens) :] if tokens else []
+            delta = Delta(stream.index, text, tokens, logprobs, end, stream.cached_tokens, scores, ends)
+            stream.deltas.put_nowait(delta)

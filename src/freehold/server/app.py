@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from types import FrameType
 
 import uvicorn
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
 from freehold import __version__
@@ -21,6 +21,7 @@ from freehold.server.access.gate import Gate, GateLimits
 from freehold.server.access.keys import Keys
 from freehold.server.access.log import Record
 from freehold.server.access.traces import Traces
+from freehold.server.answers.served_format import ServedFormat
 from freehold.server.anthropic.routes import anthropic_routes
 from freehold.server.config import ServerConfig
 from freehold.server.errors import EXPECTED_ERRORS, respond_with_error
@@ -62,10 +63,11 @@ def create_app(
     traces = None if config.otlp_traces_endpoint is None else Traces(config.otlp_traces_endpoint)
     store = SessionStore(config.session_store, config.session_store_recover)
     sessions = SessionTable(engine, store)
+    served = ServedFormat(engine, config.tool_call_parser, config.reasoning_parser)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        tasks = [asyncio.create_task(_start(engine)), asyncio.create_task(sessions.expire())]
+        tasks = [asyncio.create_task(_start(engine, served)), asyncio.create_task(sessions.expire())]
         yield
         for task in tasks:
             task.cancel()
@@ -90,32 +92,45 @@ def create_app(
             CORSMiddleware, allow_origins=config.allowed_origins, allow_methods=["*"], allow_headers=["*"],
             expose_headers=["x-request-id"],
         )  # fmt: skip
-    metrics = Metrics(engine, models.first)
-    generator = Generator(engine, metrics, config.max_outputs_per_request)
-    app.include_router(completion_routes(engine, generator, sessions, models))
-    app.include_router(chat_routes(engine, generator, sessions, models))
-    app.include_router(session_routes(engine, sessions))
-    app.include_router(saving_routes(engine, sessions))
-    app.include_router(cache_routes(engine))
-    app.include_router(anthropic_routes(engine, generator, models))
-    app.include_router(native_routes(engine, generator, sessions))
-    app.include_router(native_control_routes(engine, generator, sessions))
-    app.include_router(status_routes(engine, models, config, sources or {}))
-    app.include_router(tokenizing_routes(engine))
-    app.include_router(insight_routes(engine, metrics))
-    app.include_router(control_routes(engine))
-    app.include_router(storage_routes(engine))
-    app.include_router(event_routes(engine))
+    for routes in _routes(engine, models, sessions, served, config, sources or {}):
+        app.include_router(routes)
     for kind in EXPECTED_ERRORS:
         app.add_exception_handler(kind, respond_with_error)
     return app
 
 
-async def _start(engine: AsyncEngine) -> None:
+def _routes(
+    engine: AsyncEngine,
+    models: ServedModels,
+    sessions: SessionTable,
+    served: ServedFormat,
+    config: ServerConfig,
+    sources: Mapping[str, str],
+) -> Iterator[APIRouter]:
+    metrics = Metrics(engine, models.first)
+    generator = Generator(engine, metrics, config.max_outputs_per_request)
+    yield completion_routes(engine, generator, sessions, models)
+    yield chat_routes(engine, generator, sessions, models, served)
+    yield session_routes(engine, sessions)
+    yield saving_routes(engine, sessions)
+    yield cache_routes(engine)
+    yield anthropic_routes(engine, generator, models, served)
+    yield native_routes(engine, generator, sessions)
+    yield native_control_routes(engine, generator, sessions)
+    yield status_routes(engine, models, config, sources)
+    yield tokenizing_routes(engine)
+    yield insight_routes(engine, metrics)
+    yield control_routes(engine)
+    yield storage_routes(engine)
+    yield event_routes(engine)
+
+
+async def _start(engine: AsyncEngine, served: ServedFormat) -> None:
     """Why it could not start is said when the server ends."""
     before = time.monotonic()
     with contextlib.suppress(EngineUnavailable):
         await engine.start()
+        print(f"freehold: {served.describe()}", file=sys.stderr)
         print(f"freehold: ready after {time.monotonic() - before:.1f} s", file=sys.stderr, flush=True)
 
 

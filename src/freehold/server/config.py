@@ -5,8 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from freehold.options import Limits, check_limits, option
+from freehold.text.answers.thinking import THINKING
+from freehold.text.tools.formats import TOOL_FORMATS
 
 SERVER, ACCESS, LOGS = "Server", "Access", "Logs"
+AUTO, NONE = "auto", "none"
+TOOL_CALL_PARSERS = (AUTO, NONE, *TOOL_FORMATS)
+REASONING_PARSERS = (AUTO, NONE, *THINKING, "gpt_oss")
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 
 
@@ -28,6 +33,14 @@ class ServerConfig:
     session_store_recover: bool = option(
         False, "Put a damaged session store aside, and keep what can be read of it.", SERVER
     )
+    tool_call_parser: str = option(
+        AUTO, "How the model writes tool calls. auto: as its chat template shows. none: no tools.", SERVER,
+        Limits(choices=TOOL_CALL_PARSERS),
+    )  # fmt: skip
+    reasoning_parser: str = option(
+        AUTO, "How the model sets thoughts apart. auto: as its chat template shows. none: they are content.", SERVER,
+        Limits(choices=REASONING_PARSERS),
+    )  # fmt: skip
     max_restarts: int = option(
         3, "How often in an hour an engine process that has ended is started again.", SERVER, Limits(least=0)
     )

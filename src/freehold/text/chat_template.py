@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jinja2
+from jinja2 import meta
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from freehold.errors import ChatTemplateError
+from freehold.text.tools.messages import with_tools_as_text
 
 
 class ChatTemplate:
-    """Renders messages as transformers does: same environment, same functions."""
+    """Renders messages as transformers does: same environment, same functions. A template that has no place for tools
+    gets them as text."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]):
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
@@ -23,21 +27,75 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _raise
         environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
         self.source = source
+        self.takes_tools = "tools" in meta.find_undeclared_variables(environment.parse(source))
         self._template = environment.from_string(source)
         self._special_tokens = dict(special_tokens)
 
     def render(
-        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **variables: Any
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] = (),
+        **variables: Any,
     ) -> str:
-        """Raises ChatTemplateError with the template's own words."""
+        """`messages` and `tools` as in OpenAI's API. Raises ChatTemplateError with the template's own words."""
+        prepared = [_with_arguments(message, _as_object) for message in messages]
+        if not self.takes_tools:
+            prepared = with_tools_as_text(prepared, tools)
+        elif any(message.get("tool_calls") for message in messages) and self._takes_argument_texts:
+            prepared = [_with_arguments(message, _as_text) for message in prepared]
+        if tools and self.takes_tools:
+            variables = {**variables, "tools": tools}
         try:
-            return self._template.render(
-                messages=messages,
-                add_generation_prompt=add_generation_prompt,
-                **{**self._special_tokens, **variables},
-            )
-        except (jinja2.TemplateError, TypeError, KeyError) as error:
+            return self._rendered(prepared, add_generation_prompt, variables)
+        except (jinja2.TemplateError, TypeError, KeyError, ValueError) as error:
             raise ChatTemplateError(f"messages: the model's chat template failed: {error}") from error
+
+    def _rendered(
+        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool, variables: Mapping[str, Any]
+    ) -> str:
+        return self._template.render(
+            messages=messages,
+            add_generation_prompt=add_generation_prompt,
+            **{**self._special_tokens, **variables},
+        )
+
+    @functools.cached_property
+    def _takes_argument_texts(self) -> bool:
+        """Whether the template wants arguments of calls as text, and not as objects: it says so when it is tried."""
+        call = {"id": "abcdefghi", "type": "function", "function": {"name": "probe", "arguments": {"quoted": "text"}}}
+        messages = [
+            {"role": "user", "content": "probe"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "content": "probe", "tool_call_id": "abcdefghi", "name": "probe"},
+        ]
+        try:
+            return '"quoted"' not in self._rendered(messages, False, {"tools": [{"function": {"name": "probe"}}]})
+        except Exception:  # whatever a template does with what it does not expect
+            return True
+
+
+def _with_arguments(message: Mapping[str, Any], change: Callable[[Any], Any]) -> Mapping[str, Any]:
+    """The same, with the arguments of its calls changed."""
+    if not message.get("tool_calls"):
+        return message
+    calls = [
+        {**call, "function": {**call["function"], "arguments": change(call["function"].get("arguments"))}}
+        for call in message["tool_calls"]
+    ]
+    return {**message, "tool_calls": calls}
+
+
+def _as_object(arguments: Any) -> Any:
+    """Those of an answer that was cut stay text."""
+    try:
+        return json.loads(arguments) if isinstance(arguments, str) else arguments
+    except ValueError:
+        return arguments
+
+
+def _as_text(arguments: Any) -> str:
+    return arguments if isinstance(arguments, str) else _to_json(arguments)
 
 
 def _to_json(value: Any, indent: int | None = None, ensure_ascii: bool = False, **options: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -12,6 +13,10 @@ from fastapi import APIRouter, Request, Response
 from freehold.ipc.async_engine import AsyncEngine
 from freehold.ipc.protocol import Ended, Options
 from freehold.server.access.clients import client_of
+from freehold.server.answers.messages import check_calls
+from freehold.server.answers.served_format import ServedFormat
+from freehold.server.answers.wanted import WantedAnswer
+from freehold.server.anthropic.block_stream import BlockStream
 from freehold.server.anthropic.schema import CountBody, MessagesBody
 from freehold.server.requests.hints import tokens_before
 from freehold.server.requests.job import Generator, Job
@@ -21,28 +26,40 @@ from freehold.server.router import router
 from freehold.server.served_models import ServedModels
 
 
-def anthropic_routes(engine: AsyncEngine, generator: Generator, models: ServedModels) -> APIRouter:
+def anthropic_routes(
+    engine: AsyncEngine, generator: Generator, models: ServedModels, served: ServedFormat
+) -> APIRouter:
     routes = router()
 
     @routes.post("/v1/messages", response_model=None)
     async def messages(body: MessagesBody, request: Request) -> Response | dict[str, Any]:
         model = models.name(body.model)
         tokenizer = engine.tokenizer
-        params = body.sampling(tokenizer.defaults)
-        prompt = await Rendering(continues_answer=True).tokens(engine, body.turns())
+        wanted = WantedAnswer(
+            served, body.offer(), None, body.thinking_budget, "thinking.budget_tokens",
+            separates_thoughts=body.thinking is None or body.thinking.type != "disabled",
+        )  # fmt: skip
+        turns = body.turns()
+        check_calls(turns)
+        rendering = Rendering(continues_answer=True, variables=body.template_variables, tools=wanted.offer.shown)
+        text = rendering.text(tokenizer, turns)
+        params = replace(body.sampling(tokenizer.defaults), constraint=wanted.constraint(text))
+        prompt = await engine.encode(text, add_special_tokens=False)
         retention = None
         if (marked := body.up_to_breakpoint()) is not None:
             start, control = marked
-            retention = control.retention(await tokens_before(engine, prompt, start.turns()))
+            retention = control.retention(await tokens_before(engine, prompt, rendering, start.turns()))
         client = client_of(request)
         options = Options(namespace=client.namespace(None), retention=retention)
-        job = Job(f"msg_{uuid.uuid4().hex}", [prompt], params, options, "messages", client)
+        name = f"msg_{uuid.uuid4().hex}"
+        job = Job(name, [prompt], params, options, "messages", client, expected=wanted.expected(text))
         answer = _Answer(generator, job, model)
         return await respond(request, answer, body.stream, events=ANTHROPIC_EVENTS)
 
     @routes.post("/v1/messages/count_tokens")
     async def count_tokens(body: CountBody) -> dict[str, int]:
-        return {"input_tokens": len(await Rendering().tokens(engine, body.turns()))}
+        rendering = Rendering(variables=body.template_variables, tools=body.offer().shown)
+        return {"input_tokens": len(await rendering.tokens(engine, body.turns()))}
 
     return routes
 
@@ -66,15 +83,22 @@ class _Answer:
         return {**usage, "cache_read_input_tokens": cached} if cached else usage
 
     async def whole(self) -> dict[str, Any]:
-        (output,) = await self._generator.gather(self._job)
+        blocks = BlockStream()
+        ended: Ended | None = None
+        async with aclosing(self._generator.deltas(self._job)) as deltas:
+            async for delta in deltas:
+                blocks.add(delta.events)
+                ended = delta.ended or ended
+        assert ended is not None
         return {
             **self._head,
-            "content": [{"type": "text", "text": output.text}],
-            **_stop(output.end),
-            "usage": self._usage(output.end.cached_tokens, output.end.output_tokens),
+            "content": blocks.whole(),
+            **_stop(ended, blocks.has_calls),
+            "usage": self._usage(ended.cached_tokens, ended.output_tokens),
         }
 
     async def stream(self) -> AsyncGenerator[dict[str, Any]]:
+        blocks = BlockStream()
         has_begun = False
         async with aclosing(self._generator.deltas(self._job)) as deltas:
             async for delta in deltas:
@@ -83,19 +107,22 @@ class _Answer:
                     usage = self._usage(delta.cached_tokens, 0)
                     empty = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
                     yield {"type": "message_start", "message": {**self._head, **empty}}
-                    block = {"type": "text", "text": ""}
-                    yield {"type": "content_block_start", "index": 0, "content_block": block}
-                if delta.text:
-                    text = {"type": "text_delta", "text": delta.text}
-                    yield {"type": "content_block_delta", "index": 0, "delta": text}
+                for event in blocks.add(delta.events):
+                    yield event
                 if delta.ended is not None:
-                    yield {"type": "content_block_stop", "index": 0}
+                    for event in blocks.finish():
+                        yield event
                     usage = self._usage(delta.ended.cached_tokens, delta.ended.output_tokens)
-                    yield {"type": "message_delta", "delta": _stop(delta.ended), "usage": usage}
+                    yield {"type": "message_delta", "delta": _stop(delta.ended, blocks.has_calls), "usage": usage}
         yield {"type": "message_stop"}
 
 
-def _stop(ended: Ended) -> dict[str, Any]:
+def _stop(ended: Ended, has_calls: bool) -> dict[str, Any]:
     sequence = ended.matched if isinstance(ended.matched, str) else None
-    reason = "max_tokens" if ended.kind == "length" else "end_turn" if sequence is None else "stop_sequence"
+    if ended.kind == "length":
+        reason = "max_tokens"
+    elif sequence is not None:
+        reason = "stop_sequence"
+    else:
+        reason = "tool_use" if has_calls else "end_turn"
     return {"stop_reason": reason, "stop_sequence": sequence}

@@ -8,21 +8,26 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from freehold.errors import InvalidParameter
 from freehold.sampling_params import SamplingParams
+from freehold.server.answers.tools import Offer, offered, tool_of
+from freehold.server.anthropic.blocks import Block, messages_of, text_of
 from freehold.server.requests.hints import CacheControl
 from freehold.server.requests.unsupported import StrictBody
 
 
-class TextBlock(BaseModel):
-    model_config = ConfigDict(extra="ignore")
-
-    type: str
-    text: str | None = None
-    cache_control: CacheControl | None = None
-
-
 class AnthropicMessage(BaseModel):
     role: Literal["user", "assistant", "system"]
-    content: str | list[TextBlock]
+    content: str | list[Block]
+
+
+class ToolChoice(BaseModel):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = False
+
+
+class ThinkingOption(BaseModel):
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = None
 
 
 class CountBody(StrictBody):
@@ -30,22 +35,55 @@ class CountBody(StrictBody):
 
     model: str
     messages: list[AnthropicMessage] = Field(min_length=1)
-    system: str | list[TextBlock] | None = None
+    system: str | list[Block] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: ThinkingOption | None = None
 
     def turns(self) -> list[dict[str, Any]]:
         """For the chat template: what is said to the system leads, merged, then the others in order. Raises
-        InvalidParameter for content that is not text."""
+        InvalidParameter for content that can't be told."""
         systems = [text_of(self.system, "system")] if self.system else []
         turns: list[dict[str, Any]] = []
-        for message in self.messages:
-            text = text_of(message.content, "messages")
+        for i, message in enumerate(self.messages):
             if message.role == "system":
-                systems.append(text)
+                systems.append(text_of(message.content, f"messages[{i}].content"))
             else:
-                turns.append({"role": message.role, "content": text})
+                turns += messages_of(message.role, message.content, f"messages[{i}].content")
         if not turns:
             raise InvalidParameter("messages", "must have a message that is not the system's")
         return [{"role": "system", "content": "\n\n".join(systems)}, *turns] if systems else turns
+
+    def offer(self) -> Offer:
+        """Raises InvalidParameter."""
+        choice = self.tool_choice or ToolChoice(type="auto")
+        if not self.tools:
+            if choice.type in ("any", "tool"):
+                raise InvalidParameter("tool_choice", "needs tools")
+            return Offer()
+        if choice.type == "tool" and choice.name is None:
+            raise InvalidParameter("tool_choice.name", "must name a tool")
+        known = [self._tool(given, f"tools[{i}]") for i, given in enumerate(self.tools)]
+        shown = [
+            {"type": "function", "function": {
+                "name": tool.name, "description": tool.description, "parameters": tool.parameters}}
+            for tool in known
+        ]  # fmt: skip
+        kind = {"any": "required", "tool": "required"}.get(choice.type, choice.type)
+        name = choice.name if choice.type == "tool" else None
+        return offered(known, shown, kind, name, not choice.disable_parallel_tool_use)
+
+    @staticmethod
+    def _tool(given: dict[str, Any], where: str) -> Any:
+        kind = given.get("type") or "custom"
+        if kind != "custom":
+            raise InvalidParameter(f"{where}.type", f"tools of type '{kind}' are not supported")
+        return tool_of(given, where, "input_schema")
+
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        """What chat templates of reasoning models ask."""
+        return {} if self.thinking is None else {"enable_thinking": self.thinking.type != "disabled"}
 
     def up_to_breakpoint(self) -> tuple[CountBody, CacheControl] | None:
         """The body up to its last block with `cache_control`, if there is one."""
@@ -62,7 +100,7 @@ class CountBody(StrictBody):
         return None
 
 
-def _last_marked(content: str | list[TextBlock] | None) -> tuple[list[TextBlock], CacheControl] | None:
+def _last_marked(content: str | list[Block] | None) -> tuple[list[Block], CacheControl] | None:
     """The blocks up to the last that is marked, and the mark."""
     for j in range(len(content) - 1, -1, -1) if isinstance(content, list) else ():
         control = content[j].cache_control  # pyright: ignore
@@ -79,23 +117,19 @@ class MessagesBody(CountBody):
     top_p: float | None = None
     top_k: int | None = None
     metadata: dict[str, Any] | None = None
-    tools: list[dict[str, Any]] | None = None
 
     def sampling(self, defaults: dict[str, Any]) -> SamplingParams:
         """Raises InvalidParameter."""
-        if self.tools:
-            raise InvalidParameter("tools", "tool calls are not supported")
         names = ("temperature", "top_p", "top_k")
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
         stop = tuple(self.stop_sequences or ())
         return SamplingParams(**{**defaults, **given}, max_tokens=self.max_tokens, stop=stop)
 
-
-def text_of(content: str | list[TextBlock], field: str) -> str:
-    """Joined text. Raises InvalidParameter for other kinds of blocks."""
-    if isinstance(content, str):
-        return content
-    other = [block.type for block in content if block.type != "text"]
-    if other:
-        raise InvalidParameter(field, f"content of type '{other[0]}' is not supported, only text")
-    return "".join(block.text or "" for block in content)
+    @property
+    def thinking_budget(self) -> int | None:
+        """In tokens. Raises InvalidParameter."""
+        if self.thinking is None or self.thinking.type != "enabled" or self.thinking.budget_tokens is None:
+            return None
+        if not 1 <= self.thinking.budget_tokens < self.max_tokens:
+            raise InvalidParameter("thinking.budget_tokens", "must be at least 1 and less than max_tokens")
+        return self.thinking.budget_tokens

@@ -4,63 +4,78 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from fastapi import APIRouter, Request, Response
 
 from freehold.errors import InvalidParameter
-from freehold.ipc.async_engine import AsyncEngine
+from freehold.ipc.async_engine import AsyncEngine, Delta
 from freehold.ipc.protocol import Ended
 from freehold.server.access.clients import client_of
+from freehold.server.answers.messages import check_calls
+from freehold.server.answers.served_format import ServedFormat
+from freehold.server.answers.tools import offer_of
+from freehold.server.answers.wanted import WantedAnswer
 from freehold.server.openai.schema import ChatBody, up_to_breakpoint
 from freehold.server.requests.hints import tokens_before
-from freehold.server.requests.job import Generator, Job, session_field, usage
-from freehold.server.requests.prompt import Rendering
+from freehold.server.requests.job import Generator, Job, Output, session_field, usage
 from freehold.server.requests.response import respond
 from freehold.server.router import router
 from freehold.server.served_models import ServedModels
 from freehold.server.sessions.table import SessionTable
-from freehold.server.sessions.turns import begin_chat_turn, session_of
+from freehold.server.sessions.turns import chat_turn, session_of
 from freehold.step import TokenLogprobs
+from freehold.text.answers.answer import Answer
+from freehold.text.answers.events import CallStart, Content, Event, Reasoning
 from freehold.text.tokenizer import Tokenizer
 
 
-def chat_routes(engine: AsyncEngine, generator: Generator, sessions: SessionTable, models: ServedModels) -> APIRouter:
+def chat_routes(
+    engine: AsyncEngine, generator: Generator, sessions: SessionTable, models: ServedModels, served: ServedFormat
+) -> APIRouter:
     routes = router()
 
     @routes.post("/v1/chat/completions", response_model=None)
     async def chat(body: ChatBody, request: Request) -> Response | dict[str, Any]:
         model = models.name(body.model)
-        if body.tools and body.tool_choice != "none":
-            raise InvalidParameter("tools", "tool calls are not supported")
         if body.top_logprobs is not None and not body.logprobs:
             raise InvalidParameter("top_logprobs", "needs logprobs to be true")
         tokenizer = engine.tokenizer
         limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         params = body.sampling(tokenizer.defaults, limit, logprobs)
-        rendering = Rendering(body.add_generation_prompt is not False, variables=body.chat_template_kwargs or {})
-        name = f"chatcmpl-{uuid.uuid4().hex}"
-        skip = body.skip_special_tokens is not False
-        client = client_of(request)
+        wanted = WantedAnswer(
+            served,
+            offer_of(body.tools, body.tool_choice, body.parallel_tool_calls),
+            params.constraint,
+            body.thinking_budget,
+            separates_thoughts=body.separate_reasoning is not False,
+        )
+        rendering, client = replace(body.rendering, tools=wanted.offer.shown), client_of(request)
         session = await session_of(sessions, client, body, params)
+        turn, options = None, body.options(client, None)
         if session is not None:
+            chat = await chat_turn(session, engine, body.messages, rendering)
+            text, params = chat.text, replace(params, constraint=wanted.constraint(chat.text))
             options = body.options(client, body.retained(None), (session.key, session.settings.namespace))
-            turn = await begin_chat_turn(sessions, session, engine, body.messages, rendering)
-            job = Job(
-                name, [np.array(turn.tokens, np.int32)], turn.fitted(params), options, "messages", client, skip, turn
-            )
+            turn = chat.begin(sessions)
+            prompt, params = np.array(turn.tokens, np.int32), turn.fitted(params)
         else:
-            prompt = await rendering.tokens(engine, [message.for_template() for message in body.messages])
+            messages = [message.for_template() for message in body.messages]
+            check_calls(messages)
+            text = rendering.text(tokenizer, messages)
+            params = replace(params, constraint=wanted.constraint(text))
+            prompt = await engine.encode(text, add_special_tokens=False)
             marked = up_to_breakpoint(body.messages)
-            end = None if marked is None else await tokens_before(engine, prompt, marked)
+            end = None if marked is None else await tokens_before(engine, prompt, rendering, marked)
             options = body.options(client, body.retained(len(prompt), end))
-            job = Job(name, [prompt], params, options, "messages", client, skip)
-        answer = _Answer(generator, job, body, tokenizer, model)
-        return await respond(request, answer, body.stream, job.turn)
+        name, skip = f"chatcmpl-{uuid.uuid4().hex}", body.skip_special_tokens is not False
+        job = Job(name, [prompt], params, options, "messages", client, skip, turn, wanted.expected(text))
+        return await respond(request, _Answer(generator, job, body, tokenizer, model), body.stream, turn)
 
     return routes
 
@@ -79,47 +94,57 @@ class _Answer:
         choices = [
             {
                 "index": i,
-                "message": {"role": "assistant", "content": output.text, "reasoning_content": None},
+                "message": _message(output.answer),
                 "logprobs": self._logprobs(output.logprobs),
-                "finish_reason": output.end.kind,
+                "finish_reason": _finish_reason(output.end, bool(output.answer.calls)),
                 "matched_stop": output.end.matched,
             }
             for i, output in enumerate(outputs)
         ]
-        counted = usage([output.end for output in outputs], self._job)
+        counted = usage([output.end for output in outputs], self._job, sum(one.reasoning_tokens for one in outputs))
         return {**self._head, "object": "chat.completion", "choices": choices, "usage": counted}
 
     async def stream(self) -> AsyncGenerator[dict[str, Any]]:
-        """A chunk with the role, chunks with text, a chunk with the reason, and the usage if asked for."""
-        ends: dict[int, Ended] = {}
-        begun: set[int] = set()
+        """A chunk with the role, chunks with what is said, a chunk with the reason, and the usage if asked for."""
+        outputs: dict[int, Output] = {}
+        waiting = _Waiting(self._body.stream_reasoning is not False)
         async with aclosing(self._generator.deltas(self._job)) as deltas:
             async for delta in deltas:
-                if delta.index not in begun:
-                    begun.add(delta.index)
+                if delta.index not in outputs:
+                    outputs[delta.index] = Output()
                     yield self._chunk(delta.index, {"role": "assistant", "content": ""})
-                if delta.text or delta.logprobs:
-                    yield self._chunk(delta.index, {"content": delta.text}, delta.logprobs)
+                output = outputs[delta.index]
+                output.add(replace(delta, text="", tokens=[], logprobs=[], prompt_logprobs=[]))
+                said = [_said(event) for event in waiting.release(delta)]
+                if delta.logprobs and not said:
+                    said = [{"content": ""}]
+                for i, part in enumerate(said):
+                    yield self._chunk(delta.index, part, delta.logprobs if i == 0 else [])
                 if delta.ended:
-                    ends[delta.index] = delta.ended
-                    yield self._chunk(delta.index, {}, end=delta.ended)
+                    yield self._chunk(delta.index, {}, end=delta.ended, has_calls=bool(output.answer.calls))
         if self._body.wants_usage:
-            counted = usage([ends[i] for i in sorted(ends)], self._job)
+            ends = [outputs[i].end for i in sorted(outputs)]
+            counted = usage(ends, self._job, sum(one.reasoning_tokens for one in outputs.values()))
             yield {**self._head, "object": "chat.completion.chunk", "choices": [], "usage": counted}
 
     def _chunk(
-        self, index: int, delta: dict[str, Any], logprobs: list[TokenLogprobs] | None = None, end: Ended | None = None
+        self,
+        index: int,
+        delta: dict[str, Any],
+        logprobs: Sequence[TokenLogprobs] = (),
+        end: Ended | None = None,
+        has_calls: bool = False,
     ) -> dict[str, Any]:
         choice = {
             "index": index,
-            "delta": {**delta, "reasoning_content": None},
-            "logprobs": self._logprobs(logprobs or []),
-            "finish_reason": end.kind if end else None,
+            "delta": {"reasoning_content": None, **delta},
+            "logprobs": self._logprobs(logprobs),
+            "finish_reason": _finish_reason(end, has_calls) if end else None,
             "matched_stop": end.matched if end else None,
         }
         return {**self._head, "object": "chat.completion.chunk", "choices": [choice]}
 
-    def _logprobs(self, found: list[TokenLogprobs]) -> dict[str, Any] | None:
+    def _logprobs(self, found: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
         if not self._body.logprobs:
             return None
 
@@ -132,3 +157,51 @@ class _Answer:
                 {**entry(one.token, one.logprob), "top_logprobs": [entry(*top) for top in one.top]} for one in found
             ]
         }
+
+
+class _Waiting:
+    """Thoughts that are not to be streamed wait here until they are complete."""
+
+    def __init__(self, streams_thoughts: bool):
+        self._streams_thoughts = streams_thoughts
+        self._thoughts: dict[int, str] = {}
+
+    def release(self, delta: Delta) -> list[Event]:
+        """What can be sent now of the delta's output."""
+        if self._streams_thoughts:
+            return delta.events
+        waiting = self._thoughts.pop(delta.index, "")
+        waiting += "".join(event.text for event in delta.events if isinstance(event, Reasoning))
+        others: list[Event] = [event for event in delta.events if not isinstance(event, Reasoning)]
+        if waiting and (others or delta.ended):
+            return [Reasoning(waiting), *others]
+        if waiting:
+            self._thoughts[delta.index] = waiting
+        return others
+
+
+def _message(answer: Answer) -> dict[str, Any]:
+    calls = [call.as_openai() for call in answer.calls]
+    return {
+        "role": "assistant",
+        "content": None if calls and not answer.content else answer.content,
+        "reasoning_content": answer.reasoning or None,
+        "reasoning": answer.reasoning or None,
+        "tool_calls": calls or None,
+    }
+
+
+def _said(event: Event) -> dict[str, Any]:
+    """As a delta of a chunk. A call's id and name are said once."""
+    if isinstance(event, Content):
+        return {"content": event.text}
+    if isinstance(event, Reasoning):
+        return {"reasoning_content": event.text, "reasoning": event.text}
+    if isinstance(event, CallStart):
+        function = {"name": event.name, "arguments": ""}
+        return {"tool_calls": [{"index": event.index, "id": event.id, "type": "function", "function": function}]}
+    return {"tool_calls": [{"index": event.index, "function": {"arguments": event.text}}]}
+
+
+def _finish_reason(end: Ended, has_calls: bool) -> str:
+    return "tool_calls" if has_calls and end.kind == "stop" else end.kind

@@ -12,9 +12,12 @@ from freehold.ipc.protocol import Options
 from freehold.memory import Retention
 from freehold.sampling_params import LOGPROBS_MAX, SamplingParams
 from freehold.server.access.clients import Client
+from freehold.server.answers.messages import with_thoughts
 from freehold.server.constraints.fields import ConstraintFields
 from freehold.server.requests.hints import CacheHints
+from freehold.server.requests.prompt import Rendering
 
+RENDERED = {"messages", "tools", "add_generation_prompt"}  # fields of their own
 TokenIds = list[Annotated[int, Field(ge=0, strict=True)]]
 
 
@@ -119,12 +122,16 @@ class ContentPart(BaseModel):
 
 
 class Message(BaseModel):
-    """Other fields (tool_calls, name, ...) are passed to the chat template."""
+    """Other fields (name, ...) are passed to the chat template."""
 
     model_config = ConfigDict(extra="allow")
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[ContentPart] | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
 
     def for_template(self) -> dict[str, Any]:
         """Raises InvalidParameter for content that is not text."""
@@ -135,7 +142,7 @@ class Message(BaseModel):
                 raise InvalidParameter("messages", f"content of type '{other[0]}' is not supported, only text")
             fields["content"] = "".join(part.text or "" for part in self.content)
         fields.setdefault("content", "")
-        return fields
+        return with_thoughts(fields)
 
 
 def up_to_breakpoint(messages: list[Message]) -> list[dict[str, Any]] | None:
@@ -157,14 +164,29 @@ class ChatBody(SamplingBody):
     top_logprobs: int | None = Field(default=None, ge=0, le=LOGPROBS_MAX)
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
+    separate_reasoning: bool | None = True
+    stream_reasoning: bool | None = True
+    thinking_budget: int | None = None
     add_generation_prompt: bool | None = True
     chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def rendering(self) -> Rendering:
+        """How the chat template is to be applied."""
+        given = {name: value for name, value in (self.chat_template_kwargs or {}).items() if name not in RENDERED}
+        if self.reasoning_effort is not None:
+            given.setdefault("reasoning_effort", self.reasoning_effort)
+        return Rendering(self.add_generation_prompt is not False, variables=given)
 
 
 class TokenizeBody(BaseModel):
     model: str | None = None
     prompt: str | None = None
     messages: list[Message] | None = None
+    tools: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     add_special_tokens: bool | None = True
     add_generation_prompt: bool | None = True
     return_token_strs: bool | None = False

@@ -22,7 +22,8 @@ def tokenizing_routes(engine: AsyncEngine) -> APIRouter:
         if (body.prompt is None) == (body.messages is None):
             raise InvalidParameter("prompt", "give either prompt or messages")
         if body.messages is not None:
-            rendering = Rendering(body.add_generation_prompt is not False)
+            tools, variables = body.tools or [], body.chat_template_kwargs or {}
+            rendering = Rendering(body.add_generation_prompt is not False, variables=variables, tools=tools)
             tokens = await rendering.tokens(engine, [message.for_template() for message in body.messages])
         else:
             tokens = await engine.encode(body.prompt or "", body.add_special_tokens is not False, False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -12,6 +13,7 @@ from freehold.arrays import Int32
 from freehold.errors import ChatTemplateError, InvalidParameter
 from freehold.ipc.async_engine import AsyncEngine
 from freehold.memory import Retention
+from freehold.server.requests.prompt import Rendering
 from freehold.server.requests.unsupported import StrictBody
 
 SECONDS_OF = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -94,12 +96,12 @@ def seconds(duration: str, field: str) -> float:
     return float(value)
 
 
-async def tokens_before(engine: AsyncEngine, prompt: Int32, messages: list[dict[str, Any]]) -> int:
+async def tokens_before(
+    engine: AsyncEngine, prompt: Int32, rendering: Rendering, messages: list[dict[str, Any]]
+) -> int:
     """How many tokens of `prompt` int32 [n], which is a chat, come before the end of its first `messages`."""
-    template = engine.tokenizer.chat_template
-    assert template is not None
     try:
-        start = await engine.encode(template.render(messages, False), False)
+        start = await replace(rendering, add_generation_prompt=False, continues_answer=False).tokens(engine, messages)
     except ChatTemplateError:
         return len(prompt)  # the template wants more than that: keep all
     count = min(len(start), len(prompt))

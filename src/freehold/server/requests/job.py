@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,10 +15,13 @@ from freehold.ipc.async_engine import AsyncEngine, Delta
 from freehold.ipc.protocol import Ended, Options
 from freehold.sampling_params import SamplingParams
 from freehold.server.access.clients import Client
+from freehold.server.answers.reading import OutputReader
 from freehold.server.operator.metrics import Metrics
 from freehold.server.sessions.branches import BranchTurn
 from freehold.server.sessions.table import Turn
 from freehold.step import TokenLogprobs
+from freehold.text.answers.answer import Answer
+from freehold.text.answers.parser import ExpectedAnswer
 
 
 @dataclass
@@ -31,6 +34,8 @@ class Output:
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
     cached_tokens: int = 0
     ended: Ended | None = None
+    answer: Answer = field(default_factory=Answer)
+    reasoning_tokens: int = 0
 
     @property
     def end(self) -> Ended:
@@ -43,6 +48,8 @@ class Output:
         self.logprobs += delta.logprobs
         self.prompt_logprobs = delta.prompt_logprobs or self.prompt_logprobs
         self.cached_tokens = delta.cached_tokens
+        self.answer.add(delta.events)
+        self.reasoning_tokens = delta.reasoning_tokens
         self.ended = delta.ended or self.ended
 
 
@@ -58,6 +65,12 @@ class Job:
     client: Client
     skip_special_tokens: bool = True
     turn: Turn | BranchTurn | None = None  # of a session
+    expected: ExpectedAnswer | None = None  # how to read it; None if all of it is content
+
+    @property
+    def marks(self) -> Mapping[int, str]:
+        """What stands in texts for tokens that are markers."""
+        return {} if self.expected is None else self.expected.marks
 
 
 class Generator:
@@ -79,13 +92,17 @@ class Generator:
         if job.turn is not None:
             job.turn.request_id = job.id
         options = job.options.of(job.client.share)
-        stream = self._engine.stream(job.prompts, job.params, job.id, options, job.skip_special_tokens)
+        stream = self._engine.stream(job.prompts, job.params, job.id, options, job.skip_special_tokens, job.marks)
+        readers: dict[int, OutputReader] = {}
         self._owners[job.id] = job.client.name
         try:
             async with aclosing(stream):
-                async for delta in stream:
+                async for news in stream:
+                    if news.index not in readers:
+                        readers[news.index] = OutputReader(job.expected, f"{job.id}/{news.index}")
+                    delta = readers[news.index].read(news)
                     if job.turn is not None:
-                        job.turn.observe(delta.tokens, delta.text, delta.ended)
+                        job.turn.observe(delta)
                     self._metrics.observe(delta, arrival, last)
                     _account(job.client, delta)
                     failure = delta.ended.failure if delta.ended else None
@@ -142,7 +159,7 @@ def session_field(job: Job) -> dict[str, str]:
     return {} if job.turn is None else {"session_id": job.turn.session_id}
 
 
-def usage(ends: Sequence[Ended], job: Job) -> dict[str, Any]:
+def usage(ends: Sequence[Ended], job: Job, reasoning_tokens: int = 0) -> dict[str, Any]:
     """`ends` of all outputs. A prompt counts once, with what its first output found in the cache."""
     prompts = ends[:: job.params.n]
     prompt = sum(end.prompt_tokens for end in prompts)
@@ -159,5 +176,6 @@ def usage(ends: Sequence[Ended], job: Job) -> dict[str, Any]:
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": details,
-        "reasoning_tokens": 0,
+        "completion_tokens_details": {"reasoning_tokens": reasoning_tokens},
+        "reasoning_tokens": reasoning_tokens,
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,18 +14,19 @@ from freehold.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Rendering:
-    """How the model's chat template is applied; `variables` are passed to it. With `continues_answer` a last message
-    of the assistant is the beginning of its answer."""
+    """How the model's chat template is applied; `tools`, as in OpenAI's API, and `variables` are passed to it. With
+    `continues_answer` a last message of the assistant is the beginning of its answer."""
 
     add_generation_prompt: bool = True
     continues_answer: bool = False
     variables: dict[str, Any] = field(default_factory=dict[str, Any])
+    tools: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
     def text(self, tokenizer: Tokenizer, messages: list[dict[str, Any]]) -> str:
         """Raises InvalidParameter if the model has no template, or ChatTemplateError."""
         if tokenizer.chat_template is None:
             raise InvalidParameter("messages", "the model has no chat template: use /v1/completions")
-        render = tokenizer.chat_template.render
+        render = functools.partial(tokenizer.chat_template.render, tools=self.tools)
         if self.continues_answer and messages[-1]["role"] == "assistant":
             return render(messages[:-1], True, **self.variables) + messages[-1]["content"]
         return render(messages, self.add_generation_prompt, **self.variables)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from freehold.errors import TurnRefused
-from freehold.ipc.protocol import Ended
+from freehold.ipc.async_engine import Delta
 from freehold.server.native.schema import SessionParams
 
 
@@ -29,9 +28,9 @@ class BranchTurn:
         self._tree = tree
         self._output: list[int] = []
 
-    def observe(self, tokens: Sequence[int], text: str, ended: Ended | None) -> None:
-        self._output += tokens
-        if ended is not None and ended.is_complete:
+    def observe(self, delta: Delta) -> None:
+        self._output += delta.tokens
+        if delta.ended is not None and delta.ended.is_complete:
             self._tree.finish(self.request_id, self._output)
 
     def close(self) -> None:

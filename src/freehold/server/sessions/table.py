@@ -17,12 +17,12 @@ from typing import Any
 
 from freehold.conversation import Conversation
 from freehold.errors import InvalidParameter, NoSuchSession, SessionBusy, StoreFailed
-from freehold.ipc.async_engine import AsyncEngine
-from freehold.ipc.protocol import Ended
+from freehold.ipc.async_engine import AsyncEngine, Delta
 from freehold.sampling_params import SamplingParams
 from freehold.server.access.clients import Client
 from freehold.server.sessions.branches import BranchTree
 from freehold.server.sessions.store import SessionStore, StoredSession
+from freehold.text.answers.answer import Answer
 
 EXPIRY_INTERVAL_S = 1.0
 SESSION_ID = r"[A-Za-z0-9_.:@-]{1,200}"
@@ -74,16 +74,16 @@ class Turn:
         self.request_id = ""
         self.messages: list[dict[str, Any]] | None = None  # of a chat, up to the answer
         self._output: list[int] = []
-        self._text = ""
+        self._answer = Answer()
 
-    def observe(self, tokens: Sequence[int], text: str, ended: Ended | None) -> None:
+    def observe(self, delta: Delta) -> None:
         """Take note of output. The end of it is saved before anybody hears of it."""
-        self._output += tokens
-        self._text += text
-        if ended is None:
+        self._output += delta.tokens
+        self._answer.add(delta.events)
+        if delta.ended is None:
             return
         try:
-            if ended.is_complete:
+            if delta.ended.is_complete:
                 self._commit()
         finally:
             self.close()
@@ -94,7 +94,7 @@ class Turn:
         with self._table.changing(session):
             session.conversation.commit(self.tokens, self._output)
             if self.messages is not None:
-                session.messages = [*self.messages, {"role": "assistant", "content": self._text}]
+                session.messages = [*self.messages, self._answer.as_message()]
 
     def fitted(self, params: SamplingParams) -> SamplingParams:
         """With what the session's capacity leaves for output."""

@@ -75,8 +75,8 @@ class AnswerParser:
         next(self._reading, None)
 
     @property
-    def thoughts_end(self) -> int | None:
-        """How many characters of the text were thoughts, with what sets them apart; None while they go on."""
+    def thoughts_end(self) -> int:
+        """How many characters of the text were thoughts, with what sets them apart. Known when they have ended."""
         return self._source.thoughts_end
 
     def add(self, text: str) -> list[Event]:

@@ -62,7 +62,7 @@ class DeepSeek:
         )
         before = literal(self._before) if self._before else separator
         behind = literal(self._behind) if self._behind else ""
-        forms = (f"{kind} {literal(tool.name)} {before} {asked.json(tool.parameters)} {behind}" for tool in asked.tools)
+        forms = (f"{kind} {literal(tool.name)} {before} {asked.arguments(tool)} {behind}" for tool in asked.tools)
         whole = f"{asked.marker(CALL)} call {asked.marker(CALL_END)}"
         between = literal("\n") if self._kind else ""
         calls = f"{whole} ({between} {whole})*" if asked.several else whole

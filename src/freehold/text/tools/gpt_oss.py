@@ -45,7 +45,7 @@ class GptOss:
         channel, message = asked.marker(CHANNEL), asked.marker(MESSAGE)
         forms = (
             f"{literal(f'commentary to=functions.{tool.name} ')} {asked.marker(CONSTRAIN)} {literal('json')} {message} "
-            f"{asked.json(tool.parameters)}"
+            f"{asked.arguments(tool)}"
             for tool in asked.tools
         )
         final = f'| {channel} "final" {message} TEXT'

@@ -61,7 +61,7 @@ def call_rule(asked: CallGrammar, key: str = "arguments", name: str = "call", be
     """Lark for such an object, behind the text `before`: a rule of that name."""
     heads = (f'{before}{{"name": {json.dumps(tool.name)}, "{key}": ' for tool in asked.tools)
     forms = (
-        sequence(literal(head), asked.json(tool.parameters), literal("}"))
+        sequence(literal(head), asked.arguments(tool), literal("}"))
         for head, tool in zip(heads, asked.tools, strict=True)
     )
     return f"{name}: {any_of(forms)}"

@@ -56,9 +56,7 @@ class Mistral:
 
     def grammar(self, asked: CallGrammar) -> list[str]:
         if ARGUMENTS in asked.markers.tokens:
-            forms = (
-                f"{literal(tool.name)} {asked.marker(ARGUMENTS)} {asked.json(tool.parameters)}" for tool in asked.tools
-            )
+            forms = (f"{literal(tool.name)} {asked.marker(ARGUMENTS)} {asked.arguments(tool)}" for tool in asked.tools)
             calls = [f"calls: {asked.repeated('call', asked.marker(BEGIN))}", f"call: {any_of(forms)}"]
         else:
             listed = asked.repeated("call", literal(", "))

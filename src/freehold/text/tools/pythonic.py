@@ -127,7 +127,7 @@ def _quoted(source: Source, quote: str) -> Reading[str]:
 
 
 def _form(tool: Tool, before: str) -> str:
-    """The call in a grammar, behind `before`: arguments in the schema's order, those that are not required may be missing."""
+    """The call in a grammar, behind `before`. Arguments come in the schema's order, some of them may be missing."""
     required: Any = tool.parameters.get("required")
     needed = [key for key in tool.properties if isinstance(required, list) and key in required]
     others = [key for key in tool.properties if key not in needed]

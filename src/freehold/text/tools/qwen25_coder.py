@@ -9,7 +9,7 @@ from freehold.text.answers.json_text import collected
 from freehold.text.answers.source import Broken, Reading, Source
 from freehold.text.markers import Markers
 from freehold.text.tools.hermes import BEGIN, END, Hermes
-from freehold.text.tools.json_call import ARGUMENTS
+from freehold.text.tools.json_call import ARGUMENTS, call_rule
 from freehold.text.tools.tool import CallGrammar, Tools, plain_call_id
 
 _FENCES = {"```json": "```", "```": "```", "<tools>": "</tools>"}

@@ -59,7 +59,7 @@ class Qwen3Coder:
         forms = (_form(tool, asked) for tool in asked.tools)
         return [
             *asked.behind_text(BEGIN), f"calls: {body}{rest}", f"call: {any_of(forms)}",
-            r"value[lazy]: /(.|\n)*\n<\/parameter>/",
+            r"value[lazy]: /(.|\n)*<\/parameter>/",
         ]  # fmt: skip
 
 
@@ -109,7 +109,7 @@ def _form(tool: Tool, asked: CallGrammar) -> str:
     needed = required if isinstance(required, list) else []  # pyright: ignore[reportUnknownVariableType]
     parts: list[str] = []
     for key, schema in tool.properties.items():
-        value = "value" if _type_of(tool, key) in ("string", "") else f'{asked.json(schema)} "\\n{PARAMETER_END}"'
+        value = "value" if _type_of(tool, key) in ("string", "") else f'{asked.json(schema, True)} "\\n{PARAMETER_END}"'
         if isinstance(schema, dict) and isinstance(schema.get("enum"), list) and _type_of(tool, key) == "string":  # pyright: ignore
             value = any_of(literal(f"{one}\n{PARAMETER_END}") for one in schema["enum"])  # pyright: ignore
         part = sequence(literal(f"<parameter={key}>\n"), value, literal("\n"))

@@ -28,7 +28,7 @@ class Tool:
 
 
 Tools = Mapping[str, Tool]  # by name
-OfSchema = Callable[[dict[str, Any] | bool], str]  # Lark for a JSON document of a schema
+OfSchema = Callable[[dict[str, Any], bool], str]  # Lark for a document of a schema; whether to ignore odd keywords
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,11 @@ class CallGrammar:
     is_required: bool
     json: OfSchema
     markers: Markers
+
+    def arguments(self, tool: Tool) -> str:
+        """In Lark, as JSON. A model that calls of its own accord may write any object, unless the tool is strict."""
+        follows = self.is_required or tool.is_strict
+        return self.json({"type": "object", **(tool.parameters if follows else {})}, not tool.is_strict)
 
     def marker(self, text: str) -> str:
         """In Lark."""

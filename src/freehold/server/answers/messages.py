@@ -1,0 +1,49 @@
+"""Calls of tools, and their results, in the messages that clients send."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NoReturn
+
+from freehold.errors import InvalidParameter
+
+
+def check_calls(messages: Sequence[Mapping[str, Any]], history: Iterable[Mapping[str, Any]] = ()) -> None:
+    """`history`: messages that came before, if they are known here. Raises InvalidParameter for a call that is none,
+    and for a result that nobody asked for."""
+    asked = {call["id"] for message in history for call in message.get("tool_calls") or () if "id" in call}
+    for i, message in enumerate(messages):
+        for j, call in enumerate(message.get("tool_calls") or ()):
+            asked.add(_checked(call, f"messages[{i}].tool_calls[{j}]"))
+        name = message.get("tool_call_id")
+        if message["role"] == "tool" and name is not None and name not in asked:
+            _refuse(f"messages[{i}].tool_call_id", f"no call before it has the id '{name}'")
+
+
+def _checked(call: Any, where: str) -> Any:
+    """-> the id of a call."""
+    function: Any = call.get("function") if isinstance(call, dict) else None  # pyright: ignore
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):  # pyright: ignore
+        _refuse(f"{where}.function", "must be an object with a name and arguments")
+    arguments: Any = function.get("arguments", {})  # pyright: ignore
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments or "{}")
+        except (ValueError, RecursionError) as error:
+            _refuse(f"{where}.function.arguments", f"is not JSON: {error}")
+    if not isinstance(arguments, dict):
+        _refuse(f"{where}.function.arguments", "must be a JSON object")
+    return call.get("id")  # pyright: ignore
+
+
+def with_thoughts(message: dict[str, Any]) -> dict[str, Any]:
+    """Templates know thoughts by one of two names: they get both."""
+    thoughts = message.get("reasoning_content") or message.get("reasoning")
+    if not isinstance(thoughts, str):
+        return message
+    return {**message, "reasoning_content": thoughts, "reasoning": thoughts}
+
+
+def _refuse(field: str, why: str) -> NoReturn:
+    raise InvalidParameter(field, why)

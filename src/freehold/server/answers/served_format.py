@@ -1,0 +1,49 @@
+"""How the served model writes answers: as options say, or as its chat template shows."""
+
+from __future__ import annotations
+
+from freehold.ipc.async_engine import AsyncEngine
+from freehold.server.config import AUTO, NONE
+from freehold.text.answers.parser import AnswerFormat
+from freehold.text.answers.thinking import THINKING, thinking_of_template
+from freehold.text.tools.formats import TOOL_FORMATS, format_of_template
+
+GPT_OSS = "gpt_oss"  # calls and thoughts are one format there
+
+
+class ServedFormat:
+    """Known once the model is loaded. `tool_call_parser` and `reasoning_parser` are names, `auto` or `none`."""
+
+    def __init__(self, engine: AsyncEngine, tool_call_parser: str = AUTO, reasoning_parser: str = AUTO):
+        self._engine = engine
+        self._asked = tool_call_parser, reasoning_parser
+        self._format: AnswerFormat | None = None
+
+    @property
+    def takes_tools(self) -> bool:
+        return self._asked[0] != NONE
+
+    @property
+    def has_grammars(self) -> bool:
+        """Whether answers can be bound."""
+        return self._engine.config.grammar_backend != NONE
+
+    @property
+    def format(self) -> AnswerFormat:
+        """Raises EngineUnavailable while the model is loading."""
+        if self._format is None:
+            tokenizer = self._engine.tokenizer
+            template = "" if tokenizer.chat_template is None else tokenizer.chat_template.source
+            calls, thoughts = self._asked
+            if calls in (AUTO, NONE):
+                calls = format_of_template(template, self._engine.info.model_path) if thoughts != GPT_OSS else GPT_OSS
+            if thoughts == AUTO:
+                thoughts = thinking_of_template(template)
+            self._format = AnswerFormat(TOOL_FORMATS[calls], THINKING.get(thoughts or NONE), tokenizer.markers)
+        return self._format
+
+    def describe(self) -> str:
+        """For the log."""
+        thinking = self.format.thinking
+        thoughts = self.format.tools.name if self.format.has_channels else NONE if thinking is None else thinking.name
+        return f"tool calls: {self.format.tools.name if self.takes_tools else NONE}, reasoning: {thoughts}"
