@@ -65,7 +65,8 @@ def assemble(config: EngineConfig, checkpoint: Checkpoint | None = None) -> Asse
     tokenizer = load_tokenizer(checkpoint, config.chat_template)
     plan = plan_memory(config, checkpoint)
     shape, tiers = plan.shape, plan_tiers(config, checkpoint, plan)
-    drafts = 0 if config.speculative_algorithm is None else config.speculative_num_draft_tokens
+    guessed = 0 if config.speculative_algorithm is None else config.speculative_num_draft_tokens
+    drafts = max(guessed, config.forced_limit)
     kv_shape = KVShape(
         tuple(shape.page_counts), shape.page_size, shape.row_count, shape.token_limit, config.kv_cache_dtype, drafts
     )

@@ -13,6 +13,7 @@ KV_CACHE_DTYPES = ("float32", "bfloat16", "int8")
 EVICTION_POLICIES = ("reuse", "lru", "lfu", "fifo", "priority")
 KV_BYTES_DEFAULT = 1 << 30
 WRITE_POLICIES = ("write_through", "write_through_selective", "write_back")
+FORCED_MAX = 8
 GRAMMAR_BACKENDS = ("llguidance", "none")
 PREFETCH_POLICIES = ("best_effort", "wait_complete", "timeout")
 STORAGE_BACKENDS = ("file", "redis", "s3")
@@ -157,6 +158,9 @@ class EngineConfig:
     grammar_cache_bytes: int = option(
         64 << 20, "Bytes of compiled grammars that are kept, such as 64MB.", STRUCTURED_OUTPUT, is_size=True
     )
+    disable_forced_tokens: bool = option(
+        False, "Compute one by one the tokens that a grammar leaves no choice about.", STRUCTURED_OUTPUT
+    )
     speculative_algorithm: str | None = option(
         None, "ngram (prompt lookup) or draft (a second, smaller model).", SPECULATION,
         Limits(choices=SPECULATIVE_ALGORITHMS),
@@ -169,6 +173,11 @@ class EngineConfig:
         None, "Draft with only the first layers of the draft model.", SPECULATION, _POSITIVE
     )
     num_threads: int | None = option(None, "Threads of the kernels. Default: one for each core.", DEVICES, _POSITIVE)
+
+    @property
+    def forced_limit(self) -> int:
+        """How many tokens at a time are verified because a grammar leaves no choice about them."""
+        return 0 if self.grammar_backend == "none" or self.disable_forced_tokens else FORCED_MAX
 
     def __post_init__(self) -> None:
         check_limits(self)

@@ -49,6 +49,7 @@ class EngineOptions(TypedDict, total=False):
     grammar_backend: str
     grammar_compile_timeout: float
     grammar_cache_bytes: int
+    disable_forced_tokens: bool
     speculative_algorithm: str | None
     speculative_num_draft_tokens: int
     speculative_draft_model_path: str | None

@@ -105,11 +105,12 @@ class KVShape:
 class DraftCost:
     """What speculation costs on an engine. `limit` drafts a row at most. A step takes as long as
     `overhead_tokens` more tokens than it computes would suggest, so a few more cost little. Proposing a
-    token takes `proposal` of a plain step."""
+    token takes `proposal` of a plain step; nothing for the `forced` ones at most that the grammar of a row names."""
 
     limit: int
     overhead_tokens: float = 4.0
     proposal: float = 0.0
+    forced: int = 0
 
 
 @dataclass(frozen=True)

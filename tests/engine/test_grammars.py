@@ -13,6 +13,7 @@ from freehold.engine.grammar import compiler
 from freehold.engine.grammar.compiler import Grammars
 from freehold.engine.grammar.matchers import Matchers
 from freehold.engine.sequences import Sequences, Work
+from freehold.engine.speculative.draft_model import DraftModelSpeculator
 from freehold.errors import InvalidParameter, Unavailable
 from freehold.step import RowStart
 
@@ -90,6 +91,7 @@ OPTIONS = [
         {"forward_retract_interval": 3, "speculative_algorithm": "ngram", "page_size": 4}, id="retract-ngram-4"
     ),
     pytest.param({"speculative_algorithm": "draft", "speculative_draft_layers": 10}, id="draft"),
+    pytest.param({"disable_forced_tokens": True, "page_size": 4}, id="one-by-one-4"),
     pytest.param({"page_size": 64}, id="64", marks=EXACT),
     pytest.param({"page_size": 256, "num_pages": 12}, id="256", marks=EXACT),
     pytest.param({"speculative_algorithm": "ngram"}, id="ngram", marks=EXACT),
@@ -257,6 +259,78 @@ def test_each_draft_has_the_mask_of_what_stands_before_it():
             expected = np.frombuffer(matcher.compute_bitmask(), np.uint32)
             assert np.array_equal(masks.of(row, offset), expected), (text, offset)
             assert offset == len(text) or matcher.consume_token(text.encode()[offset])
+
+
+def started(*texts) -> Matchers:
+    """A row for each expression, that has begun to sample."""
+    source, matchers = grammars(), Matchers(len(texts), 260, Letters.eos_tokens)
+    for row, text in enumerate(texts):
+        compiled = None if text is None else source.result(Constraint(f"start: /{text}/", "regex"))
+        start = RowStart(row, SamplingParams(), 0, np.zeros(0, np.int32), 100, (), 1 << 30, grammar=compiled)
+        matchers.start(start)
+    assert not matchers.forced(np.arange(len(texts)), np.full(len(texts), 8))[1].any(), "nothing is known yet"
+    matchers.begin(work_of([[] for _ in texts]), np.arange(len(texts))).result()
+    return matchers
+
+
+def test_what_a_grammar_leaves_no_choice_about_is_drafted():
+    matchers = started("abcdef[0-9]", None, "[xy]z", "ab")
+    rows, limits = np.arange(4), np.array([4, 4, 4, 4])
+    tokens, counts = matchers.forced(rows, limits)
+    assert counts.tolist() == [4, 0, 0, 2]
+    assert bytes(tokens[0].tolist()) == b"abcd"
+    matchers.advance(rows[:1], np.array([5]), np.frombuffer(b"abcde", np.uint8).astype(np.int32))
+    tokens, counts = matchers.forced(rows[:1], limits[:1])
+    assert (counts.tolist(), tokens[0, 0]) == ([1], ord("f"))
+    assert matchers.forced(rows, np.zeros(4, np.int64))[1].tolist() == [0, 0, 0, 0]
+
+
+def test_guesses_are_cut_to_what_is_legal():
+    matchers = started("[a-c]+", None, "x")
+    drafts = np.frombuffer(b"abzazzzaab", np.uint8)[:9].reshape(3, 3).astype(np.int32)
+    assert matchers.cut(np.arange(3), drafts, np.array([3, 3, 3])).tolist() == [2, 3, 0]
+    assert matchers.cut(np.arange(3), drafts, np.array([1, 0, 0])).tolist() == [1, 0, 0]
+
+
+def test_a_draft_model_has_been_fed_what_it_counts_as_written(monkeypatch):
+    """Forced tokens are drafts, too, but not its own: it has to catch up with them."""
+    fed, seen = {}, []
+
+    def start(self, begin):
+        fed[begin.row] = dict(enumerate(begin.tokens[: begin.cached].tolist()))
+        started(self, begin)
+
+    def forward(self, rows, starts, counts, tokens):
+        ends = np.cumsum(counts)
+        for row, first, count, end in zip(rows.tolist(), starts.tolist(), counts.tolist(), ends.tolist(), strict=True):
+            fed.setdefault(row, {}).update(enumerate(tokens[end - count : end].tolist(), first))
+        return forwarded(self, rows, starts, counts, tokens)
+
+    def follow(self, sequences, work, hidden, written):
+        found = followed(self, sequences, work, hidden, written)
+        for row, count in zip(work.rows.tolist(), found.tolist(), strict=True):
+            assert [fed[row].get(at) for at in range(count)] == sequences.tokens[row, :count].tolist()
+        seen.append(int(work.proposed.sum()))
+        return found
+
+    started, forwarded, followed = (getattr(DraftModelSpeculator, name) for name in ("start", "_forward", "follow"))
+    with LLM(num_pages=100, speculative_algorithm="draft", speculative_draft_layers=10) as llm:
+        for name, method in (("start", start), ("_forward", forward), ("follow", follow)):
+            monkeypatch.setattr(DraftModelSpeculator, name, method)
+        llm.generate([PROMPT, PROMPT], [params("schema"), SamplingParams(temperature=0, max_tokens=30)])
+    assert max(seen) > 2, "something was drafted"
+
+
+def test_forced_tokens_save_steps():
+    def steps(**options):
+        ran = []
+        with LLM(num_pages=100, **options) as llm, pytest.MonkeyPatch.context() as patch:
+            taken_up = Sequences.take_up
+            patch.setattr(Sequences, "take_up", lambda *given: ran.append(1) or taken_up(*given))
+            llm.generate([PROMPT], [params("schema")])
+        return len(ran)
+
+    assert steps() < 0.9 * steps(disable_forced_tokens=True)
 
 
 def test_a_compiler_that_hangs_is_left_behind(monkeypatch):

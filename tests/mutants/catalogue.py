@@ -1,5 +1,6 @@
 """All bugs to plant, in the order in which they are planted."""
 
+import in_answers
 import in_engine
 import in_grammar
 import in_memory
@@ -14,6 +15,7 @@ MUTANTS = [
     *in_scheduler.MUTANTS,
     *in_engine.MUTANTS,
     *in_grammar.MUTANTS,
+    *in_answers.MUTANTS,
     *in_server.MUTANTS,
     *in_store.MUTANTS,
     *in_storage.MUTANTS,

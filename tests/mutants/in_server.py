@@ -140,7 +140,7 @@ MUTANTS = [
         "an aborted turn becomes history",
         "the server",
         "server/sessions/table.py",
-        "            if ended.is_complete:\n                self._commit()",
+        "            if delta.ended.is_complete:\n                self._commit()",
         "            if True:\n                self._commit()",
     ),
     Mutant(

@@ -45,6 +45,15 @@ def test_text_arrives_piece_by_piece_and_whole(tokenizer, text):
     assert shown + detokenizer.finish(None) == tokenizer.decode(tokens)
 
 
+def test_marks_stand_for_their_tokens(tokenizer):
+    (half, *_), (start,) = tokenizer.encode("é").tolist(), tokenizer.encode("<|im_start|>").tolist()
+    broken = [token for token in range(300) if tokenizer.pieces[token] == b"\xc3"] or [half]
+    detokenizer = Detokenizer(tokenizer, marks={start: "\ud800"})
+    shown = "".join(detokenizer.add(token) for token in [*tokenizer.encode("a").tolist(), broken[0], start])
+    assert shown == "a\ufffd\ud800", "half a character is not lost"
+    assert detokenizer.ends == [1, 1, 3]
+
+
 def test_text_that_may_become_a_stop_is_held_back(tokenizer):
     detokenizer = Detokenizer(tokenizer, SamplingParams(stop=("END.",)))
     shown = [

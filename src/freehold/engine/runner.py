@@ -19,7 +19,6 @@ from freehold.engine.placed_model import PlacedModel
 from freehold.engine.sampler import Sampler
 from freehold.engine.sequences import Sequences, Work
 from freehold.engine.speculative.choice import make_speculator
-from freehold.engine.speculative.speculator import Speculator
 from freehold.models.loading.content import content_fingerprint
 from freehold.models.loading.resolve import open_checkpoint, resolve_model
 from freehold.models.tensor import Checkpoint
@@ -49,6 +48,7 @@ class Runner:
         self._matchers = Matchers(shape.row_count, checkpoint.spec.vocab_size, eos_tokens)
         self._sequences = Sequences(shape.row_count, shape.token_limit)
         self._speculator = make_speculator(config, checkpoint, shape, device, self._sampler)
+        self._forced_limit = config.forced_limit
         self.draft_cost: DraftCost | None = None  # known after `warm_up`
         self.timings: list[StepTiming] = []  # likewise
 
@@ -64,8 +64,8 @@ class Runner:
             self._device.drawing.mask(np.zeros(32, np.float32), np.zeros(1, np.uint32))
             self._run(_padding_step(1, 7, params))
             self.timings = [self._time(rows, tokens) for rows, tokens in self._sizes()]
-            if self._speculator is not None:
-                self.draft_cost = self._measure(self._speculator)
+            if self._speculator is not None or self._forced_limit:
+                self.draft_cost = self._measure()
 
     def _sizes(self) -> list[tuple[int, int]]:
         """Rows and tokens of each of the steps to measure."""
@@ -76,15 +76,17 @@ class Runner:
         seconds = _seconds(lambda: self._run(_padding_step(rows, tokens, greedy)))
         return StepTiming(rows, 0, seconds) if tokens == 1 else StepTiming(0, tokens, seconds)
 
-    def _measure(self, speculator: Speculator) -> DraftCost:
+    def _measure(self) -> DraftCost:
         """A step of n tokens takes about `base + n * more`."""
         greedy = SamplingParams(temperature=0)
         one, many = (_seconds(lambda n=n: self._run(_padding_step(1, n, greedy))) for n in (1, COST_TOKENS))
         more = max(many - one, one / 1000) / (COST_TOKENS - 1)
+        speculator = self._speculator
         return DraftCost(
-            limit=self._config.speculative_num_draft_tokens,
+            limit=0 if speculator is None else self._config.speculative_num_draft_tokens,
             overhead_tokens=min(max(one / more - 1, 0.0), OVERHEAD_TOKENS_MAX),
-            proposal=speculator.warm_up() / one,
+            proposal=0.0 if speculator is None else speculator.warm_up() / one,
+            forced=self._forced_limit,
         )
 
     def load_weights(self, source: str) -> bytes:
@@ -123,18 +125,25 @@ class Runner:
         return replace(result, seconds=time.perf_counter() - started)
 
     def _propose(self, step: Step) -> tuple[Int32, Int64]:
-        """-> drafts int32 [sequences, k], their counts [sequences]"""
-        none = np.zeros(len(step.rows), np.int64)
-        if self._speculator is None:
-            return np.zeros((len(step.rows), 0), np.int32), none
-        if updates := step.page_updates[self._model.group_count :]:
-            self._speculator.update_pages(updates)
-        for start in step.row_starts:
-            self._speculator.start(start)
-        limits = self._sequences.room(step)
+        """-> drafts int32 [sequences, k], their counts [sequences]. What a grammar leaves no choice about comes first,
+        else what is guessed."""
+        speculator, rows, limits = self._speculator, step.rows, self._sequences.room(step)
+        if speculator is not None:
+            if updates := step.page_updates[self._model.group_count :]:
+                speculator.update_pages(updates)
+            for start in step.row_starts:
+                speculator.start(start)
         if not limits.any():
-            return np.zeros((len(step.rows), 0), np.int32), none
-        return self._speculator.propose(self._sequences, step.rows, limits)
+            return np.zeros((len(rows), 0), np.int32), np.zeros(len(rows), np.int64)
+        forced, counts = self._matchers.forced(rows, limits)
+        if speculator is None:
+            return forced, counts
+        is_free = counts == 0
+        guessed, guesses = speculator.propose(self._sequences, rows, np.where(is_free, limits, 0))
+        drafts = np.zeros((len(rows), int(limits.max())), np.int32)
+        drafts[:, : guessed.shape[1]] = guessed
+        drafts[~is_free] = forced[~is_free]
+        return drafts, np.where(is_free, self._matchers.cut(rows, drafts, guesses), counts)
 
     def _conclude(
         self, work: Work, chosen: Int64, batch: Any, hidden: Float32, masks: Masks | None

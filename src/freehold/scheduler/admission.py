@@ -140,7 +140,7 @@ class Admission:
         if miss is not None:
             request.miss = str(miss)
         if self._drafts is not None:
-            self._drafts.start(lease.row)
+            self._drafts.start(lease.row, request.params.constraint is not None)
         if key is not None:
             sharing.add(key)
         return _Verdict.ADMITTED, count

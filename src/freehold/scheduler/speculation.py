@@ -17,26 +17,33 @@ class DraftBudget:
 
     In a step of n tokens a token more costs 1 / (n + overhead) of the step, and a right one is worth 1 / n
     of it. The j-th draft is right with probability p^j, so k is the largest j with
-    p^j >= n / (n + overhead) + proposal. Experience fades, so that a row that gave up tries again.
+    p^j >= n / (n + overhead) + proposal. Experience fades, so that a row that gave up tries again. A row with a grammar
+    gets drafts even if nobody guesses any: the grammar may leave no choice.
     """
 
     def __init__(self, cost: DraftCost, row_count: int):
         self._cost = cost
         self._right = np.zeros(row_count)
         self._tried = np.zeros(row_count)
+        self._forced: Int64 = np.zeros(row_count, np.int64)
 
-    def start(self, row: int) -> None:
-        """A new sequence takes the row."""
+    def start(self, row: int, is_bound: bool) -> None:
+        """A new sequence takes the row; `is_bound` if it has a grammar."""
+        self._forced[row] = self._cost.forced if is_bound else 0
         self._tried[row] = PRIOR_WEIGHT
         self._right[row] = PRIOR_WEIGHT * PRIOR_ACCEPTANCE
 
     def choose(self, rows: Int64, step_tokens: int) -> Int64:
         """Drafts for each of `rows` [n], when the step computes `step_tokens` without them."""
-        bar = step_tokens / (step_tokens + self._cost.overhead_tokens) + self._cost.proposal
-        if bar >= 1.0:
-            return np.zeros(len(rows), np.int64)
-        rate = np.clip(self._right[rows] / self._tried[rows], 1e-3, 0.999)
-        return np.minimum(np.log(bar) / np.log(rate), self._cost.limit).astype(np.int64)
+        limit, forced = self._cost.limit, self._forced[rows]
+        if limit == 0 and not forced.any():
+            return forced
+        rate = np.log(np.clip(self._right[rows] / self._tried[rows], 1e-3, 0.999))
+        bar = step_tokens / (step_tokens + self._cost.overhead_tokens)
+        chosen = np.minimum(np.log(bar) / rate, forced)
+        if limit and bar + self._cost.proposal < 1.0:
+            chosen = np.maximum(chosen, np.minimum(np.log(bar + self._cost.proposal) / rate, limit))
+        return chosen.astype(np.int64)
 
     def learn(self, rows: Int64, proposed: Int64, accepted: Int64) -> None:
         """Of `proposed` [n] drafts the first `accepted` [n] were right."""

@@ -71,5 +71,6 @@ def assemble(
         mover = SimulatedMover(engine, shape.groups, counts, tiers.faults, tiers.storage)
     memory = Memory(shape, plan, mover, events)
     vocabulary = Vocabulary(**vocabulary_fields(model.vocab_size, model.eos_tokens))
-    cost = DraftCost(config.speculative_num_draft_tokens) if config.speculative_algorithm else None
+    guessed = config.speculative_num_draft_tokens if config.speculative_algorithm else 0
+    cost = DraftCost(guessed, forced=config.forced_limit)
     return SimulatedServer(memory, engine, Scheduler(config, memory, engine, vocabulary, clock, cost), mover)

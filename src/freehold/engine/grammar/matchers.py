@@ -69,6 +69,32 @@ class Matchers:
             self._rows[start.row] = _Row(grammar, start.tokens[start.prompt_length :].tolist(), start.params.ignore_eos)
             self._count += 1
 
+    def forced(self, rows: Int64, limits: Int64) -> tuple[Int32, Int64]:
+        """What grammars leave no choice about, at most `limits` [n] tokens for each of `rows` [n] -> (tokens int32 [n,
+        k], counts [n]). The same text may be written in other tokens, so they are drafts."""
+        found = np.zeros((len(rows), int(limits.max(initial=0))), np.int32)
+        counts = np.zeros(len(rows), np.int64)
+        for i in np.flatnonzero(limits).tolist() if self._count else ():
+            if (matcher := self._going_on(int(rows[i]))) is not None:
+                tokens = matcher.compute_ff_tokens()[: int(limits[i])]
+                found[i, : len(tokens)], counts[i] = tokens, len(tokens)
+        return found, counts
+
+    def cut(self, rows: Int64, drafts: Int32, counts: Int64) -> Int64:
+        """Of `counts` [n] `drafts` int32 [n, k] for `rows` [n] those that are legal, one behind the other."""
+        legal = counts.copy()
+        for i in np.flatnonzero(counts).tolist() if self._count else ():
+            if (matcher := self._going_on(int(rows[i]))) is not None:
+                legal[i] = matcher.validate_tokens(drafts[i, : counts[i]].tolist())
+        return legal
+
+    def _going_on(self, number: int) -> LLMatcher | None:
+        """The matcher of a row, if it is behind the row's last token."""
+        row = self._rows[number]
+        if row is None or row.output is not None or row.closed or row.failure is not None:
+            return None
+        return row.matcher
+
     def begin(self, work: Work, chosen: Int64) -> Future[Masks] | None:
         """Compute what is legal for those sequences of `work` with indices `chosen` [n] at their next position, and
         behind each of their drafts. None if none of them has a grammar."""

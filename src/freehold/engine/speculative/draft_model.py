@@ -34,6 +34,7 @@ class DraftModelSpeculator:
         self._model = PlacedModel(checkpoint, device, own, checkpoint.spec.one_layout(), "float32")
         self._sampler = sampler
         self._written: Int64 = np.zeros(shape.row_count, np.int64)
+        self._guessed: Int64 = np.zeros(shape.row_count, np.int64)  # in this step: others' drafts were not fed
 
     def start(self, start: RowStart) -> None:
         self._written[start.row] = start.cached
@@ -45,6 +46,7 @@ class DraftModelSpeculator:
         return self._model.page_bytes()
 
     def propose(self, sequences: Sequences, rows: Int64, limits: Int64) -> tuple[Int32, Int64]:
+        self._guessed[rows] = limits
         found = np.zeros((len(rows), int(limits.max(initial=0))), np.int32)
         going = np.flatnonzero(limits > 0)
         for j in range(found.shape[1]):
@@ -64,8 +66,10 @@ class DraftModelSpeculator:
     def follow(self, sequences: Sequences, work: Work, hidden: Float32, written: Int64) -> Int64:
         rows = work.rows
         # The last draft was proposed but never fed.
-        drafted = work.proposed > 0
-        fed = work.starts + np.maximum(work.proposed, 1)
+        guessed = np.minimum(work.proposed, self._guessed[rows])
+        self._guessed[rows] = 0
+        drafted = guessed > 0
+        fed = work.starts + np.maximum(guessed, 1)
         self._written[rows[drafted]] = np.minimum(written, fed)[drafted]
         lag = written - self._written[rows]
         late = np.flatnonzero((~work.decodes & (lag > 0)) | (lag > self._lag_max))
