@@ -154,7 +154,7 @@ def test_every_route_is_documented():
             assert stem in named, route
     for stem in re.findall(r"/[a-z_0-9/-]+", named):
         assert any(route.startswith(stem.rstrip("/")) for route in RIGHTS) or stem.startswith(
-            ("/fork", "/rewind", "/save", "/restore")
+            ("/fork", "/rewind", "/save", "/restore", "/cancel", "/input_items")
         ), stem
 
 

@@ -38,6 +38,8 @@ from freehold.server.operator.metrics import Metrics
 from freehold.server.operator.status import status_routes
 from freehold.server.operator.storage import storage_routes
 from freehold.server.requests.job import Generator
+from freehold.server.responses.routes import response_routes
+from freehold.server.responses.store import ResponseStore
 from freehold.server.served_models import ServedModels
 from freehold.server.sessions.routes import session_routes
 from freehold.server.sessions.saving import saving_routes
@@ -63,6 +65,7 @@ def create_app(
     traces = None if config.otlp_traces_endpoint is None else Traces(config.otlp_traces_endpoint)
     store = SessionStore(config.session_store, config.session_store_recover)
     sessions = SessionTable(engine, store)
+    responses = ResponseStore(config.session_store, config.response_ttl)
     served = ServedFormat(engine, config.tool_call_parser, config.reasoning_parser)
 
     @contextlib.asynccontextmanager
@@ -74,6 +77,7 @@ def create_app(
         await asyncio.gather(*tasks, return_exceptions=True)
         await engine.shutdown()
         store.close()
+        responses.close()
         if traces is not None:
             await asyncio.to_thread(traces.close)
 
@@ -92,7 +96,7 @@ def create_app(
             CORSMiddleware, allow_origins=config.allowed_origins, allow_methods=["*"], allow_headers=["*"],
             expose_headers=["x-request-id"],
         )  # fmt: skip
-    for routes in _routes(engine, models, sessions, served, config, sources or {}):
+    for routes in _routes(engine, models, sessions, responses, served, config, sources or {}):
         app.include_router(routes)
     for kind in EXPECTED_ERRORS:
         app.add_exception_handler(kind, respond_with_error)
@@ -103,6 +107,7 @@ def _routes(
     engine: AsyncEngine,
     models: ServedModels,
     sessions: SessionTable,
+    responses: ResponseStore,
     served: ServedFormat,
     config: ServerConfig,
     sources: Mapping[str, str],
@@ -114,6 +119,7 @@ def _routes(
     yield session_routes(engine, sessions)
     yield saving_routes(engine, sessions)
     yield cache_routes(engine)
+    yield response_routes(engine, generator, models, served, responses)
     yield anthropic_routes(engine, generator, models, served)
     yield native_routes(engine, generator, sessions)
     yield native_control_routes(engine, generator, sessions)

@@ -29,7 +29,10 @@ class ServerConfig:
         (), "Name of the model for clients. Give several for aliases. Default: the file's.", SERVER
     )
     allow_any_model: bool = option(False, "Serve requests for any model name with this model.", SERVER)
-    session_store: str | None = option(None, "SQLite file in which sessions survive restarts.", SERVER)
+    session_store: str | None = option(None, "SQLite file in which sessions and responses survive restarts.", SERVER)
+    response_ttl: float = option(
+        3600.0, "Seconds that a response can be continued from (previous_response_id).", SERVER, Limits(above=0)
+    )
     session_store_recover: bool = option(
         False, "Put a damaged session store aside, and keep what can be read of it.", SERVER
     )

@@ -28,6 +28,11 @@ def anthropic_error(error: FreeholdError) -> dict[str, Any]:
     return {"type": "error", "error": {"type": kind, "message": error.message}}
 
 
+def responses_error(error: FreeholdError) -> dict[str, Any]:
+    """As an event of a stream."""
+    return {"type": "error", "code": error.type, "message": error.message, "param": error.field}
+
+
 def as_api_error(error: Exception) -> FreeholdError:
     """What went wrong, with its status; errors of the HTTP libraries, too."""
     if isinstance(error, RequestValidationError):

@@ -9,16 +9,19 @@ from typing import Any, NoReturn
 from freehold.errors import InvalidParameter
 
 
-def check_calls(messages: Sequence[Mapping[str, Any]], history: Iterable[Mapping[str, Any]] = ()) -> None:
+def check_calls(
+    messages: Sequence[Mapping[str, Any]], history: Iterable[Mapping[str, Any]] = (), field: str | None = None
+) -> None:
     """`history`: messages that came before, if they are known here. Raises InvalidParameter for a call that is none,
-    and for a result that nobody asked for."""
+    and for a result that nobody asked for; it names the message, or the body's `field` that all of them are in."""
     asked = {call["id"] for message in history for call in message.get("tool_calls") or () if "id" in call}
     for i, message in enumerate(messages):
+        where = field or f"messages[{i}]"
         for j, call in enumerate(message.get("tool_calls") or ()):
-            asked.add(_checked(call, f"messages[{i}].tool_calls[{j}]"))
+            asked.add(_checked(call, f"{where}.tool_calls[{j}]"))
         name = message.get("tool_call_id")
         if message["role"] == "tool" and name is not None and name not in asked:
-            _refuse(f"messages[{i}].tool_call_id", f"no call before it has the id '{name}'")
+            _refuse(f"{where}.tool_call_id", f"no call before it has the id '{name}'")
 
 
 def _checked(call: Any, where: str) -> Any:

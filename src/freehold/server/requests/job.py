@@ -128,9 +128,13 @@ class Generator:
         if unknown is not None:
             raise InvalidParameter("logit_bias", f"token id {unknown} is outside the vocabulary of {size}")
 
+    def is_running(self, request_id: str, client: Client) -> bool:
+        """Whether it is the id of a client's own job that is under way."""
+        return request_id in self._owners and client.may_use(self._owners[request_id])
+
     def abort(self, request_id: str, client: Client) -> None:
         """End a client's own job. Does nothing if it has none of that id."""
-        if request_id in self._owners and client.may_use(self._owners[request_id]):
+        if self.is_running(request_id, client):
             self._engine.abort(request_id)
 
     async def gather(self, job: Job) -> list[Output]:

@@ -14,7 +14,7 @@ from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from freehold.errors import Aborted, FreeholdError
-from freehold.server.errors import anthropic_error, as_api_error, error_body
+from freehold.server.errors import anthropic_error, as_api_error, error_body, responses_error
 from freehold.server.sessions.branches import BranchTurn
 from freehold.server.sessions.table import Turn
 
@@ -55,6 +55,7 @@ def _named(event: dict[str, Any]) -> bytes:
 
 OPENAI_EVENTS = EventFormat(_data, error_body, b"data: [DONE]\n\n")
 ANTHROPIC_EVENTS = EventFormat(_named, anthropic_error)
+RESPONSES_EVENTS = EventFormat(_named, responses_error)
 
 
 async def respond(

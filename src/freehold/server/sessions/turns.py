@@ -13,8 +13,8 @@ from freehold.server.access.clients import Client
 from freehold.server.answers.messages import check_calls
 from freehold.server.openai.schema import Message, SamplingBody
 from freehold.server.requests.prompt import Rendering
+from freehold.server.sessions.continuation import continuation
 from freehold.server.sessions.table import Session, SessionTable, Turn
-from freehold.text.tokenizer import Tokenizer
 
 
 async def session_of(table: SessionTable, client: Client, body: SamplingBody, params: SamplingParams) -> Session | None:
@@ -60,30 +60,8 @@ async def chat_turn(session: Session, engine: AsyncEngine, messages: list[Messag
     keep, text = None, whole
     if history:
         before = replace(rendering, add_generation_prompt=False).text(tokenizer, history)
-        keep, text = _continuation(session, tokenizer, before, whole)
+        ends = session.conversation.ends
+        begin = ends[-2] if len(ends) > 1 else 0
+        rest = continuation(tokenizer, session.conversation.tokens, begin, before, whole)
+        keep, text = (0, whole) if rest is None else (None, rest)
     return ChatTurn(session, history, [*history, *new], whole, await engine.encode(text, False), keep)
-
-
-def _continuation(session: Session, tokenizer: Tokenizer, before: str, whole: str) -> tuple[int | None, str]:
-    """What text follows the session's tokens, which end with an answer -> (tokens of the session to keep, text).
-
-    The answer's tokens stay as they were sampled. Where the template does not simply go on (it trims, drops thoughts of
-    earlier turns, or writes calls in another way), the text is what it says, from the first token on.
-    """
-    written = _written(session, tokenizer)
-    at = before.rfind(written)
-    if not whole.startswith(before) or at < 0 or not written:
-        return 0, whole
-    text = whole[at + len(written) :]
-    last = session.conversation.tokens[-1]
-    if last in tokenizer.eos_tokens:
-        text = text.removeprefix(tokenizer.piece(last, False).decode(errors="replace"))
-    return None, text
-
-
-def _written(session: Session, tokenizer: Tokenizer) -> str:
-    """What the model wrote in the last turn, and what it was asked: with thoughts and calls as they were."""
-    tokens, ends = session.conversation.tokens, session.conversation.ends
-    begin = ends[-2] if len(ends) > 1 else 0
-    end = len(tokens) - (tokens[-1] in tokenizer.eos_tokens)
-    return tokenizer.decode(tokens[begin:end], skip_special_tokens=False).lstrip()
