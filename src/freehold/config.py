@@ -153,7 +153,7 @@ class EngineConfig:
         Limits(choices=GRAMMAR_BACKENDS),
     )  # fmt: skip
     grammar_compile_timeout: float = option(
-        5.0, "Seconds that a grammar may take to compile.", STRUCTURED_OUTPUT, Limits(above=0)
+        5.0, "Seconds of computing that a grammar may take to compile.", STRUCTURED_OUTPUT, Limits(above=0)
     )
     grammar_cache_bytes: int = option(
         64 << 20, "Bytes of compiled grammars that are kept, such as 64MB.", STRUCTURED_OUTPUT, is_size=True

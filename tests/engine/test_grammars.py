@@ -16,6 +16,11 @@ from freehold.engine.sequences import Sequences, Work
 from freehold.engine.speculative.draft_model import DraftModelSpeculator
 from freehold.errors import InvalidParameter, Unavailable
 from freehold.step import RowStart
+from freehold.text.answers.grammar import AnswerGrammar, ToolUse
+from freehold.text.answers.parser import AnswerFormat
+from freehold.text.markers import Markers
+from freehold.text.tools.formats import TOOL_FORMATS
+from freehold.text.tools.tool import Tool
 
 SCHEMA = {
     "type": "object",
@@ -29,7 +34,17 @@ SCHEMA = {
     "additionalProperties": False,
     "x-guidance": {"whitespace_pattern": r"[ \n\t]{1,8}"},
 }
+TOOLS = [
+    Tool("find", parameters={"type": "object", "properties": {"name": {"type": "string", "maxLength": 12}},
+                             "required": ["name"], "additionalProperties": False}),
+    Tool("wait", parameters={"type": "object", "properties": {"days": {"type": "integer", "maximum": 99}},
+                             "additionalProperties": False}),
+]  # fmt: skip
+CALLS = AnswerGrammar(use=ToolUse(TOOLS, True, True)).lark(
+    AnswerFormat(TOOL_FORMATS["hermes"], None, Markers([])), "", lambda schema, _: f"%json {json.dumps(schema)}"
+)
 GRAMMARS = {
+    "tools": Constraint(CALLS, "tools"),
     "schema": Constraint(f"start: %json {json.dumps(SCHEMA)}", "json_schema"),
     "open": Constraint("start: /[a-z]+( [a-z]+)*/", "regex"),
     "sums": Constraint('start: e\ne: N | e "+" e | "(" e ")"\nN: /[0-9]{1,3}/', "ebnf"),
@@ -333,12 +348,18 @@ def test_forced_tokens_save_steps():
     assert steps() < 0.9 * steps(disable_forced_tokens=True)
 
 
+def test_a_compiler_may_wait_long_for_a_processor(monkeypatch):
+    compiling = Grammars._compile
+    monkeypatch.setattr(Grammars, "_compile", lambda *given: time.sleep(0.5) or compiling(*given))
+    assert grammars(timeout=0.2).result(Constraint("start: /a/", "regex")).field == "regex"
+
+
 def test_a_compiler_that_hangs_is_left_behind(monkeypatch):
     hanging = Grammars._compile
 
     def slow(self, constraint):
         if "hang" in constraint.grammar:
-            time.sleep(1.5)
+            time.sleep(3.0)
         return hanging(self, constraint)
 
     monkeypatch.setattr(Grammars, "_compile", slow)
@@ -357,5 +378,5 @@ def test_a_compiler_that_hangs_is_left_behind(monkeypatch):
         source.result(Constraint("start: /hanging/", "regex"))
     with pytest.raises(Unavailable):
         source.get(Constraint("start: /b/", "regex"))
-    time.sleep(1.6)
+    time.sleep(3.1)
     assert source.result(Constraint("start: /b/", "regex")).field == "regex"

@@ -122,3 +122,36 @@ def test_a_session_has_a_form_for_each_turn(server):
     assert turn("A number, please.", regex="[0-9]{3}").isdigit()
     assert turn("Now say what you like.")
     httpx.delete(f"{server}/v1/sessions/{name}")
+
+
+@pytest.mark.parametrize("mode", ["retract", "in_place"])
+def test_a_pause_changes_nothing(client, server, mode):
+    options = {
+        "model": "SmolLM2-135M-Instruct", "messages": ASKED, "temperature": 0.8, "seed": 5, "max_tokens": 60,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "animal", "schema": SCHEMA}},
+    }  # fmt: skip
+    whole = client.chat.completions.create(**options).choices[0].message.content
+    said = ""
+    for i, chunk in enumerate(client.chat.completions.create(**options, stream=True)):
+        said += chunk.choices[0].delta.content or ""
+        if i in (3, 6):
+            assert httpx.post(f"{server}/pause_generation", json={"mode": mode}, timeout=60).status_code == 200
+            assert httpx.post(f"{server}/continue_generation", timeout=60).status_code == 200
+    assert said == whole
+
+
+def test_turns_of_sessions_and_of_their_forks_are_bound(client, server):
+    form = {"response_format": {"type": "json_schema", "json_schema": {"name": "animal", "schema": SCHEMA}}}
+    options = {"model": "SmolLM2-135M-Instruct", "temperature": 0, "max_tokens": 60, **form}
+    again = [{"role": "user", "content": "And a bird."}]
+    session = httpx.post(f"{server}/v1/sessions", json={}).json()["id"]
+    first = client.chat.completions.create(**options, messages=ASKED, extra_body={"session_id": session})
+    fork = httpx.post(f"{server}/v1/sessions/{session}/fork", json={}).json()["id"]
+    answers = [
+        client.chat.completions.create(**options, messages=again, extra_body={"session_id": name}).choices[0].message
+        for name in (session, fork)
+    ]
+    said = [{"role": "assistant", "content": first.choices[0].message.content}]
+    cold = client.chat.completions.create(**options, messages=[*ASKED, *said, *again]).choices[0].message
+    assert answers[0].content == answers[1].content == cold.content
+    validate(json.loads(cold.content), SCHEMA)

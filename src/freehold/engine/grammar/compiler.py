@@ -29,6 +29,7 @@ FAILURES_MAX = 32
 ABANDONED_MAX = 2
 NICENESS = 10
 SETTLE_S = 0.05
+PATIENCE = 4  # as many times what compiling may take may pass
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,16 +49,24 @@ Compiled = Future[CompiledGrammar]
 
 @dataclass
 class _Job:
-    """A grammar that waits for the thread, or is in it since `begun` (seconds of the monotonic clock)."""
+    """A grammar that waits for the thread, or is in it since `begun`."""
 
     constraint: Constraint
     compiled: Compiled
-    begun: float | None = None
+    begun: _Clocks | None = None
+
+
+@dataclass(frozen=True)
+class _Clocks:
+    """Seconds that a thread has `computed`, and that have `passed`."""
+
+    computed: float
+    passed: float
 
 
 class Grammars:
     """Compiles each text once. Called by one thread; futures are completed by another. `timeout` seconds are what
-    compiling may take; a thread that takes longer is abandoned, since it can't be stopped."""
+    compiling may compute; a thread that takes longer is abandoned, since it can't be stopped."""
 
     def __init__(self, tokenizer: TokenText, vocab_size: int, timeout: float, cache_bytes: int):
         self._source = tokenizer, vocab_size
@@ -95,11 +104,17 @@ class Grammars:
         """Keep what has been compiled, and give up what takes too long. Called now and then while anything is under
         way."""
         for key, job in list(self._underway.items()):
-            if not job.compiled.done() and job.begun is not None and time.monotonic() > job.begun + self._timeout:
+            if not job.compiled.done() and job.begun is not None and self._is_late(job.begun):
                 self._abandon(job)
             if job.compiled.done():
                 del self._underway[key]
                 self._keep(key, job.compiled)
+
+    def _is_late(self, begun: _Clocks) -> bool:
+        """A thread of low priority may wait long for a processor: what counts is what it computes."""
+        assert self._worker is not None
+        now = self._worker.clocks()
+        return now.computed - begun.computed > self._timeout or now.passed - begun.passed > PATIENCE * self._timeout
 
     def result(self, constraint: Constraint) -> CompiledGrammar:
         """Wait for it. Raises InvalidParameter, Unavailable."""
@@ -112,13 +127,14 @@ class Grammars:
     def _submit(self, job: _Job) -> None:
         if self._worker is None:
             self._worker = _Worker()
-        self._worker.submit(lambda: self._complete(job))
+        worker = self._worker
+        worker.submit(lambda: self._complete(job, worker))
 
-    def _complete(self, job: _Job) -> None:
+    def _complete(self, job: _Job, worker: _Worker) -> None:
         """Called by the thread. Nobody hears of it if the job was given up meanwhile."""
         if job.compiled.done():
             return
-        job.begun = time.monotonic()
+        job.begun = worker.clocks()
         with contextlib.suppress(InvalidStateError):
             try:
                 job.compiled.set_result(self._compile(job.constraint))
@@ -208,6 +224,10 @@ class _Worker:
     @property
     def is_busy(self) -> bool:
         return self._thread.is_alive()
+
+    def clocks(self) -> _Clocks:
+        assert self._thread.ident is not None
+        return _Clocks(time.clock_gettime(time.pthread_getcpuclockid(self._thread.ident)), time.monotonic())
 
     def submit(self, work: Callable[[], None]) -> None:
         self._queue.put(work)
