@@ -36,10 +36,12 @@ soak: $(SETUP)  ## Ten minutes of speculation, retraction, aborts and pauses on 
 hostile: $(SETUP)  ## Hostile clients, attacks in turns, 10,000 faults, bodies from the schema: ten minutes or more each
 	@$(BIN)/pytest -m hostile -s
 
-conformance: $(SETUP)  ## Programs of others beside Freehold: Dynamo's indexer follows the events of the cache
+conformance: $(SETUP)  ## Programs of others beside Freehold: Dynamo's indexer, SGLang's tests of constrained output and tools
 	@test -x .venv-conformance/bin/python || $(PYTHON) -m venv .venv-conformance
 	@.venv-conformance/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
 		ai-dynamo==1.4.2 ai-dynamo-runtime==1.4.2
+	@.venv-conformance/bin/python -m pip download --quiet --disable-pip-version-check --no-deps \
+		--dest .venv-conformance/wheels sglang==0.5.23
 	@CONFORMANCE_PYTHON=.venv-conformance/bin/python $(BIN)/pytest conformance
 
 mutants: $(SETUP)  ## Plant bugs one at a time; the tests must catch each
