@@ -9,12 +9,13 @@ import pytest
 
 from freehold.conversation import Conversation
 from freehold.errors import NoSuchSession, SessionBusy, StoreFailed, TurnRefused
-from freehold.ipc.async_engine import AsyncEngine
+from freehold.ipc.async_engine import AsyncEngine, Delta
 from freehold.ipc.protocol import Ended
 from freehold.sampling_params import SamplingParams
 from freehold.server.access.clients import Client
 from freehold.server.sessions.store import SessionStore
 from freehold.server.sessions.table import SessionSettings, SessionTable
+from freehold.text.answers.events import Content
 
 
 class Engine:
@@ -35,6 +36,10 @@ def ended(kind: str) -> Ended:
     return Ended("r", kind, 1, 0, 1, 0, 0.0)
 
 
+def news(tokens: list[int], text: str, end: Ended | None) -> Delta:
+    return Delta(0, text, tokens, [], end, events=[Content(text)])
+
+
 def table(path: str | None = None) -> tuple[SessionTable, Engine]:
     engine = Engine()
     return SessionTable(engine, SessionStore(path)), engine
@@ -46,14 +51,14 @@ def test_a_turn_that_has_ended_makes_room_for_the_next_and_cannot_end_it():
     first = sessions.begin(session, [1, 2])
     with pytest.raises(SessionBusy):
         sessions.begin(session, [3])
-    first.observe([7], "x", None)
-    first.observe([8], "y", ended("length"))
+    first.observe(news([7], "x", None))
+    first.observe(news([8], "y", ended("length")))
     assert session.conversation.tokens == [1, 2, 7, 8]
     second = sessions.begin(session, [3])
     first.close()
     assert session.turn is second
     assert second.tokens == [1, 2, 7, 8, 3]
-    second.observe([9], "z", ended("abort"))
+    second.observe(news([9], "z", ended("abort")))
     assert session.turn is None
     assert session.conversation.tokens == [1, 2, 7, 8]
 
@@ -64,7 +69,7 @@ def test_an_empty_turn_needs_history():
     with pytest.raises(TurnRefused, match="no tokens"):
         sessions.begin(session, [])
     assert session.turn is None
-    sessions.begin(session, [1]).observe([2], "", ended("stop"))
+    sessions.begin(session, [1]).observe(news([2], "", ended("stop")))
     assert sessions.begin(session, []).tokens == [1, 2]
 
 
@@ -79,7 +84,7 @@ def test_closing_waits_for_the_turn_or_aborts_it():
     assert not engine.forgotten
     sessions.close(session, abort=True)
     assert engine.aborted == ["r1"]
-    turn.observe([], "", ended("abort"))
+    turn.observe(news([], "", ended("abort")))
     assert engine.forgotten == ["s"]
     with pytest.raises(NoSuchSession):
         sessions.get("s", Client())
@@ -89,8 +94,8 @@ def test_what_is_committed_is_on_disk_and_what_is_not_is_not(tmp_path):
     path = str(tmp_path / "sessions.db")
     sessions, _ = table(path)
     session = sessions.open("s", SessionSettings(timeout=9.0, capacity=100, namespace="salt"))
-    sessions.begin(session, [1, 2]).observe([3], "x", ended("stop"))
-    sessions.begin(session, [4]).observe([5], "y", None)
+    sessions.begin(session, [1, 2]).observe(news([3], "x", ended("stop")))
+    sessions.begin(session, [4]).observe(news([5], "y", None))
     sessions.open("closed", SessionSettings())
     sessions.close(sessions.get("closed", Client()))
     for file in tmp_path.glob("sessions.db*"):  # as a kill at this moment would leave it
@@ -114,17 +119,17 @@ def test_a_turn_that_is_not_on_disk_has_not_happened(tmp_path):
     path = str(tmp_path / "sessions.db")
     sessions, _ = table(path)
     session = sessions.open("s", SessionSettings())
-    sessions.begin(session, [1, 2]).observe([3], "x", ended("stop"))
+    sessions.begin(session, [1, 2]).observe(news([3], "x", ended("stop")))
     full(sessions)
     large = list(range(100_000))
     turn = sessions.begin(session, large)
     with pytest.raises(StoreFailed, match="can't be written"):
-        turn.observe([5], "y", ended("stop"))
+        turn.observe(news([5], "y", ended("stop")))
     assert session.turn is None
     assert (session.conversation.tokens, session.conversation.turns) == ([1, 2, 3], 1)
     assert [one.id for one in sessions] == ["s"]
     full(sessions, False)
-    sessions.begin(session, large).observe([5], "y", ended("stop"))
+    sessions.begin(session, large).observe(news([5], "y", ended("stop")))
     assert (len(session.conversation.tokens), session.conversation.turns) == (100_004, 2)
 
 
@@ -157,7 +162,7 @@ def test_a_damaged_store_is_said_to_be_and_what_can_be_read_is_kept(tmp_path):
     sessions, _ = table(str(path))
     for name in ("a", "b", "c"):
         session = sessions.open(name, SessionSettings())
-        sessions.begin(session, [1, 2]).observe([3], "x", ended("stop"))
+        sessions.begin(session, [1, 2]).observe(news([3], "x", ended("stop")))
     sessions._store.close()
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
         database.execute("UPDATE sessions SET settings = '{' WHERE id = 'b'")
@@ -189,7 +194,7 @@ def test_a_rewind_forgets_the_turns_behind_it():
     sessions, _ = table()
     session = sessions.open("s", SessionSettings())
     for _ in range(3):
-        sessions.begin(session, [1, 2]).observe([3], "x", ended("stop"))
+        sessions.begin(session, [1, 2]).observe(news([3], "x", ended("stop")))
     sessions.rewind(session, 7)
     assert (len(session.conversation.tokens), session.conversation.turns) == (7, 2)
     with pytest.raises(TurnRefused) as refused:

@@ -1,6 +1,7 @@
 """Constrained output over HTTP, on every route and with the real client."""
 
 import json
+import time
 
 import httpx
 import openai
@@ -108,6 +109,21 @@ def test_what_can_not_be_followed_is_refused_and_leaves_no_trace(server, form, p
     httpx.delete(f"{server}/v1/sessions/{name}")
 
 
+def test_failures_are_counted(server):
+    def failures():
+        lines = httpx.get(f"{server}/metrics").text.splitlines()
+        (line,) = [one for one in lines if one.startswith("freehold_grammar_failures_total") and '"compile"' in one]
+        return float(line.rpartition(" ")[2])
+
+    time.sleep(1.5)  # counts come once a second
+    before = failures()
+    httpx.post(f"{server}/v1/completions", json={"prompt": "a", "max_tokens": 1, "regex": "a(?=b)"}, timeout=60)
+    end = time.monotonic() + 10
+    while failures() != before + 1:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
 def test_a_session_has_a_form_for_each_turn(server):
     name = httpx.post(f"{server}/v1/sessions").json()["id"]
 
@@ -153,5 +169,7 @@ def test_turns_of_sessions_and_of_their_forks_are_bound(client, server):
     ]
     said = [{"role": "assistant", "content": first.choices[0].message.content}]
     cold = client.chat.completions.create(**options, messages=[*ASKED, *said, *again]).choices[0].message
+    for name in (session, fork):
+        httpx.delete(f"{server}/v1/sessions/{name}")
     assert answers[0].content == answers[1].content == cold.content
     validate(json.loads(cold.content), SCHEMA)

@@ -129,6 +129,7 @@ def test_a_session_keeps_calls_and_goes_on(server, client):
     assert (lost.status_code, lost.json()["error"]["param"]) == (400, "messages[0].tool_call_id")
     third = client.chat.completions.create(**{**turn, "messages": ASKED}, extra_body=more)
     assert third.usage.prompt_tokens > second.usage.prompt_tokens, "what was refused has left no trace"
+    httpx.delete(f"{server}/v1/sessions/{session}")
 
 
 FUNCTION = TOOLS[0]["function"]

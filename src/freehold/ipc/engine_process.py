@@ -250,6 +250,8 @@ class EngineLoop:
             },
             drafted_tokens=scheduler.results.drafted_count,
             accepted_tokens=scheduler.results.accepted_count,
+            grammars_compiling=len(self._parked),
+            grammar_failures={"compile": self._parked.failure_count, "run": scheduler.results.refused_count},
             unwell=audit_error or self._stuck,
         )
 

@@ -28,6 +28,7 @@ class Parked:
         self._wake = wake
         self._config = config
         self._requests: dict[str, tuple[Request, Future[Any]]] = {}
+        self.failure_count = 0  # grammars that could not be compiled, by request
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -47,6 +48,7 @@ class Parked:
             raise InvalidParameter("rid", f"request id {request.id} is already in flight")
         compiled = self._grammars.get(constraint)
         if compiled.done():
+            self.failure_count += compiled.exception() is not None
             request.grammar = compiled.result()
             return False
         if waiting + len(self._requests) >= self._config.max_queued_requests:
@@ -74,6 +76,7 @@ class Parked:
                 continue
             del self._requests[name]
             error = compiled.exception() if compiled.done() else None
+            self.failure_count += error is not None
             if compiled.done() and error is None:
                 request.grammar = compiled.result()
             if error is not None and not isinstance(error, FreeholdError):

@@ -149,6 +149,8 @@ class Stats(msgspec.Struct):
     tiers: TierCounts | None = None  # None without a tier below the device
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    grammars_compiling: int = 0  # requests that wait for theirs
+    grammar_failures: dict[str, int] = {}  # while compiling, and while running
     unwell: str | None = None  # a failed audit, or an engine without progress
 
 

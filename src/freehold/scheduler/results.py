@@ -59,6 +59,7 @@ class Results:
         self.token_count = 0  # sampled since the start
         self.drafted_count = 0
         self.accepted_count = 0
+        self.refused_count = 0  # grammars that could be followed no further
 
     def take(self, step: Step, result: StepResult, live: Int64, output: StepOutput) -> None:
         """`live` indexes the rows of the step that still have their request."""
@@ -90,6 +91,7 @@ class Results:
         """End those whose grammar can't be followed any further: as far as they are concerned, the step has failed ->
         who is left of `live`."""
         for i in live[np.isin(live, list(refused))].tolist():
+            self.refused_count += 1
             request = self._running.request(int(step.rows[i]))
             constraint = request.params.constraint
             assert constraint is not None

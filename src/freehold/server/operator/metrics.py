@@ -46,6 +46,10 @@ class _EngineCollector(Collector):
         yield self._counter("vllm:spec_decode_num_accepted_tokens", "Draft tokens that were right", accepted)
         rate = accepted / drafted if drafted else 0.0
         yield self._gauge("freehold_draft_acceptance_rate", "Share of draft tokens that were right", rate)
+        compiling = "Requests that wait for their grammar to be compiled"
+        yield self._gauge("freehold_grammars_compiling", compiling, stats.grammars_compiling)
+        text = "Requests that ended because of their grammar, by when"
+        yield self._labelled(CounterMetricFamily, "freehold_grammar_failures", text, "reason", stats.grammar_failures)
         unwell = 0.0 if stats.unwell is None else 1.0
         yield self._gauge("freehold_unwell", "1 after a failed audit, or while the engine is stuck", unwell)
 

@@ -41,11 +41,11 @@ class StoredResponse:
 
 
 class ResponseStore:
-    """SQLite, in memory without a path. The oldest go first when there are too many. Used from one event loop."""
+    """SQLite, in memory without a path. The oldest go first when there are too many. Used by one thread at a time."""
 
     def __init__(self, path: str | None, ttl: float):
         self._ttl = ttl
-        self._database = sqlite3.connect(path or ":memory:", isolation_level=None)
+        self._database = sqlite3.connect(path or ":memory:", isolation_level=None, check_same_thread=False)
         self._database.execute(_SCHEMA)
         self._size = self._sum("SELECT COALESCE(SUM(size), 0) FROM responses")
 
