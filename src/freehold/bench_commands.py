@@ -103,6 +103,14 @@ def bench_speculation() -> None:
     raise typer.Exit(run_speculation())
 
 
+@bench_app.command("structured")
+def bench_structured() -> None:
+    """Output bound to a schema beside output that is not: speed, masks, forced tokens, other clients, memory."""
+    from freehold.bench.structured import run_structured
+
+    raise typer.Exit(run_structured())
+
+
 @bench_app.command("accuracy")
 def bench_accuracy(model: Model = None) -> None:
     """Show how rounding of KV and inputs changes the output, against float32."""

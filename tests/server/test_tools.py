@@ -158,6 +158,8 @@ FUNCTION = TOOLS[0]["function"]
           "arguments": "[1]"}}]}]}, "messages[1].tool_calls[0].function.arguments"),
         ({"messages": [*ASKED, {"role": "assistant", "tool_calls": [{"id": "x", "function": {"name": "f",
           "arguments": "{"}}]}]}, "messages[1].tool_calls[0].function.arguments"),
+        ({"messages": [*ASKED, {"role": "assistant", "tool_calls": [{"id": {}, "function": {"name": "f"}}]}]},
+         "messages[1].tool_calls[0].id"),
         ({"messages": [*ASKED, {"role": "assistant", "tool_calls": [{"id": "x"}]}]},
          "messages[1].tool_calls[0].function"),
         ({"thinking_budget": 0}, "thinking_budget"),

@@ -24,8 +24,8 @@ def check_calls(
             _refuse(f"{where}.tool_call_id", f"no call before it has the id '{name}'")
 
 
-def _checked(call: Any, where: str) -> Any:
-    """-> the id of a call."""
+def _checked(call: Any, where: str) -> str | None:
+    """-> the id of a call, if it has one."""
     function: Any = call.get("function") if isinstance(call, dict) else None  # pyright: ignore
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):  # pyright: ignore
         _refuse(f"{where}.function", "must be an object with a name and arguments")
@@ -37,7 +37,10 @@ def _checked(call: Any, where: str) -> Any:
             _refuse(f"{where}.function.arguments", f"is not JSON: {error}")
     if not isinstance(arguments, dict):
         _refuse(f"{where}.function.arguments", "must be a JSON object")
-    return call.get("id")  # pyright: ignore
+    name: Any = call.get("id")  # pyright: ignore
+    if name is not None and not isinstance(name, str):
+        _refuse(f"{where}.id", "must be a text")
+    return name
 
 
 def with_thoughts(message: dict[str, Any]) -> dict[str, Any]:
