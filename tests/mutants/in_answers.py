@@ -126,4 +126,32 @@ MUTANTS = [
         "                found[i, : len(tokens)], counts[i] = tokens, len(tokens)\n",
         "                pass\n",
     ),
+    Mutant(
+        "a response goes on behind tokens of another chat",
+        "wrong KV",
+        "server/sessions/continuation.py",
+        "    if not written or at < 0 or not whole.startswith(before):\n",
+        "    if not written or not whole.startswith(before):\n",
+    ),
+    Mutant(
+        "a response of another client is gone on from",
+        "the server",
+        "server/responses/store.py",
+        "(?3 IS NULL OR owner = ?3)",
+        "(?3 IS NULL OR owner != '')",
+    ),
+    Mutant(
+        "responses are kept without end",
+        "the server",
+        "server/responses/store.py",
+        "            while self._size > BYTES_MAX or",
+        "            while False and self._size > BYTES_MAX or False and",
+    ),
+    Mutant(
+        "a named tool is not the only one",
+        FORM,
+        "server/answers/tools.py",
+        "        known = [tool for tool in known if tool.name == name]\n",
+        "",
+    ),
 ]
