@@ -81,9 +81,8 @@ def test_a_response_is_gone_on_from_as_often_as_one_likes(client):
     changed = client.responses.create(
         **OPTIONS, input="What is my name?", previous_response_id=first.id, instructions="Speak like a pirate."
     )
-    assert changed.usage.input_tokens > ways[0].usage.input_tokens - 30, (
-        "instructions are not inherited, and may change"
-    )
+    cold = client.responses.create(**OPTIONS, input=chat, instructions="Speak like a pirate.")
+    assert (changed.output_text, changed.usage.input_tokens) == (cold.output_text, cold.usage.input_tokens)
 
 
 def test_calls_and_their_results(client):
