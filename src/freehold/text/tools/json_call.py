@@ -9,6 +9,7 @@ from freehold.text.answers.source import Broken, Reading, Source
 from freehold.text.lark import any_of, literal, sequence
 from freehold.text.tools.tool import CallGrammar, Tools
 
+SPACE = r"[ \n\t]{0,8}"  # a regular expression
 ARGUMENTS = ("arguments", "parameters")
 
 
@@ -57,11 +58,25 @@ def _arguments(source: Source, name: str) -> Reading[None]:
     yield from json_object(source, source.arguments)
 
 
-def call_rule(asked: CallGrammar, key: str = "arguments", name: str = "call", before: str = "") -> str:
-    """Lark for such an object, behind the text `before`: a rule of that name."""
-    heads = (f'{before}{{"name": {json.dumps(tool.name)}, "{key}": ' for tool in asked.tools)
+def call_rule(asked: CallGrammar, key: str = "arguments") -> str:
+    """Lark for such an object: the rule `call`."""
+    heads = (f'{{"name": {json.dumps(tool.name)}, "{key}": ' for tool in asked.tools)
     forms = (
         sequence(literal(head), asked.arguments(tool), literal("}"))
+        for head, tool in zip(heads, asked.tools, strict=True)
+    )
+    return f"call: {any_of(forms)}"
+
+
+def loose_call_rule(asked: CallGrammar, name: str, key: str = "arguments", before: str = "") -> str:
+    """The same as a rule of that name, with space where JSON may have it, behind `before`, a regular expression. All up
+    to the arguments is one expression: a lexer that had begun with free text could not go back."""
+    heads = (
+        SPACE.join((before + r"\{", '"name"', ":", json.dumps(tool.name).replace(".", r"\."), ",", f'"{key}"', ":", ""))
+        for tool in asked.tools
+    )
+    forms = (
+        sequence(f"/{head}/", asked.arguments(tool), rf"/{SPACE}\}}/")
         for head, tool in zip(heads, asked.tools, strict=True)
     )
     return f"{name}: {any_of(forms)}"

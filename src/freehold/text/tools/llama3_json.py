@@ -5,7 +5,7 @@ from __future__ import annotations
 from freehold.text.answers.source import Reading, Source
 from freehold.text.lark import literal
 from freehold.text.markers import Markers
-from freehold.text.tools.json_call import call_rule, read_call
+from freehold.text.tools.json_call import call_rule, loose_call_rule, read_call
 from freehold.text.tools.tool import CallGrammar, Tools, plain_call_id
 
 TAG = "<|python_tag|>"
@@ -35,5 +35,6 @@ class Llama3Json:
     def grammar(self, asked: CallGrammar) -> list[str]:
         calls = asked.repeated("call", literal("; "))
         tag = asked.marker(TAG)
-        return [*asked.at_start(f"calls | {tag} calls", r"\s*\{\s*\"name\""), f"calls: {calls}",
-                call_rule(asked, "parameters")]  # fmt: skip
+        key = "parameters"
+        call = call_rule(asked, key) if asked.is_required else loose_call_rule(asked, "call", key)
+        return [*asked.at_start(f"calls | {tag} calls", r"\s*\{\s*\"name\""), f"calls: {calls}", call]

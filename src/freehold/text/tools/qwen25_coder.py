@@ -9,7 +9,7 @@ from freehold.text.answers.json_text import collected
 from freehold.text.answers.source import Broken, Reading, Source
 from freehold.text.markers import Markers
 from freehold.text.tools.hermes import BEGIN, END, Hermes
-from freehold.text.tools.json_call import ARGUMENTS, call_rule
+from freehold.text.tools.json_call import ARGUMENTS, SPACE, loose_call_rule
 from freehold.text.tools.tool import CallGrammar, Tools, plain_call_id
 
 _FENCES = {"```json": "```", "```": "```", "<tools>": "</tools>"}
@@ -39,11 +39,12 @@ class Qwen25Coder:
         if asked.is_required:
             return self._hermes.grammar(asked)
         answer, *lines = asked.behind_text(BEGIN, rf"/(.|\n)*/ & ~/{_BARE}(.|\n)*/")
-        others = r'("\n" call)*' if asked.several else ""
-        bare = rf'call {others} | fenced {others} "\n```"'
-        # A fence and the first call are one literal: a lexer that had begun with free text could not go back.
-        fenced = call_rule(asked, name="fenced", before="```json\n")
-        return [f"{answer} | {bare}", *lines, *self._hermes.calls(asked), fenced]
+        others = "other*" if asked.several else ""
+        return [
+            f"{answer} | bare {others} | fenced {others} /{SPACE}```{SPACE}/", *lines, *self._hermes.calls(asked),
+            loose_call_rule(asked, "bare"), loose_call_rule(asked, "other", before=SPACE),
+            loose_call_rule(asked, "fenced", before=f"```(json)?{SPACE}"),
+        ]  # fmt: skip
 
 
 def _whole(source: Source, tools: Tools, found: list[tuple[str, str]]) -> Reading[None]:
