@@ -1,6 +1,7 @@
 """Tool calls over HTTP, with the real clients. The model is small: what it has to say is bound, not trusted."""
 
 import json
+from typing import Literal
 
 import anthropic
 import httpx
@@ -177,6 +178,24 @@ def test_keywords_that_can_not_be_followed_are_ignored_unless_the_tool_is_strict
     answer = client.chat.completions.create(**OPTIONS, tools=tools, tool_choice="required", parallel_tool_calls=False)
     (call,) = answer.choices[0].message.tool_calls
     validate(json.loads(call.function.arguments), WEATHER)
+
+
+def test_langchain_binds_tools_and_asks_for_structures(server):
+    from langchain_openai import ChatOpenAI
+    from pydantic import BaseModel
+
+    class Zone(BaseModel):
+        """A zone of time."""
+
+        name: Literal["CET", "UTC"]
+
+    chat = ChatOpenAI(model=MODEL, base_url=f"{server}/v1", api_key="none", temperature=0, max_completion_tokens=60)
+    answer = chat.bind_tools(TOOLS, tool_choice="get_time").invoke("What time is it?")
+    (call,) = answer.tool_calls
+    assert call["name"] == "get_time"
+    validate(call["args"], TIME)
+    for method in ("json_schema", "function_calling"):
+        assert isinstance(chat.with_structured_output(Zone, method=method).invoke("Name a zone."), Zone), method
 
 
 # -- Anthropic ------------------------------------------------------------------------------------------------------

@@ -60,7 +60,8 @@ class WantedAnswer:
 
 
 def _json(schema: dict[str, Any], is_lenient: bool) -> str:
+    """A tool takes the arguments that it names and no others, unless its schema says so."""
     try:
-        return json_grammar(schema, SchemaOptions(is_lenient))
+        return json_grammar(schema, SchemaOptions(is_lenient, is_closed=True))
     except ValueError as error:
         raise InvalidParameter("tools", str(error)) from None
