@@ -13,7 +13,7 @@ from freehold.server.child import running_server
 PAUSES = ("/pause_generation", "/update_weights_from_disk")
 SECONDS = float(os.environ.get("FREEHOLD_HOSTILE_SECONDS", "600"))
 SHORT_SECONDS = 60.0
-SMALL = {"max_tokens": 3, "max_completion_tokens": 3, "max_new_tokens": 3, "n": 2}
+SMALL = {"max_tokens": 3, "max_completion_tokens": 3, "max_new_tokens": 3, "max_output_tokens": 3, "n": 2}
 
 
 def shrunk(body):
@@ -28,6 +28,8 @@ def shrunk(body):
     }
     if "messages" in body and body.get("max_completion_tokens") is None:
         smaller["max_tokens"] = smaller.get("max_tokens") or 3  # without, it is as much as fits
+    if "input" in body:
+        smaller["max_output_tokens"] = smaller.get("max_output_tokens") or 3  # likewise
     if "prompt" in body and "max_tokens" in body and body["max_tokens"] is None:
         smaller["max_tokens"] = 3  # likewise
     if body.get("timeout") is not None:

@@ -16,11 +16,10 @@ from freehold.errors import InvalidParameter
 from freehold.ipc.async_engine import AsyncEngine, Delta
 from freehold.ipc.protocol import Ended
 from freehold.server.access.clients import client_of
-from freehold.server.answers.messages import check_calls
 from freehold.server.answers.served_format import ServedFormat
 from freehold.server.answers.tools import offer_of
 from freehold.server.answers.wanted import WantedAnswer
-from freehold.server.openai.schema import ChatBody, up_to_breakpoint
+from freehold.server.openai.schema import ChatBody, for_template, up_to_breakpoint
 from freehold.server.requests.hints import tokens_before
 from freehold.server.requests.job import Generator, Job, Output, session_field, usage
 from freehold.server.requests.response import respond
@@ -65,9 +64,7 @@ def chat_routes(
             turn = chat.begin(sessions)
             prompt, params = np.array(turn.tokens, np.int32), turn.fitted(params)
         else:
-            messages = [message.for_template() for message in body.messages]
-            check_calls(messages)
-            text = rendering.text(tokenizer, messages)
+            text = rendering.text(tokenizer, for_template(body.messages))
             params = replace(params, constraint=wanted.constraint(text))
             prompt = await engine.encode(text, add_special_tokens=False)
             marked = up_to_breakpoint(body.messages)

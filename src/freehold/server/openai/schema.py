@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -12,7 +13,7 @@ from freehold.ipc.protocol import Options
 from freehold.memory import Retention
 from freehold.sampling_params import LOGPROBS_MAX, SamplingParams
 from freehold.server.access.clients import Client
-from freehold.server.answers.messages import with_thoughts
+from freehold.server.answers.messages import check_calls, with_thoughts
 from freehold.server.constraints.fields import ConstraintFields
 from freehold.server.requests.hints import CacheHints
 from freehold.server.requests.prompt import Rendering
@@ -145,6 +146,14 @@ class Message(BaseModel):
         return with_thoughts(fields)
 
 
+def for_template(messages: list[Message], history: Iterable[Mapping[str, Any]] = ()) -> list[dict[str, Any]]:
+    """All of them; `history`: what came before, if it is known here. Raises InvalidParameter, also for calls of tools
+    that are none, and for results that nobody asked for."""
+    found = [message.for_template() for message in messages]
+    check_calls(found, history)
+    return found
+
+
 def up_to_breakpoint(messages: list[Message]) -> list[dict[str, Any]] | None:
     """The messages up to the last part with an explicit cache breakpoint; None if there is none."""
     for i in range(len(messages) - 1, -1, -1):
@@ -152,7 +161,7 @@ def up_to_breakpoint(messages: list[Message]) -> list[dict[str, Any]] | None:
         for j in range(len(content) - 1, -1, -1) if isinstance(content, list) else ():
             if content[j].prompt_cache_breakpoint is not None:  # pyright: ignore
                 last = messages[i].model_copy(update={"content": content[: j + 1]})  # pyright: ignore
-                return [message.for_template() for message in (*messages[:i], last)]
+                return for_template([*messages[:i], last])
     return None
 
 

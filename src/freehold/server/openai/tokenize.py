@@ -8,7 +8,7 @@ from fastapi import APIRouter
 
 from freehold.errors import InvalidParameter
 from freehold.ipc.async_engine import AsyncEngine
-from freehold.server.openai.schema import DetokenizeBody, TokenizeBody
+from freehold.server.openai.schema import DetokenizeBody, TokenizeBody, for_template
 from freehold.server.requests.prompt import Rendering
 from freehold.server.router import router
 
@@ -24,7 +24,7 @@ def tokenizing_routes(engine: AsyncEngine) -> APIRouter:
         if body.messages is not None:
             tools, variables = body.tools or [], body.chat_template_kwargs or {}
             rendering = Rendering(body.add_generation_prompt is not False, variables=variables, tools=tools)
-            tokens = await rendering.tokens(engine, [message.for_template() for message in body.messages])
+            tokens = await rendering.tokens(engine, for_template(body.messages))
         else:
             tokens = await engine.encode(body.prompt or "", body.add_special_tokens is not False, False)
         answer: dict[str, Any] = {"tokens": tokens.tolist(), "count": len(tokens)}

@@ -14,7 +14,7 @@ from freehold.ipc.protocol import Options
 from freehold.sampling_params import SamplingParams
 from freehold.scheduler.request import check_token_ids
 from freehold.server.access.clients import Client, client_of
-from freehold.server.openai.schema import LookupBody, PinBody
+from freehold.server.openai.schema import LookupBody, PinBody, for_template
 from freehold.server.requests.prompt import Rendering
 from freehold.server.router import router
 
@@ -79,7 +79,7 @@ async def _tokens(engine: AsyncEngine, body: LookupBody) -> Int32:
     if ids is not None:
         tokens = check_token_ids(ids, engine.info.vocab_size)
     elif body.messages is not None:
-        tokens = await Rendering().tokens(engine, [message.for_template() for message in body.messages])
+        tokens = await Rendering().tokens(engine, for_template(body.messages))
     else:
         tokens = await engine.encode(str(body.prompt), True)
     if len(tokens) == 0:

@@ -10,8 +10,7 @@ from freehold.errors import InvalidParameter, SessionBusy
 from freehold.ipc.async_engine import AsyncEngine
 from freehold.sampling_params import SamplingParams
 from freehold.server.access.clients import Client
-from freehold.server.answers.messages import check_calls
-from freehold.server.openai.schema import Message, SamplingBody
+from freehold.server.openai.schema import Message, SamplingBody, for_template
 from freehold.server.requests.prompt import Rendering
 from freehold.server.sessions.continuation import continuation
 from freehold.server.sessions.table import Session, SessionTable, Turn
@@ -54,8 +53,7 @@ class ChatTurn:
 async def chat_turn(session: Session, engine: AsyncEngine, messages: list[Message], rendering: Rendering) -> ChatTurn:
     """`messages` are only the new ones. Raises InvalidParameter."""
     tokenizer, history = engine.tokenizer, session.messages
-    new = [message.for_template() for message in messages]
-    check_calls(new, history)
+    new = for_template(messages, history)
     whole = rendering.text(tokenizer, [*history, *new])
     keep, text = None, whole
     if history:
