@@ -121,6 +121,9 @@ VECTORS = [
     ("deepseek_v31", None,
      '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
      call(0, "add", '{"a": 1}')),
+    ("mistral", None, "[TOOL_CALLS]nope[ARGS]{}", [C("[TOOL_CALLS]nope[ARGS]{}")]),
+    ("deepseek_v31", None, "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>nope<｜tool▁sep｜>{}",
+     [C("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>nope<｜tool▁sep｜>{}")]),
     ("gpt_oss", None,
      "<|channel|>analysis<|message|>The user<|end|><|start|>assistant<|channel|>commentary to=functions.add "
      '<|constrain|>json<|message|>{"a": 1}<|call|>', [R("The user"), *call(0, "add", '{"a": 1}')]),

@@ -7,8 +7,9 @@ surrogate), so that whoever reads the text can't mistake one for the other.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
+
+from freehold.text.lark import literal
 
 MARKERS = (
     "<think>", "</think>", "[THINK]", "[/THINK]",
@@ -39,7 +40,7 @@ class Markers:
     def in_grammar(self, marker: str) -> str:
         """In Lark."""
         token = self.tokens.get(marker)
-        return json.dumps(marker, ensure_ascii=False) if token is None else f"<[{token}]>"
+        return literal(marker) if token is None else f"<[{token}]>"
 
     def shown(self, text: str) -> str:
         """Text for a reader, with markers spelled out."""

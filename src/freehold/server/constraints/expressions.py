@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
+
+from freehold.text.lark import literal
 
 # Of ASCII alone, as in JSON Schema: a digit of another script is none.
 _CLASSES = {"d": "0-9", "w": "a-zA-Z0-9_", "s": r" \t\n\r\f\v"}
@@ -22,12 +23,7 @@ def choice_grammar(choices: list[str]) -> str:
     """Lark for one of these texts. Raises ValueError."""
     if not choices or not all(isinstance(one, str) and one for one in choices):  # pyright: ignore
         raise ValueError("must be a list of texts that are not empty")
-    return " | ".join(text(one) for one in choices)
-
-
-def text(literal: str) -> str:
-    """A literal in Lark."""
-    return json.dumps(literal, ensure_ascii=False)
+    return " | ".join(literal(one) for one in choices)
 
 
 def _in_ascii(pattern: str) -> str:

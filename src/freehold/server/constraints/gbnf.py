@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NoReturn
 
-from freehold.server.constraints.expressions import text
+from freehold.text.lark import literal
 
 _TOKEN = re.compile(
     r"""(?P<space>[ \t\r\n]+|\#[^\n]*)
@@ -143,7 +143,7 @@ def _body(tokens: list[_Token]) -> _Parts:
 
 def _item(token: _Token) -> str | _Token:
     if token.kind == "literal":
-        return text(_unescaped(token, token.text[1:-1]))
+        return literal(_unescaped(token, token.text[1:-1]))
     if token.kind == "class":
         return _class(token)
     if token.kind == "assign":

@@ -7,10 +7,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from freehold.server.constraints.expressions import text
 from freehold.server.constraints.schemas import SchemaOptions, json_grammar, parsed
-
-TEXT = r"/(.|\n)*/"
+from freehold.text.lark import ANYTHING, literal, sequence
 
 
 class Structure(BaseModel):
@@ -35,7 +33,7 @@ def tag_grammar(given: str | dict[str, Any], options: SchemaOptions) -> str:
     lines = [
         "start: (" + " | ".join(f"tag_{i}" for i in range(len(tag.triggers))) + ")* rest",
         "rest: TEXT",
-        f"TEXT: {TEXT}",
+        f"TEXT: {ANYTHING}",
     ]
     left = list(tag.structures)
     for i, trigger in enumerate(tag.triggers):
@@ -44,9 +42,10 @@ def tag_grammar(given: str | dict[str, Any], options: SchemaOptions) -> str:
             raise ValueError(f"triggers: no structure begins with '{trigger}'")
         left = [one for one in left if one not in mine]
         forms = [
-            f"{text(one.begin[len(trigger) :])} {json_grammar(parsed(one.of), options)} {text(one.end)}" for one in mine
+            sequence(literal(one.begin[len(trigger) :]), json_grammar(parsed(one.of), options), literal(one.end))
+            for one in mine
         ]
-        lines.append(f"trigger_{i}[lazy]: TEXT {text(trigger)}")
+        lines.append(f"trigger_{i}[lazy]: TEXT {literal(trigger)}")
         lines.append(f"tag_{i}: trigger_{i} ({' | '.join(forms)})")
     if left:
         raise ValueError(f"structures: no trigger begins '{left[0].begin}'")

@@ -111,7 +111,7 @@ class _Answer:
                     outputs[delta.index] = Output()
                     yield self._chunk(delta.index, {"role": "assistant", "content": ""})
                 output = outputs[delta.index]
-                output.add(replace(delta, text="", tokens=[], logprobs=[], prompt_logprobs=[]))
+                output.add(delta)
                 said = [_said(event) for event in waiting.release(delta)]
                 if delta.logprobs and not said:
                     said = [{"content": ""}]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Generator
+from dataclasses import replace
 from typing import TypeVar
 
 from freehold.text.answers.events import Arguments, CallStart, Content, Event, Reasoning
@@ -51,21 +52,19 @@ class Source:
 
     # -- what a reader says -----------------------------------------------------------------------------
 
+    def _say(self, event: Content | Reasoning | Arguments) -> None:
+        """Neighbours of one kind are one event; a call's start stands between the arguments of two calls."""
+        last = self._events[-1] if self._events else None
+        if type(last) is type(event) and not isinstance(last, CallStart | None):
+            self._events[-1] = replace(event, text=last.text + event.text)
+        elif event.text:
+            self._events.append(event)
+
     def content(self, text: str) -> None:
-        if not text:
-            return
-        if self._events and isinstance(last := self._events[-1], Content):
-            self._events[-1] = Content(last.text + text)
-        else:
-            self._events.append(Content(text))
+        self._say(Content(text))
 
     def reasoning(self, text: str) -> None:
-        if not text:
-            return
-        if self._events and isinstance(last := self._events[-1], Reasoning):
-            self._events[-1] = Reasoning(last.text + text)
-        else:
-            self._events.append(Reasoning(text))
+        self._say(Reasoning(text))
 
     def end_thoughts(self) -> None:
         """What has been read so far was thoughts, or came before them."""
@@ -79,13 +78,8 @@ class Source:
 
     def arguments(self, text: str) -> None:
         """Of the call that was started last."""
-        if not text:
-            return
         index = self.calls - 1
-        if self._events and isinstance(last := self._events[-1], Arguments) and last.index == index:
-            self._events[-1] = Arguments(index, last.text + text)
-        else:
-            self._events.append(Arguments(index, text))
+        self._say(Arguments(index, text))
 
     # -- what a reader reads ----------------------------------------------------------------------------
 
@@ -166,10 +160,17 @@ class Source:
         return True
 
     def calls_behind(self, begin: str, calls: Callable[[], Reading[None]]) -> Reading[None]:
-        """All of the text: content, and calls wherever `begin` stands. Space around calls belongs to them."""
+        """All of the text: content, and `calls` behind each `begin`. Space around them belongs to them."""
         while (yield from self.until((begin,), self.content, " \n\t\r")):
             size = self.text.index(begin, self.at) + len(begin) - self.at
-            yield from self.attempt(calls(), size)
+            yield from self.attempt(self._behind(begin, calls()), size)
+
+    def _behind(self, begin: str, calls: Reading[None]) -> Reading[None]:
+        yield from self.skip_space()
+        yield from self.expect(begin)
+        yield from self.skip_space()
+        yield from calls
+        yield from self.skip_space()
 
     def attempt(self, reading: Reading[None], least: int) -> Reading[bool]:
         """Read calls -> whether any began. If none did before it broke, the first `least` characters were content.

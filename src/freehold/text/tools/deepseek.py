@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
-from freehold.text.answers.json_text import json_object
 from freehold.text.answers.source import Broken, Reading, Source
 from freehold.text.lark import any_of, literal
 from freehold.text.markers import Markers
+from freehold.text.tools.json_call import read_arguments
 from freehold.text.tools.tool import CallGrammar, Tools, plain_call_id
 
 BEGIN, END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
@@ -31,12 +31,10 @@ class DeepSeek:
         yield from source.calls_behind(markers.seen(BEGIN), lambda: self._calls(source, tools, markers))
 
     def _calls(self, source: Source, tools: Tools, markers: Markers) -> Reading[None]:
-        yield from source.skip_space()
-        yield from source.expect(markers.seen(BEGIN))
         while True:
             yield from source.skip_space()
             if (yield from source.expect(markers.seen(CALL), markers.seen(END))) == markers.seen(END):
-                return (yield from source.skip_space())
+                return
             yield from self._call(source, tools, markers)
 
     def _call(self, source: Source, tools: Tools, markers: Markers) -> Reading[None]:
@@ -46,20 +44,17 @@ class DeepSeek:
         name = yield from source.run(_NAME)
         yield from source.expect(self._before or markers.seen(SEPARATOR))
         yield from source.skip_space()
-        if name not in tools or (yield from source.peek()) != "{":
+        if name not in tools:
             raise Broken
-        source.start_call(name)
-        yield from json_object(source, source.arguments)
+        yield from read_arguments(source, name)
         if self._behind:
             yield from source.expect(self._behind)
         yield from source.skip_space()
         yield from source.expect(markers.seen(CALL_END))
 
     def grammar(self, asked: CallGrammar) -> list[str]:
-        separator, kind = (
-            asked.marker(SEPARATOR),
-            f"{literal(self._kind)} {asked.marker(SEPARATOR)}" if self._kind else "",
-        )
+        separator = asked.marker(SEPARATOR)
+        kind = f"{literal(self._kind)} {separator}" if self._kind else ""
         before = literal(self._before) if self._before else separator
         behind = literal(self._behind) if self._behind else ""
         forms = (f"{kind} {literal(tool.name)} {before} {asked.arguments(tool)} {behind}" for tool in asked.tools)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
-from freehold.text.answers.json_text import json_object
-from freehold.text.answers.source import Broken, Reading, Source
+from freehold.text.answers.source import Reading, Source
 from freehold.text.lark import ANYTHING, any_of, literal
 from freehold.text.markers import Markers
+from freehold.text.tools.json_call import read_arguments
 from freehold.text.tools.tool import CallGrammar, Tools, plain_call_id
 
 CHANNEL, MESSAGE, CONSTRAIN = "<|channel|>", "<|message|>", "<|constrain|>"
@@ -59,8 +59,5 @@ def _is_header(parts: list[str], markers: Markers) -> bool:
 
 def _call(source: Source, name: str) -> Reading[None]:
     yield from source.skip_space()
-    if (yield from source.peek()) != "{":
-        raise Broken
-    source.start_call(name)
-    yield from json_object(source, source.arguments)
+    yield from read_arguments(source, name)
     yield from source.skip_space()

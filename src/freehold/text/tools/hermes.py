@@ -22,20 +22,21 @@ class Hermes:
         yield from source.calls_behind(markers.seen(BEGIN), lambda: self._read_call(source, tools, markers))
 
     def _read_call(self, source: Source, tools: Tools, markers: Markers) -> Reading[None]:
-        yield from source.skip_space()
-        yield from source.expect(markers.seen(BEGIN))
-        yield from source.skip_space()
         yield from read_call(source, tools)
         yield from source.skip_space()
         yield from source.expect(markers.seen(END))
-        yield from source.skip_space()
 
     def grammar(self, asked: CallGrammar) -> list[str]:
         return [*asked.behind_text(BEGIN), *self.calls(asked)]
 
     def calls(self, asked: CallGrammar) -> list[str]:
         """The rules `calls`, from behind the first tag on, and `call`."""
-        newline = literal("\n")
-        body = f"{newline} call {newline} {asked.marker(END)}"
-        rest = f" ({newline} {asked.marker(BEGIN)} {body})*" if asked.several else ""
-        return [f"calls: {body}{rest}", call_rule(asked)]
+        return [tagged_calls(asked), call_rule(asked)]
+
+
+def tagged_calls(asked: CallGrammar) -> str:
+    """The rule `calls`: the rule `call` on lines of its own between tags, from behind the first tag on."""
+    newline = literal("\n")
+    body = f"{newline} call {newline} {asked.marker(END)}"
+    rest = f" ({newline} {asked.marker(BEGIN)} {body})*" if asked.several else ""
+    return f"calls: {body}{rest}"

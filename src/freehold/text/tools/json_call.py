@@ -34,7 +34,7 @@ def read_call(source: Source, tools: Tools) -> Reading[None]:
         elif key in ARGUMENTS and not has_arguments:
             has_arguments = True
             if name:
-                yield from _arguments(source, name)
+                yield from read_arguments(source, name)
             else:
                 parts: list[str] = []
                 yield from json_object(source, parts.append)
@@ -51,7 +51,8 @@ def read_call(source: Source, tools: Tools) -> Reading[None]:
         source.arguments("{}")
 
 
-def _arguments(source: Source, name: str) -> Reading[None]:
+def read_arguments(source: Source, name: str) -> Reading[None]:
+    """A call begins where its arguments do. Raises Broken."""
     if (yield from source.peek()) != "{":
         raise Broken
     source.start_call(name)

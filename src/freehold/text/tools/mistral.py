@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 
-from freehold.text.answers.json_text import json_object
 from freehold.text.answers.source import Broken, Reading, Source
 from freehold.text.lark import any_of, literal
 from freehold.text.markers import Markers
-from freehold.text.tools.json_call import call_rule, read_call
+from freehold.text.tools.json_call import call_rule, read_arguments, read_call
 from freehold.text.tools.tool import CallGrammar, Tools
 
 BEGIN, ARGUMENTS = "[TOOL_CALLS]", "[ARGS]"
@@ -29,14 +28,10 @@ class Mistral:
         yield from source.calls_behind(markers.seen(BEGIN), lambda: self._calls(source, tools, markers))
 
     def _calls(self, source: Source, tools: Tools, markers: Markers) -> Reading[None]:
-        yield from source.skip_space()
-        yield from source.expect(markers.seen(BEGIN))
-        yield from source.skip_space()
         if (yield from source.accept("[")):
             yield from self._list(source, tools)
         else:
             yield from self._named(source, tools, markers)
-        yield from source.skip_space()
 
     def _list(self, source: Source, tools: Tools) -> Reading[None]:
         while True:
@@ -49,10 +44,9 @@ class Mistral:
     def _named(self, source: Source, tools: Tools, markers: Markers) -> Reading[None]:
         name = yield from source.run(_NAME)
         yield from source.expect(markers.seen(ARGUMENTS))
-        if name not in tools or (yield from source.peek()) != "{":
+        if name not in tools:
             raise Broken
-        source.start_call(name)
-        yield from json_object(source, source.arguments)
+        yield from read_arguments(source, name)
 
     def grammar(self, asked: CallGrammar) -> list[str]:
         if ARGUMENTS in asked.markers.tokens:

@@ -9,9 +9,9 @@ from typing import Any
 from freehold.text.answers.source import Broken, Reading, Source
 from freehold.text.lark import any_of, literal, sequence
 from freehold.text.markers import Markers
+from freehold.text.tools.hermes import BEGIN, END, tagged_calls
 from freehold.text.tools.tool import CallGrammar, Tool, Tools, plain_call_id
 
-BEGIN, END = "<tool_call>", "</tool_call>"
 FUNCTION_END, PARAMETER_END = "</function>", "</parameter>"
 _NAME = re.compile(r"[^<>\s]*")
 
@@ -27,9 +27,6 @@ class Qwen3Coder:
         yield from source.calls_behind(markers.seen(BEGIN), lambda: self._call(source, tools, markers))
 
     def _call(self, source: Source, tools: Tools, markers: Markers) -> Reading[None]:
-        yield from source.skip_space()
-        yield from source.expect(markers.seen(BEGIN))
-        yield from source.skip_space()
         yield from source.expect("<function=")
         name = yield from source.run(_NAME)
         yield from source.expect(">")
@@ -49,16 +46,11 @@ class Qwen3Coder:
         source.arguments("{}" if before == "{" else "}")
         yield from source.skip_space()
         yield from source.expect(markers.seen(END))
-        yield from source.skip_space()
 
     def grammar(self, asked: CallGrammar) -> list[str]:
-        begin, end = asked.marker(BEGIN), asked.marker(END)
-        newline = literal("\n")
-        body = f"{newline} call {newline} {end}"
-        rest = f" ({newline} {begin} {body})*" if asked.several else ""
         forms = (_form(tool, asked) for tool in asked.tools)
         return [
-            *asked.behind_text(BEGIN), f"calls: {body}{rest}", f"call: {any_of(forms)}",
+            *asked.behind_text(BEGIN), tagged_calls(asked), f"call: {any_of(forms)}",
             r"value[lazy]: /(.|\n)*<\/parameter>/",
         ]  # fmt: skip
 
@@ -77,7 +69,7 @@ def _value(source: Source, kind: str) -> Reading[None]:
     newlines = yield from source.run(_NEWLINES)
     say(newlines[:-1])
     yield from source.expect(PARAMETER_END)
-    source.arguments('"' if kind == "string" else _as_json("".join(parts), kind))
+    source.arguments('"' if kind == "string" else _as_json("".join(parts)))
 
 
 _NEWLINES = re.compile(r"\n*")
@@ -87,7 +79,7 @@ def _escaped(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
-def _as_json(text: str, kind: str) -> str:
+def _as_json(text: str) -> str:
     """A value whose kind says that it is no text, or says nothing; what is no JSON is a text."""
     literals = {"true": "true", "false": "false", "none": "null", "null": "null"}
     if (word := literals.get(text.strip().lower())) is not None:
