@@ -123,7 +123,7 @@ def test_responses_are_kept_until_they_are_deleted(client, server):
             client.responses.retrieve(name)
         with pytest.raises(openai.NotFoundError) as lost:
             client.responses.create(**OPTIONS, input="Hello", previous_response_id=name)
-        assert lost.value.body["param"] == "previous_response_id"
+        assert lost.value.param == "previous_response_id"
 
 
 @pytest.mark.parametrize(
