@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from freehold.config import EngineConfig
+from freehold.engine.adapters import Adapters
 from freehold.engine.cpu.device import CpuDevice
 from freehold.engine.engine import StepThread
 from freehold.engine.grammar.compiler import Grammars
@@ -41,6 +42,7 @@ class Assembly:
     mover: PageMover | None
     publisher: EventPublisher | None
     grammars: Grammars | None
+    adapters: Adapters | None
 
     def publish(self, events: Sequence[CacheEvent]) -> None:
         """Tell followers, if there may be any."""
@@ -82,7 +84,13 @@ def assemble(config: EngineConfig, checkpoint: Checkpoint | None = None) -> Asse
         config, memory, engine, tokenizer.vocabulary, draft_cost=runner.draft_cost, timings=runner.timings
     )
     grammars = _grammars(config, checkpoint, tokenizer)
-    return Assembly(config, checkpoint.path, checkpoint.spec, tokenizer, scheduler, engine, mover, publisher, grammars)
+    if runner.adapters is not None:
+        for name, path in config.adapter_paths.items():
+            runner.adapters.load(name, path)
+    return Assembly(
+        config, checkpoint.path, checkpoint.spec, tokenizer, scheduler, engine, mover, publisher, grammars,
+        runner.adapters,
+    )  # fmt: skip
 
 
 def _grammars(config: EngineConfig, checkpoint: Checkpoint, tokenizer: Tokenizer) -> Grammars | None:

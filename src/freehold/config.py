@@ -22,7 +22,7 @@ STORAGE_BYTES_DEFAULT = 64 << 30
 MODEL, MEMORY, SCHEDULING = "Model", "Memory", "Scheduling"
 SESSIONS_AND_CACHE, DEEPER_CACHE = "Sessions and cache", "Host memory and storage"
 SPECULATION, DEVICES = "Speculation", "Devices"
-STRUCTURED_OUTPUT = "Constrained output"
+STRUCTURED_OUTPUT, ADAPTERS = "Constrained output", "Adapters"
 
 _POSITIVE = Limits(least=1)
 _SHARE = Limits(least=0, most=1)
@@ -161,6 +161,11 @@ class EngineConfig:
     disable_forced_tokens: bool = option(
         False, "Compute one by one the tokens that a grammar leaves no choice about.", STRUCTURED_OUTPUT
     )
+    enable_lora: bool = option(False, "Take LoRA adapters while running. --lora-modules implies it.", ADAPTERS)
+    lora_modules: tuple[str, ...] = option(
+        (), "A LoRA adapter to load, as name=folder; clients choose it as their model. Give several.", ADAPTERS
+    )
+    max_loras: int = option(8, "Maximum number of adapters that are loaded.", ADAPTERS, _POSITIVE)
     speculative_algorithm: str | None = option(
         None, "ngram (prompt lookup) or draft (a second, smaller model).", SPECULATION,
         Limits(choices=SPECULATIVE_ALGORITHMS),
@@ -179,8 +184,26 @@ class EngineConfig:
         """How many tokens at a time are verified because a grammar leaves no choice about them."""
         return 0 if self.grammar_backend == "none" or self.disable_forced_tokens else FORCED_MAX
 
+    @property
+    def adapts(self) -> bool:
+        """Whether adapters may be loaded."""
+        return self.enable_lora or bool(self.lora_modules)
+
+    @property
+    def adapter_paths(self) -> dict[str, str]:
+        """Those to load at the start: name to folder."""
+        return dict(module.split("=", 1) for module in self.lora_modules)
+
     def __post_init__(self) -> None:
         check_limits(self)
+        for module in self.lora_modules:
+            name, separator, path = module.partition("=")
+            if not (name and separator and path):
+                raise ValueError(f"lora_modules: must be name=folder, not '{module}'")
+        if len(self.adapter_paths) < len(self.lora_modules):
+            raise ValueError("lora_modules: a name is given twice")
+        if len(self.lora_modules) > self.max_loras:
+            raise ValueError(f"lora_modules: {len(self.lora_modules)} adapters, max_loras is {self.max_loras}")
         if self.priority_scheduling_preemption_threshold is not None and self.schedule_policy != "priority":
             raise ValueError("priority_scheduling_preemption_threshold needs schedule_policy 'priority'")
         if self.hicache_storage_backend is not None and not self.enable_hierarchical_cache:

@@ -50,6 +50,9 @@ class EngineOptions(TypedDict, total=False):
     grammar_compile_timeout: float
     grammar_cache_bytes: int
     disable_forced_tokens: bool
+    enable_lora: bool
+    lora_modules: tuple[str, ...]
+    max_loras: int
     speculative_algorithm: str | None
     speculative_num_draft_tokens: int
     speculative_draft_model_path: str | None

@@ -12,9 +12,11 @@ from typing import Any, Unpack
 
 import numpy as np
 
+from freehold.adapter import Adapter
 from freehold.arrays import Int32
 from freehold.assembly import assemble
 from freehold.config import EngineConfig
+from freehold.engine.adapters import Adapters
 from freehold.engine_options import EngineOptions
 from freehold.errors import ChatTemplateError, EngineStuck, InvalidParameter
 from freehold.memory import PageCounts
@@ -88,14 +90,16 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         on_progress: Callable[[int], None] = lambda finished: None,
+        adapter: str | Sequence[str | None] | None = None,
     ) -> list[Completion]:
-        """Complete `prompts`: one string, one list of token ids, or a list of either.
+        """Complete `prompts`: one string, one list of token ids, or a list of either; with a LoRA adapter that is
+        loaded, or one for each prompt.
 
         -> completions in order, `n` adjacent ones for each prompt. `on_progress` is called with the
         number of outputs finished so far. Raises ValueError, before anything has run, if a prompt can
         never be served.
         """
-        requests = self.requests(_as_list(prompts), sampling_params)
+        requests = self.requests(_as_list(prompts), sampling_params, adapter)
         for request in requests:
             self._compile(request)
         with self._working():
@@ -190,17 +194,40 @@ class LLM:
                 self._streams[request.id].append(token)
 
     def requests(
-        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        adapter: str | Sequence[str | None] | None = None,
     ) -> list[Request]:
         """The requests that `generate` would run, for those who drive the scheduler themselves."""
         each = [params or SamplingParams()] * len(prompts) if not isinstance(params, Sequence) else list(params)
-        if len(each) != len(prompts):
-            raise ValueError(f"sampling_params: {len(each)} given for {len(prompts)} prompts")
+        adapters = [adapter] * len(prompts) if adapter is None or isinstance(adapter, str) else list(adapter)
+        for name, given in (("sampling_params", each), ("adapter", adapters)):
+            if len(given) != len(prompts):
+                raise ValueError(f"{name}: {len(given)} given for {len(prompts)} prompts")
         return [
             request
-            for prompt, chosen in zip(prompts, each, strict=True)
-            for request in make_requests(f"offline-{next(self._ids)}", self._tokens(prompt), chosen)
+            for prompt, chosen, name in zip(prompts, each, adapters, strict=True)
+            for request in make_requests(
+                f"offline-{next(self._ids)}", self._tokens(prompt), chosen, self._adapter(name)
+            )
         ]
+
+    def _adapter(self, name: str | None) -> Adapter | None:
+        return None if name is None else self._taking_adapters().find(name)
+
+    def load_adapter(self, name: str, path: str) -> None:
+        """Load a LoRA adapter that PEFT has saved. Raises InvalidParameter."""
+        self._taking_adapters().load(name, path)
+
+    def unload_adapter(self, name: str) -> None:
+        """Requests that have begun with it end with it. Raises NotFound."""
+        self._taking_adapters().unload(name)
+
+    def _taking_adapters(self) -> Adapters:
+        if self._assembly.adapters is None:
+            raise InvalidParameter("adapter", "adapters are switched off (enable_lora)")
+        return self._assembly.adapters
 
     def _tokens(self, prompt: Prompt) -> Int32:
         if isinstance(prompt, str):

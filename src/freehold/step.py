@@ -6,6 +6,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from freehold.adapter import Adapter
 from freehold.arrays import Bool, Int32, Int64, ragged
 from freehold.sampling_params import SamplingParams
 
@@ -28,6 +29,7 @@ class RowStart:
     namespace: str = ""  # whose KV this is
     scored_from: int = NOT_SCORED  # from this position on, report what the model made of the next prompt token
     grammar: object | None = None  # what its output must follow, as the engine has compiled it
+    adapter: Adapter | None = None  # what computes beside the model
 
 
 @dataclass(frozen=True)

@@ -455,8 +455,8 @@ MUTANTS = [
         "a cached prefix is not scored",
         "log-probabilities",
         "scheduler/admission.py",
-        "return self._memory.match(request.namespace, request.tokens, request.scored_from)",
-        "return self._memory.match(request.namespace, request.tokens)",
+        "return self._memory.match(request.namespace, request.tokens, request.scored_from, adapter)",
+        "return self._memory.match(request.namespace, request.tokens, None, adapter)",
     ),
     Mutant(
         "log-probabilities are delivered, not kept",

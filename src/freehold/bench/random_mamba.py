@@ -53,6 +53,9 @@ class RandomMamba:
             values = -np.linspace(0.01, 1, shape[0], dtype=np.float32)
         return StoredTensor.of(values)
 
+    def module(self, name: str) -> None:
+        return None
+
     @staticmethod
     def _own(name: str) -> str:
         return name.split(".", 2)[2] if name.startswith("layers.") else name

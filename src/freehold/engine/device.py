@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -11,6 +11,7 @@ import numpy as np
 from freehold.arrays import Float32, Int32, Int64, UInt8
 from freehold.models.backend import Backend
 from freehold.models.spec import CacheLayout
+from freehold.models.tensor import AdapterMatrices
 from freehold.step import KVShape
 
 
@@ -64,9 +65,12 @@ class Device(Protocol):
         """Entered while the first steps run, which may compile kernels: tells the user why that takes time."""
         ...
 
-    def backend(self, layouts: Sequence[CacheLayout], shape: KVShape, epsilon: float, compute: str) -> DeviceBackend:
+    def backend(
+        self, layouts: Sequence[CacheLayout], shape: KVShape, epsilon: float, compute: str, adapts: bool
+    ) -> DeviceBackend:
         """Caches for one model in the groups and pages of `shape`, and the operations on them. `epsilon` is that of its
-        norms; `compute` says what inputs of quantized weights are rounded to."""
+        norms; `compute` says what inputs of quantized weights are rounded to, `adapts` whether adapters may be
+        added."""
         ...
 
 
@@ -96,6 +100,19 @@ class DeviceBackend(Backend[Any, Any, Any], Protocol):
     def batch(self, tables: Sequence[Int32], rows: Int64, starts: Int64, counts: Int64, proposed: Int64) -> Any:
         """Sequence i has `counts[i]` new tokens from position `starts[i]`, the last `proposed[i]` of them drafts, its
         pages of each cache group in `tables[group][rows[i]]`."""
+        ...
+
+    @property
+    def adaptable(self) -> Mapping[str, tuple[int, int]]:
+        """The tensors that adapters may change, and their rows and columns."""
+        ...
+
+    def pack_adapter(self, matrices: Mapping[str, AdapterMatrices]) -> Any:
+        """What an adapter adds to `adaptable` tensors, as the kernels want it. Any thread may call it."""
+        ...
+
+    def adapting(self, parts: Sequence[tuple[Any, Int64]]) -> AbstractContextManager[None]:
+        """Entered while a batch is computed: packed adapters, and their tokens int64 [n], ascending."""
         ...
 
     def settle(self, batch: Any, written: Int64) -> None:

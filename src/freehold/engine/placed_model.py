@@ -2,31 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from freehold.adapter import Adapter
 from freehold.arrays import Float32, Int32, Int64
 from freehold.engine.device import Device, DeviceBackend, PageBytes
 from freehold.models.decoder import Decoder
 from freehold.models.spec import CacheLayout, ModelSpec
-from freehold.models.tensor import Checkpoint
+from freehold.models.tensor import AdapterMatrices, Checkpoint
 from freehold.step import KVShape
 
+AdaptedPart = tuple[Adapter, Int64]
 PageUpdate = tuple[Int32, Int32, Int32]
 
 
 class PlacedModel:
-    """Owns no page: every slot it touches was named by the scheduler. `layouts`: its cache groups, those of `shape`."""
+    """Owns no page: every slot it touches was named by the scheduler. `layouts`: its cache groups, those of `shape`.
+    `adapts`: adapters may be added."""
 
     def __init__(
-        self, checkpoint: Checkpoint, device: Device, shape: KVShape, layouts: Sequence[CacheLayout], compute: str
+        self,
+        checkpoint: Checkpoint,
+        device: Device,
+        shape: KVShape,
+        layouts: Sequence[CacheLayout],
+        compute: str,
+        adapts: bool = False,
     ):
         columns = -(-shape.token_limit // shape.page_size)
         self._layouts = layouts
         self._tables: list[Int32] = [np.zeros((shape.row_count, columns), np.int32) for _ in layouts]
-        self._backend: DeviceBackend = device.backend(layouts, shape, checkpoint.spec.norm_epsilon, compute)
+        self._backend: DeviceBackend = device.backend(layouts, shape, checkpoint.spec.norm_epsilon, compute, adapts)
         self._decoder: Decoder[Any, Any, Any] = Decoder(checkpoint, self._backend, layouts)
 
     @property
@@ -36,6 +45,15 @@ class PlacedModel:
     def load(self, checkpoint: Checkpoint) -> None:
         """Compute with other weights of the same shape from now on."""
         self._decoder = Decoder(checkpoint, self._backend, self._layouts)
+
+    @property
+    def adaptable(self) -> Mapping[str, tuple[int, int]]:
+        """The tensors that adapters may change, and their rows and columns."""
+        return self._backend.adaptable
+
+    def pack_adapter(self, matrices: Mapping[str, AdapterMatrices]) -> object:
+        """What an adapter adds to `adaptable` tensors. Any thread may call it."""
+        return self._backend.pack_adapter(matrices)
 
     def page_bytes(self) -> Sequence[PageBytes]:
         """How pages of each group are copied."""
@@ -55,9 +73,10 @@ class PlacedModel:
         proposed = np.zeros_like(counts) if proposed is None else proposed
         return self._backend.batch(self._tables, rows, starts, counts, proposed)
 
-    def forward(self, tokens: Int32, batch: Any) -> Float32:
-        """The tokens of a batch, flat -> hidden states [tokens, features]."""
-        return self._decoder.forward(tokens, batch)
+    def forward(self, tokens: Int32, batch: Any, adapted: Sequence[AdaptedPart] = ()) -> Float32:
+        """The tokens of a batch, flat, and which of them adapters change -> hidden states [tokens, features]."""
+        with self._backend.adapting([(adapter.factors, of) for adapter, of in adapted]):
+            return self._decoder.forward(tokens, batch)
 
     def settle(self, batch: Any, written: Int64) -> None:
         """Of each sequence of the batch, the first `written` [n] tokens are right: its other drafts were not."""

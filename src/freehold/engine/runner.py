@@ -12,6 +12,7 @@ import numpy as np
 
 from freehold.arrays import Float32, Int32, Int64, ragged
 from freehold.config import EngineConfig
+from freehold.engine.adapters import AdapterRows, Adapters
 from freehold.engine.device import Device, PageBytes
 from freehold.engine.engine import completed
 from freehold.engine.grammar.matchers import Masks, Matchers
@@ -43,7 +44,9 @@ class Runner:
         self._device = device
         layouts = checkpoint.spec.cache_layouts()
         own = replace(shape, page_counts=shape.page_counts[: len(layouts)])
-        self._model = PlacedModel(checkpoint, device, own, layouts, config.linear_compute)
+        self._model = PlacedModel(checkpoint, device, own, layouts, config.linear_compute, config.adapts)
+        self.adapters = Adapters(self._model, checkpoint, config.max_loras) if config.adapts else None
+        self._adapter_rows = AdapterRows()
         self._sampler = Sampler(shape.row_count, checkpoint.spec.vocab_size, device.drawing)
         self._matchers = Matchers(shape.row_count, checkpoint.spec.vocab_size, eos_tokens)
         self._sequences = Sequences(shape.row_count, shape.token_limit)
@@ -116,11 +119,12 @@ class Runner:
             self._sequences.start(start)
             self._sampler.start(start)
             self._matchers.start(start)
+            self._adapter_rows.start(start)
         work = self._sequences.take_up(step, *self._propose(step))
         chosen = np.flatnonzero(work.samples)
         masks = self._matchers.begin(work, chosen)
         batch = self._model.batch(work.rows, work.starts, work.sizes, work.proposed)
-        hidden = self._model.forward(work.tokens, batch)
+        hidden = self._model.forward(work.tokens, batch, self._adapter_rows.parts(work.rows, work.sizes))
         result = self._conclude(work, chosen, batch, hidden, None if masks is None else masks.result())
         return replace(result, seconds=time.perf_counter() - started)
 

@@ -349,6 +349,22 @@ class AsyncEngine:
             raise reply.failure.error()
         return reply.value
 
+    async def load_adapter(self, name: str, path: str) -> None:
+        """Serve it from now on, also when the process has to be started again. Raises InvalidParameter."""
+        if not name or "=" in name:
+            raise InvalidParameter("lora_name", "must be a name without =")
+        await self.call("load_adapter", {"name": name, "path": path})
+        self._serve_adapters({**self.config.adapter_paths, name: path})
+
+    async def unload_adapter(self, name: str) -> None:
+        """Requests that have begun with it end with it. Raises NotFound."""
+        await self.call("unload_adapter", name)
+        self._serve_adapters({known: path for known, path in self.config.adapter_paths.items() if known != name})
+
+    def _serve_adapters(self, paths: Mapping[str, str]) -> None:
+        modules = tuple(f"{name}={path}" for name, path in paths.items())
+        self.config = dataclasses.replace(self.config, lora_modules=modules, enable_lora=True)
+
     # -- reports ----------------------------------------------------------------------------------------
 
     async def _listen(self, child: EngineChild) -> None:

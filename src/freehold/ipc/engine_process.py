@@ -12,6 +12,8 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -21,6 +23,7 @@ from freehold.assembly import assemble
 from freehold.config import EngineConfig
 from freehold.errors import EngineStuck, FreeholdError
 from freehold.ipc import protocol as msg
+from freehold.ipc.adapter_loads import AdapterLoads, Adapters
 from freehold.ipc.parked import GrammarCompiler, Parked
 from freehold.ipc.procedures import Procedures
 from freehold.memory import AuditError
@@ -55,6 +58,7 @@ class EngineLoop:
         storage: StorageBackend,
         publish: Callable[[Sequence[CacheEvent]], None] = lambda events: None,
         grammars: GrammarCompiler | None = None,
+        adapters: Adapters | None = None,
     ):
         self._scheduler = scheduler
         self._socket = socket
@@ -67,7 +71,9 @@ class EngineLoop:
         self._poller.register(socket, zmq.POLLIN)
         self._poller.register(self._woken, zmq.POLLIN)
         self._parked = Parked(grammars, self._wake_up, scheduler.config)
-        self._procedures = Procedures(scheduler, storage, self._parked)
+        self._adapters = AdapterLoads(adapters)
+        self._procedures = Procedures(scheduler, storage, self._parked, self._adapters)
+        self._unanswered: list[tuple[int, Future[Any]]] = []  # calls that another thread works on
         self._orders: deque[msg.Call] = deque()
         self._stopping = False
         self._stats_due = 0.0
@@ -84,6 +90,7 @@ class EngineLoop:
         """Commands, then one iteration of the scheduler if there is work."""
         self._beat()
         self._take_commands()
+        self._answer()
         self._admit_parked()
         self._scheduler.draining = bool(self._orders)
         # Requests that wait behind a pause can still time out.
@@ -162,7 +169,26 @@ class EngineLoop:
             self._stopping = True
 
     def _reply(self, call: msg.Call) -> None:
-        self._send(self._procedures.reply(call))
+        try:
+            value = self._procedures.start(call)
+        except (FreeholdError, AuditError) as error:
+            self._send(msg.Reply(call.number, failure=msg.Failure.of(error)))
+            return
+        if isinstance(value, Future):
+            self._unanswered.append((call.number, value))
+            value.add_done_callback(lambda _: self._wake_up())
+        else:
+            self._send(msg.Reply(call.number, value))
+
+    def _answer(self) -> None:
+        """The calls whose result has come from another thread."""
+        for number, future in [one for one in self._unanswered if one[1].done()]:
+            self._unanswered.remove((number, future))
+            error = future.exception()
+            if error is None:
+                self._send(msg.Reply(number, future.result()))
+            elif isinstance(error, Exception):
+                self._send(msg.Reply(number, failure=msg.Failure.of(error)))
 
     def _carry_out_orders(self) -> None:
         """In their order, once no step is in flight."""
@@ -181,9 +207,10 @@ class EngineLoop:
             prompt=np.frombuffer(command.prompt, np.int32),
             params=command.params,
             seed=command.seed,
-            **msgspec.structs.asdict(command.options),
+            **{**msgspec.structs.asdict(command.options), "adapter": None},
         )
         try:
+            request.adapter = self._adapters.find(command.options.adapter)
             if self._parked.park(request, len(self._scheduler.queue), self._scheduler.lifecycle.clock()):
                 return
         except FreeholdError as error:
@@ -201,8 +228,6 @@ class EngineLoop:
 
     def _admit_parked(self) -> None:
         """Requests whose grammar is ready go to the scheduler, and so do those whose time is up: it ends them."""
-        if not self._parked:
-            return
         with contextlib.suppress(BlockingIOError):
             os.read(self._woken, 4096)
         for request, error in self._parked.ready(self._scheduler.lifecycle.clock()):
@@ -315,7 +340,9 @@ def main(address: str, options: str, parent: int) -> None:
         gc.collect()
         gc.freeze()  # the model and its tables are not garbage: don't walk them again
         storage = StorageBackend(assembly.scheduler.memory, assembly.mover, Backend.of(assembly.config))
-        EngineLoop(assembly.scheduler, socket, parent, storage, assembly.publish, assembly.grammars).run()
+        EngineLoop(
+            assembly.scheduler, socket, parent, storage, assembly.publish, assembly.grammars, assembly.adapters
+        ).run()
         assembly.shutdown()
 
 

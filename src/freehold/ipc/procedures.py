@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from freehold.adapter import fingerprint_of
 from freehold.arrays import Int32
-from freehold.errors import BadRequest, FreeholdError, InvalidParameter, NotFound
+from freehold.errors import BadRequest, InvalidParameter, NotFound
 from freehold.ipc import protocol as msg
+from freehold.ipc.adapter_loads import AdapterLoads
 from freehold.ipc.parked import Parked
-from freehold.memory import AuditError, Match, Namespace, PinnedPrefix, PrefetchPolicy
+from freehold.memory import Match, Namespace, PinnedPrefix, PrefetchPolicy
 from freehold.memory.tiers.counts import describe_tiers
 from freehold.scheduler.request import Request
 from freehold.scheduler.scheduler import PauseMode, Scheduler
@@ -26,8 +28,9 @@ TOP_PREFIXES = 20
 class Procedures:
     """Called by name between two steps, in the scheduler's thread."""
 
-    def __init__(self, scheduler: Scheduler, storage: StorageBackend, parked: Parked):
+    def __init__(self, scheduler: Scheduler, storage: StorageBackend, parked: Parked, adapters: AdapterLoads):
         self._scheduler = scheduler
+        self._adapters = adapters
         self._ended: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self._procedures: dict[str, Callable[[Any], Any]] = {
             "memory": lambda _: self._memory(),
@@ -51,13 +54,22 @@ class Procedures:
             "pause": lambda mode: scheduler.pause(PauseMode(mode)),
             "resume": lambda _: scheduler.resume(),
             "update_weights": self._update_weights,
+            "load_adapter": adapters.load,
+            "unload_adapter": adapters.unload,
         }
 
-    def reply(self, call: msg.Call) -> msg.Reply:
-        try:
-            return msg.Reply(call.number, self._procedures[call.procedure](call.argument))
-        except (FreeholdError, AuditError) as error:
-            return msg.Reply(call.number, failure=msg.Failure.of(error))
+    def start(self, call: msg.Call) -> Any:
+        """-> the result, or a future for it. Raises what the procedure raises."""
+        return self._procedures[call.procedure](call.argument)
+
+    def _namespace(self, argument: dict[str, Any]) -> Namespace:
+        """Of a tenant's salt and the name of an adapter, if one computes."""
+        adapter = self._adapters.find(argument.get("adapter", ""))
+        return self._scheduler.memory.namespace(argument["namespace"], fingerprint_of(adapter))
+
+    def _match(self, argument: dict[str, Any], tokens: Int32) -> Match:
+        namespace = self._namespace(argument)
+        return self._scheduler.memory.match(namespace.salt, tokens, adapter=namespace.adapter)
 
     def remember(self, request: Request) -> None:
         """Keep what the newest ended requests went through."""
@@ -150,7 +162,7 @@ class Procedures:
         """What of a sequence is cached now, were it the turn of a session or not."""
         memory = self._scheduler.memory
         tokens = np.array(argument["tokens"], np.int32)
-        match = memory.match(argument["namespace"], tokens)
+        match = self._match(argument, tokens)
         tail = memory.find_tail(argument["session"], match, tokens) if argument["session"] else None
         tail_tokens = 0 if tail is None else tail.end - tail.start
         found = {"tree_tokens": match.length, "tail_tokens": tail_tokens, "tokens": match.length + tail_tokens}
@@ -169,7 +181,7 @@ class Procedures:
         if memory.tiers is None or memory.tiers.storage is None:
             raise BadRequest("there is no storage to fetch from: start with --hicache-storage-backend")
         tokens = np.array(argument["tokens"], np.int32)
-        namespace = Namespace(argument["namespace"], memory.tree.weights)
+        namespace = self._namespace(argument)
         now = self._scheduler.lifecycle.clock()
         begun = memory.tiers.storage.prefetch(namespace, memory.tiers.keys(namespace, tokens), len(tokens), now)
         return {"asked_tokens": len(tokens), "fetching": begun is not None}
@@ -179,7 +191,7 @@ class Procedures:
         memory = self._scheduler.memory
         if memory.tiers is None:
             raise BadRequest("there is no tier to save to: start with --enable-hierarchical-cache")
-        namespace = Namespace(argument["namespace"], memory.tree.weights)
+        namespace = self._namespace(argument)
         saved = memory.tiers.save(namespace, np.array(argument["tokens"], np.int32))
         return {**asdict(saved), "is_complete": saved.is_whole}
 
@@ -197,7 +209,8 @@ class Procedures:
         tokens = np.array(argument["tokens"], np.int32)
         expires = None if argument["ttl"] is None else now + argument["ttl"]
         try:
-            pin = memory.pin(argument["id"], argument["namespace"], tokens, expires)
+            place = self._namespace(argument)
+            pin = memory.pin(argument["id"], place.salt, tokens, expires, place.adapter)
         except ValueError as error:
             raise InvalidParameter("id", str(error)) from error
         kept = {"id": argument["id"], "object": "cache.pin", "kept_tokens": 0} if pin is None else _pin_card(pin, now)
@@ -205,7 +218,7 @@ class Procedures:
 
     def _miss(self, argument: dict[str, Any]) -> dict[str, Any]:
         memory, tokens = self._scheduler.memory, np.array(argument["tokens"], np.int32)
-        match = memory.match(argument["namespace"], tokens)
+        match = self._match(argument, tokens)
         miss = memory.explain_miss(match, tokens)
         return {
             **({} if memory.tiers is None else {"host_tokens": self._on_host(match, tokens)}),

@@ -24,6 +24,7 @@ class Options(msgspec.Struct, frozen=True):
     session: str | None = None
     retention: Retention | None = None
     client: str = ""
+    adapter: str = ""  # the name of one that is loaded; empty for the model itself
 
     def of(self, client: str) -> Options:
         """The same for a client."""

@@ -27,7 +27,8 @@ class Miss:
     (log-probabilities of the rest must be computed), disabled,
     incomplete (more is cached, but of a bounded group what is needed to go on is gone),
     never_seen, different (the nearest cached sequence agrees for `common` tokens, then has `theirs` where this one has
-    `ours`), evicted, namespace (a longer prefix is cached in another one), weights (it was computed with other ones).
+    `ours`), evicted, namespace (a longer prefix is cached in another one), weights or adapter (it was computed with
+    other ones).
     """
 
     wanted: int
@@ -60,13 +61,14 @@ _REASONS = {
     "never_seen": "no sequence that continues like this was computed, or its eviction is no longer recorded",
     "namespace": "a longer prefix is cached in another namespace (cache_salt)",
     "weights": "a longer prefix is cached for other weights",
+    "adapter": "a longer prefix is cached for another adapter",
 }
 
 
 def explain_miss(memory: Parts, match: Match, tokens: Int32, limit: int | None = None) -> Miss:
     """Why not more of `tokens` [n] than `match` is cached; at most `limit` of them would be used. Changes
     nothing."""
-    size, at, salt = memory.page_size, match.length, match.namespace.salt
+    size, at = memory.page_size, match.length
     wanted = len(tokens)
 
     def miss(reason: str, common: int = at, theirs: Int32 | None = None, eviction: Eviction | None = None) -> Miss:
@@ -88,9 +90,16 @@ def explain_miss(memory: Parts, match: Match, tokens: Int32, limit: int | None =
         return miss("evicted", eviction=eviction)
     for namespace in itertools.islice(memory.tree.namespaces(), NAMESPACES_MAX):
         if namespace != match.namespace and memory.tree.match(namespace, tokens, wanted - 1).length > at:
-            return miss("weights" if namespace.salt == salt else "namespace")
+            return miss(_difference(namespace, match.namespace))
     common, theirs = _nearest(match, tokens)
     return miss("never_seen") if theirs is None else miss("different", common, theirs)
+
+
+def _difference(theirs: Namespace, ours: Namespace) -> str:
+    """Why one of two namespaces does not find what is in the other."""
+    if theirs.salt != ours.salt:
+        return "namespace"
+    return "weights" if theirs.weights != ours.weights else "adapter"
 
 
 def _eviction_after(memory: Parts, match: Match, tokens: Int32) -> Eviction | None:
@@ -183,4 +192,5 @@ def _explain_node(memory: Parts, page: int, group: int, serial: int) -> str:
 
 def _scope(namespace: Namespace) -> str:
     salt = f" in namespace '{namespace.salt}'" if namespace.salt else ""
-    return f"{salt}, weights {namespace.weights}" if namespace.weights else salt
+    adapter = f", adapter {namespace.adapter[:12]}" if namespace.adapter else ""
+    return f"{salt}{adapter}, weights {namespace.weights}" if namespace.weights else salt + adapter

@@ -63,7 +63,7 @@ class Memory:
         """From now on `events` hears what comes and goes."""
         self.tree.watchers.append(events)
         if self.tiers is None:
-            self.tree.seed = lambda namespace: fingerprint({"salt": namespace.salt, "weights": namespace.weights})
+            self.tree.seed = lambda namespace: fingerprint(namespace._asdict())
         else:
             self.tiers.host.pages[0].events = events
 
@@ -74,10 +74,14 @@ class Memory:
             return self.shape.token_limit
         return self.shape.page_count * self.page_size
 
-    def match(self, namespace: str, tokens: Int32, limit: int | None = None) -> Match:
+    def namespace(self, salt: str, adapter: str = "") -> Namespace:
+        """Where KV is that is computed now for a tenant, with the adapter of that fingerprint."""
+        return Namespace(salt, self.tree.weights, adapter)
+
+    def match(self, salt: str, tokens: Int32, limit: int | None = None, adapter: str = "") -> Match:
         """The longest reusable prefix of at most `limit` tokens, leaving at least the last one to compute."""
         limit = len(tokens) - 1 if limit is None else min(limit, len(tokens) - 1)
-        return self.tree.match(Namespace(namespace, self.tree.weights), tokens, limit if self.shape.prefix_cache else 0)
+        return self.tree.match(self.namespace(salt, adapter), tokens, limit if self.shape.prefix_cache else 0)
 
     def find_tail(self, name: str, match: Match, tokens: Int32, limit: int | None = None) -> Tail | None:
         """What a parked sequence left behind its last whole page, if it continues the match and has at most `limit`
@@ -113,9 +117,9 @@ class Memory:
         """Whether the weights are still those that the lease began with: KV of older ones nobody can find."""
         return lease.node.namespace.weights == self.tree.weights
 
-    def pin(self, name: str, namespace: str, tokens: Int32, expires: float | None) -> PinnedPrefix | None:
+    def pin(self, name: str, salt: str, tokens: Int32, expires: float | None, adapter: str = "") -> PinnedPrefix | None:
         """Keep what is cached of `tokens` [n], within the budget, until `expires`. Raises ValueError."""
-        match = self.tree.match(Namespace(namespace, self.tree.weights), tokens)
+        match = self.tree.match(self.namespace(salt, adapter), tokens)
         return self.pins.pin(name, match, tokens, expires)
 
     def flush(self) -> int:

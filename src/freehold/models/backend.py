@@ -57,8 +57,9 @@ class ExpertWeights(Generic[Array, Weight]):
 class Packing(Protocol[PackedArray, PackedWeight]):
     """Tensors of a file, as the kernels want them."""
 
-    def pack(self, tensors: Sequence[StoredTensor]) -> PackedWeight:
-        """One matrix of the tensors' rows in order, in the layout the kernels want."""
+    def pack(self, tensors: Sequence[StoredTensor], names: Sequence[str] = ()) -> PackedWeight:
+        """One matrix of the tensors' rows in order, in the layout the kernels want. With the tensors' `names`, adapters
+        may change it; it is only ever multiplied with all tokens of a batch, in their order."""
         ...
 
     def pack_heads(self, heads: Sequence[StoredTensor]) -> PackedWeight:

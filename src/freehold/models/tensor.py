@@ -57,6 +57,14 @@ class StoredTensor:
         return gguf.dequantize(raw, kind).reshape(self.rows, self.columns)
 
 
+@dataclass(frozen=True)
+class AdapterMatrices:
+    """What an adapter adds to one module: output += up [rows, rank] @ down [rank, columns] @ input."""
+
+    down: Float32
+    up: Float32
+
+
 class Checkpoint(Protocol):
     """A model on disk. `names.py` lists the names of its tensors."""
 
@@ -75,4 +83,9 @@ class Checkpoint(Protocol):
 
     def tensor(self, name: str) -> StoredTensor:
         """Raises KeyError with the name if the checkpoint lacks it."""
+        ...
+
+    def module(self, name: str) -> str | None:
+        """What Hugging Face calls the module whose weight that tensor is, such as layers.0.self_attn.q_proj; None if
+        the tensor is only a part of it, or something else."""
         ...

@@ -7,6 +7,7 @@ from enum import Enum, auto
 
 import numpy as np
 
+from freehold.adapter import fingerprint_of
 from freehold.arrays import Int32, Int64
 from freehold.memory import Lease, Match, Memory
 from freehold.memory.lease_table import pages_to_cover
@@ -185,7 +186,8 @@ class Admission:
 
     def match(self, request: Request) -> Match:
         """What of a waiting request need not be computed."""
-        return self._memory.match(request.namespace, request.tokens, request.scored_from)
+        adapter = fingerprint_of(request.adapter)
+        return self._memory.match(request.namespace, request.tokens, request.scored_from, adapter)
 
     def _fits_beside(self, request: Request, match: Match, reserved: Int64) -> bool:
         """Whether the request's known tokens, and its estimated share of output, can be had without

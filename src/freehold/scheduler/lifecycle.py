@@ -170,6 +170,7 @@ class Lifecycle:
                 namespace=request.namespace,
                 scored_from=request.scored_from,
                 grammar=request.grammar,
+                adapter=request.adapter,
             )
         )
 

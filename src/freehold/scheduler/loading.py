@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from freehold.adapter import fingerprint_of
 from freehold.memory import Match, Memory, Namespace
 from freehold.memory.tiers.storage import Prefetch, Storage
 from freehold.memory.tiers.tiers import Tiers
@@ -27,7 +28,7 @@ class Loading:
         request.deeper.prefetch = self._prefetch(tiers, tiers.storage, request, now)
 
     def _prefetch(self, tiers: Tiers, storage: Storage, request: Request, now: float) -> Prefetch | None:
-        namespace = Namespace(request.namespace, self._memory.tree.weights)
+        namespace = self._memory.namespace(request.namespace, fingerprint_of(request.adapter))
         keys = self._keys(tiers, request, namespace)
         return storage.prefetch(namespace, keys, self._limit(request), now)
 

@@ -10,6 +10,7 @@ from enum import StrEnum
 
 import numpy as np
 
+from freehold.adapter import Adapter
 from freehold.arrays import Int32
 from freehold.errors import FreeholdError, InvalidParameter
 from freehold.memory import Lease, Retention
@@ -91,6 +92,7 @@ class Request:
     seed: int = 0
     priority: int = 0
     namespace: str = ""
+    adapter: Adapter | None = None
     client: str = ""  # whose share of the engine it uses
     timeout: float | None = None
     session: str | None = None  # whose turn it is: it goes on from what the session parked, and parks in turn
@@ -191,7 +193,7 @@ def check_token_ids(tokens: Sequence[int], vocab_size: int) -> Int32:
 
 
 def make_requests(
-    request_id: str, prompt: Int32, params: SamplingParams, priority: int = 0, namespace: str = ""
+    request_id: str, prompt: Int32, params: SamplingParams, adapter: Adapter | None = None
 ) -> list[Request]:
     """`n` requests for one prompt. They share its pages as any equal prompts do; given a seed, sample i
     uses seed + i."""
@@ -203,8 +205,7 @@ def make_requests(
             prompt=prompt,
             params=single,
             seed=seed + i,
-            priority=priority,
-            namespace=namespace,
+            adapter=adapter,
         )
         for i in range(params.n)
     ]

@@ -30,6 +30,7 @@ from freehold.server.native.generate import native_routes
 from freehold.server.openai.chat import chat_routes
 from freehold.server.openai.completions import completion_routes
 from freehold.server.openai.tokenize import tokenizing_routes
+from freehold.server.operator.adapters import adapter_routes
 from freehold.server.operator.cache import cache_routes
 from freehold.server.operator.control import control_routes
 from freehold.server.operator.events import event_routes
@@ -121,12 +122,13 @@ def _routes(
     yield cache_routes(engine)
     yield response_routes(engine, generator, models, served, responses)
     yield anthropic_routes(engine, generator, models, served)
-    yield native_routes(engine, generator, sessions)
+    yield native_routes(engine, generator, sessions, models)
     yield native_control_routes(engine, generator, sessions)
     yield status_routes(engine, models, config, sources)
     yield tokenizing_routes(engine)
     yield insight_routes(engine, metrics)
     yield control_routes(engine)
+    yield adapter_routes(engine, models)
     yield storage_routes(engine)
     yield event_routes(engine)
 

@@ -22,7 +22,9 @@ def run_server(config: EngineConfig, http: ServerConfig, sources: Mapping[str, s
     engine = AsyncEngine(max_restarts=http.max_restarts, **vars(config))
     # Fetched here, where the progress bar can be seen, and before anything listens.
     path = resolve_model(config.model)
-    models = ServedModels(http.served_model_name or (served_name(path),), http.allow_any_model)
+    models = ServedModels(
+        http.served_model_name or (served_name(path),), http.allow_any_model, lambda: engine.config.adapter_paths
+    )
     print(f"Freehold serves {models.first} on {http.address} (loading ...)", file=sys.stderr, flush=True)
     app = create_app(engine, models, http, sources)
     server = Server(engine, app, http)

@@ -1,32 +1,56 @@
-"""The model's names."""
+"""The model's names, and those of its adapters."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from freehold.errors import NotFound
+from freehold.errors import InvalidParameter, NotFound
+
+
+class Chosen(NamedTuple):
+    """The model of a request: what the answer calls it, and the adapter, empty for none."""
+
+    name: str
+    adapter: str = ""
 
 
 @dataclass(frozen=True)
 class ServedModels:
     """The model under one name or several; the first is that of answers to requests that name none. With
-    `allows_any` every other name means it, too."""
+    `allows_any` every other name means it, too. `adapters`: the folders of those that are loaded, by name."""
 
     names: tuple[str, ...]
     allows_any: bool = False
+    adapters: Callable[[], Mapping[str, str]] = field(default=dict)
 
     @property
     def first(self) -> str:
         return self.names[0]
 
-    def name(self, asked: str | None) -> str:
-        """What the answer to a request for this model says. Raises NotFound."""
-        if not asked:
-            return self.first
-        return asked if self.allows_any else self.known(asked)
+    @property
+    def all(self) -> list[str]:
+        return [*self.names, *self.adapters()]
+
+    def choose(self, asked: str | None, lora_path: str | None = None) -> Chosen:
+        """What a request for this model gets; `lora_path` names an adapter apart from it. Raises NotFound or
+        InvalidParameter."""
+        chosen = Chosen(self.first)
+        if asked and asked in self.adapters():
+            chosen = Chosen(asked, asked)
+        elif asked:
+            chosen = Chosen(asked if self.allows_any else self.known(asked))
+        if not lora_path:
+            return chosen
+        if chosen.adapter not in ("", lora_path):
+            raise InvalidParameter("lora_path", f"'{lora_path}' is another adapter than the model, '{chosen.adapter}'")
+        if lora_path not in self.adapters():
+            raise NotFound(f"the adapter '{lora_path}' is not loaded", "lora_path")
+        return Chosen(chosen.name, lora_path)
 
     def known(self, name: str) -> str:
         """The same name. Raises NotFound if it is not one of ours."""
-        if name not in self.names:
+        if name not in self.all:
             raise NotFound(f"the model '{name}' does not exist; this server has '{self.first}'", "model")
         return name

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,14 +16,15 @@ from freehold.engine.cpu.caches import GroupCache
 from freehold.engine.cpu.heads import HeadMatrices, multiply_heads
 from freehold.engine.cpu.integer_linear import IntegerMatrix, can_pack
 from freehold.engine.cpu.linear import PackedMatrix, pack
+from freehold.engine.cpu.low_rank import AdaptedMatrix, AdaptedTokens, Factors, compile_kernels
 from freehold.engine.cpu.page_bytes import PageBytes
 from freehold.engine.cpu.pointwise import CLAMPED, GEGLU, NO_NORM, NORM, SWIGLU
 from freehold.engine.cpu.state_batch import StateBatch
 from freehold.models.backend import Attend, AttentionTensors, CachePlace, ExpertWeights, ScanTensors
 from freehold.models.spec import Activation, Attention, GatedDelta, KVCache, Latent, Mamba2, Rotary, Routing
-from freehold.models.tensor import StoredTensor
+from freehold.models.tensor import AdapterMatrices, StoredTensor
 
-Matrix = PackedMatrix | IntegerMatrix
+Matrix = PackedMatrix | IntegerMatrix | AdaptedMatrix
 _ACTIVATIONS = {"silu": SWIGLU, "gelu": GEGLU, "clamped": CLAMPED}
 _SCORES = {"softmax": rows.SOFTMAX, "sigmoid": rows.SIGMOID, "chosen": rows.CHOSEN}
 
@@ -40,11 +42,20 @@ class _Looks(NamedTuple):
 class CpuBackend:
     """Implements `freehold.models.backend.Backend` for float32 arrays, with the caches of each group. `compute` says
     what inputs are rounded to for products with weights that are stored in a few bits: int16, int8, or nothing
-    (float32)."""
+    (float32). `adapts`: adapters may be added."""
 
-    def __init__(self, caches: Sequence[GroupCache], epsilon: float, position_count: int, compute: str = "float32"):
+    def __init__(
+        self,
+        caches: Sequence[GroupCache],
+        epsilon: float,
+        position_count: int,
+        compute: str = "float32",
+        adapts: bool = False,
+    ):
         self.caches = caches
         self._epsilon, self._position_count, self._compute = np.float32(epsilon), position_count, compute
+        self._adapts, self._adapted_tokens = adapts, AdaptedTokens()
+        self._adaptable: dict[str, AdaptedMatrix] = {}  # by the names of tensors
         self._rotary: dict[Rotary | None, tuple[Float32, Float32]] = {None: (NO_NORM, NO_NORM)}
 
     def batch(
@@ -67,7 +78,16 @@ class CpuBackend:
 
     # Loading
 
-    def pack(self, tensors: Sequence[StoredTensor]) -> Matrix:
+    def pack(self, tensors: Sequence[StoredTensor], names: Sequence[str] = ()) -> Matrix:
+        matrix = self._pack(tensors)
+        if not names or not self._adapts:
+            return matrix
+        row_counts = tuple(tensor.rows for tensor in tensors)
+        adapted = AdaptedMatrix(matrix, tuple(names), row_counts, self._adapted_tokens)
+        self._adaptable.update(dict.fromkeys(names, adapted))
+        return adapted
+
+    def _pack(self, tensors: Sequence[StoredTensor]) -> PackedMatrix | IntegerMatrix:
         if self._compute != "float32" and can_pack(tensors):
             data = np.concatenate([tensor.data for tensor in tensors])
             return IntegerMatrix.pack(tensors[0].format, data, len(data), tensors[0].columns, self._compute)
@@ -78,6 +98,28 @@ class CpuBackend:
 
     def vector(self, tensors: Sequence[StoredTensor]) -> Float32:
         return np.concatenate([tensor.to_float32().ravel() for tensor in tensors])
+
+    # Adapters
+
+    @property
+    def adaptable(self) -> dict[str, tuple[int, int]]:
+        return {
+            name: (matrix.row_counts[matrix.names.index(name)], matrix.columns)
+            for name, matrix in self._adaptable.items()
+        }
+
+    def pack_adapter(self, matrices: Mapping[str, AdapterMatrices]) -> Factors:
+        compile_kernels()
+        changed = {self._adaptable[name].names: self._adaptable[name].pack(matrices) for name in matrices}
+        return {names: added for names, added in changed.items() if added is not None}
+
+    @contextmanager
+    def adapting(self, parts: Sequence[tuple[Factors, Int64]]) -> Iterator[None]:
+        self._adapted_tokens.parts = parts
+        try:
+            yield
+        finally:
+            self._adapted_tokens.parts = ()
 
     # Row by row
 

@@ -31,10 +31,12 @@ class CpuDevice:
     def preparation(self) -> CompileProgress:
         return CompileProgress()
 
-    def backend(self, layouts: Sequence[CacheLayout], shape: KVShape, epsilon: float, compute: str) -> CpuBackend:
+    def backend(
+        self, layouts: Sequence[CacheLayout], shape: KVShape, epsilon: float, compute: str, adapts: bool
+    ) -> CpuBackend:
         scratch = shape.row_count * shape.draft_limit
         caches = [
             GroupCache(layout, pages, shape.page_size, shape.kind, scratch)
             for layout, pages in zip(layouts, shape.page_counts, strict=True)
         ]
-        return CpuBackend(caches, epsilon, shape.token_limit, compute)
+        return CpuBackend(caches, epsilon, shape.token_limit, compute, adapts)

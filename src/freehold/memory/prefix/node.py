@@ -11,10 +11,12 @@ from freehold.arrays import Int32, Int64
 
 
 class Namespace(NamedTuple):
-    """A tenant (`salt`) and a version of the weights. Namespaces share no prefix."""
+    """A tenant (`salt`), a version of the weights, and the fingerprint of the adapter that computes, if one does.
+    Namespaces share no prefix."""
 
     salt: str = ""
     weights: int = 0
+    adapter: str = ""
 
 
 class PinKind(IntEnum):

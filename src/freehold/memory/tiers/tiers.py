@@ -75,7 +75,8 @@ class Tiers:
 
     def seed(self, namespace: Namespace) -> bytes:
         """Where the keys of a namespace begin."""
-        return fingerprint({"identity": self.plan.identity, "salt": namespace.salt, "weights": self.weights})
+        named = {"salt": namespace.salt, "adapter": namespace.adapter}
+        return fingerprint({**named, "identity": self.plan.identity, "weights": self.weights})
 
     def keys(self, namespace: Namespace, tokens: Int32) -> KeyChain:
         """Those of a sequence in `namespace`, which is one of the weights that compute now."""

@@ -81,11 +81,13 @@ RULES = (
 
 @dataclass(frozen=True)
 class GgufFamily:
-    """`layers` reads the layers of a file, `model` what surrounds them. `rules` come before `RULES`."""
+    """`layers` reads the layers of a file, `model` what surrounds them. `rules` come before `RULES`. Of some families
+    the converter has multiplied weights, which adapters don't know of (`scales_weights`)."""
 
     layers: Callable[[GgufFields], Sequence[LayerSpec]]
     rules: Callable[[GgufFields], Sequence[Rule]] = field(default=lambda fields: ())
     model: Callable[[GgufFields], dict[str, Any]] = field(default=lambda fields: {})
+    scales_weights: bool = False
 
     def spec(self, fields: GgufFields) -> ModelSpec:
         usual: dict[str, Any] = {
@@ -352,7 +354,7 @@ GGUF_FAMILIES = {
     "minicpm3": GgufFamily(_latent, model=_minicpm3_model),
     "lfm2": GgufFamily(_lfm2),
     "mamba2": GgufFamily(_mamba2),
-    "falcon-h1": GgufFamily(_falcon_h1, _halves),
+    "falcon-h1": GgufFamily(_falcon_h1, _halves, scales_weights=True),
     "granitehybrid": GgufFamily(_granite, _halves, _granite_model),
     "olmo2": GgufFamily(_olmo2, lambda fields: _NO_PRE_NORM),
     "qwen3next": GgufFamily(_delta, _delta_rules),

@@ -18,6 +18,17 @@ class Rule(NamedTuple):
     change: Callable[[Any, re.Match[str]], Any] | None = None
 
 
+def module_name(rules: Sequence[Rule], name: str) -> str | None:
+    """What the first rule for the weight `layers.<index>.<name>` calls its module. None if it changes the tensor."""
+    layer = re.match(r"layers\.\d+\.", name)
+    if layer is None:
+        return None
+    for rule, match in fitting(rules, name[layer.end() :]):
+        source = match.expand(rule.source)
+        return f"{layer[0]}{source.removesuffix('.weight')}" if rule.change is None else None
+    return None
+
+
 def fitting(rules: Sequence[Rule], name: str) -> Iterator[tuple[Rule, re.Match[str]]]:
     """The rules for a name without `layers.<index>.`, in order, up to one that says it is absent."""
     for rule in rules:

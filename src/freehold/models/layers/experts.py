@@ -16,18 +16,18 @@ class ExpertsFFN(Generic[Array, Weight]):
         self._spec, self._epsilon = spec, epsilon
         self._backend: Backend[Array, Weight, Any] = source.backend
         self._norm = source.vector("ffn_norm.weight")
-        self._router, self._bias = source.weight("experts.router.weight"), source.optional("experts.router.bias")
+        self._router, self._bias = source.fixed("experts.router.weight"), source.optional("experts.router.bias")
         self._correction = source.optional("experts.router.correction")
         self._experts = [self._load(source, f"experts.{number}") for number in range(spec.count)]
         self._shared = self._load(source, "shared") if spec.shared_size else None
         has_gate = source.has("shared.router.weight")
-        self._shared_router = source.weight("shared.router.weight") if has_gate else None
+        self._shared_router = source.fixed("shared.router.weight") if has_gate else None
 
     @staticmethod
     def _load(source: LayerSource[Array, Weight], name: str) -> ExpertWeights[Array, Weight]:
         return ExpertWeights(
-            source.weight(f"{name}.gate.weight", f"{name}.up.weight"),
-            source.weight(f"{name}.down.weight"),
+            source.fixed(f"{name}.gate.weight", f"{name}.up.weight"),
+            source.fixed(f"{name}.down.weight"),
             source.optional(f"{name}.gate.bias", f"{name}.up.bias"),
             source.optional(f"{name}.down.bias"),
         )

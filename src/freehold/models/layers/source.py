@@ -26,7 +26,11 @@ class LayerSource(Generic[Array, Weight]):
         return self.checkpoint.has(f"layers.{self.index}.{name}")
 
     def weight(self, *names: str) -> Weight:
-        """One matrix of the rows of all."""
+        """One matrix of the rows of all, which adapters may change."""
+        return self.backend.pack(self._stored(names), [f"layers.{self.index}.{name}" for name in names])
+
+    def fixed(self, *names: str) -> Weight:
+        """The same for a matrix that adapters leave as it is."""
         return self.backend.pack(self._stored(names))
 
     def vector(self, *names: str) -> Array:

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from gguf import dequantize
 
+from freehold.models.families.family import RULES as USUAL_RULES
 from freehold.models.families.gguf import RULES, GgufFields, gguf_family_of
-from freehold.models.families.rules import Rule, fitting
+from freehold.models.families.rules import Rule, fitting, module_name
 from freehold.models.loading.gguf_layout import Tensor, read_layout
 from freehold.models.spec import ModelSpec
 from freehold.models.tensor import StoredTensor, TensorFormat
@@ -33,6 +34,7 @@ class GgufCheckpoint:
         family = gguf_family_of(fields.architecture, path.name)
         self._rules = (*family.rules(fields), *RULES)
         self._spec = family.spec(fields)
+        self._is_unchanged = not family.scales_weights
 
     def field(self, name: str, default: Any = None) -> Any:
         """A metadata value."""
@@ -51,6 +53,9 @@ class GgufCheckpoint:
             if (source := f"{prefix}{match.expand(rule.source)}") in self._tensors:
                 return source, rule, match
         raise KeyError(f"{self.path.name}: the file lacks {name}")
+
+    def module(self, name: str) -> str | None:
+        return module_name(USUAL_RULES, name) if self._is_unchanged else None
 
     def has(self, name: str) -> bool:
         try:

@@ -9,7 +9,7 @@ from typing import Any
 
 from freehold.models.families.config import HfConfig, architecture_of
 from freehold.models.families.family import RULES
-from freehold.models.families.rules import Rule, fitting
+from freehold.models.families.rules import Rule, fitting, module_name
 from freehold.models.registry import family_of
 from freehold.models.spec import ModelSpec
 from freehold.models.tensor import StoredTensor, TensorFormat
@@ -90,6 +90,9 @@ class HfCheckpoint:
             heads = (name for name in self._files if name.endswith(source))
             return next(heads, source) if source == HEAD else f"{self._root}{source}", rule, match
         raise KeyError(f"{self.path}: the family has no tensor {name}")
+
+    def module(self, name: str) -> str | None:
+        return module_name(self._rules, name)
 
     def has(self, name: str) -> bool:
         try:

@@ -26,3 +26,6 @@ class TruncatedCheckpoint:
 
     def tensor(self, name: str) -> StoredTensor:
         return self._whole.tensor(name)
+
+    def module(self, name: str) -> str | None:
+        return self._whole.module(name)

@@ -65,6 +65,10 @@ RIGHTS: dict[str, Right] = {
     "/pause_generation": Right.ADMIN,
     "/continue_generation": Right.ADMIN,
     "/update_weights_from_disk": Right.ADMIN,
+    "/load_lora_adapter": Right.ADMIN,
+    "/v1/load_lora_adapter": Right.ADMIN,
+    "/unload_lora_adapter": Right.ADMIN,
+    "/v1/unload_lora_adapter": Right.ADMIN,
 }
 _PATTERNS = [(compile_path(path)[0], right) for path, right in RIGHTS.items()]
 

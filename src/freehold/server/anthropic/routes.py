@@ -33,7 +33,7 @@ def anthropic_routes(
 
     @routes.post("/v1/messages", response_model=None)
     async def messages(body: MessagesBody, request: Request) -> Response | dict[str, Any]:
-        model = models.name(body.model)
+        model, adapter = models.choose(body.model)
         tokenizer = engine.tokenizer
         wanted = WantedAnswer(
             served, body.offer(), None, body.thinking_budget, "thinking.budget_tokens",
@@ -50,7 +50,7 @@ def anthropic_routes(
             start, control = marked
             retention = control.retention(await tokens_before(engine, prompt, rendering, start.turns()))
         client = client_of(request)
-        options = Options(namespace=client.namespace(None), retention=retention)
+        options = Options(namespace=client.namespace(None), retention=retention, adapter=adapter)
         name = f"msg_{uuid.uuid4().hex}"
         job = Job(name, [prompt], params, options, "messages", client, expected=wanted.expected(text))
         answer = _Answer(generator, job, model)

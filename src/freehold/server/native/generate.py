@@ -24,20 +24,22 @@ from freehold.server.native.sessions import NativeSessions, room
 from freehold.server.requests.job import Generator, Job, Output
 from freehold.server.requests.response import respond
 from freehold.server.router import router
+from freehold.server.served_models import ServedModels
 from freehold.server.sessions.branches import BranchTurn
 from freehold.server.sessions.table import Session, SessionTable, Turn
 from freehold.step import TokenLogprobs
 from freehold.text.tokenizer import Tokenizer
 
 
-def native_routes(engine: AsyncEngine, generator: Generator, sessions: SessionTable) -> APIRouter:
+def native_routes(engine: AsyncEngine, generator: Generator, sessions: SessionTable, models: ServedModels) -> APIRouter:
     routes = router()
     natives = NativeSessions(engine, sessions)
 
     @routes.put("/generate", response_model=None, include_in_schema=False)
     @routes.post("/generate", response_model=None)
     async def generate(body: GenerateBody, request: Request) -> Response | Any:
-        samples, is_list = await _samples(body, client_of(request), engine, natives, generator)
+        adapter = models.choose(None, body.lora_path).adapter
+        samples, is_list = await _samples(body, client_of(request), adapter, engine, natives, generator)
         answer = _Answer(generator, engine.tokenizer, body, samples, is_list)
         return await respond(request, answer, body.stream, samples[0].job.turn)
 
@@ -57,7 +59,12 @@ class _Sample:
 
 
 async def _samples(
-    body: GenerateBody, client: Client, engine: AsyncEngine, natives: NativeSessions, generator: Generator
+    body: GenerateBody,
+    client: Client,
+    adapter: str,
+    engine: AsyncEngine,
+    natives: NativeSessions,
+    generator: Generator,
 ) -> tuple[list[_Sample], bool]:
     """Everything is validated before anything changes -> outputs, prompt-major, and whether to answer with a
     list. Raises BadRequest and what sessions raise."""
@@ -75,7 +82,9 @@ async def _samples(
     if session is not None and body.session_params is not None:
         turn = natives.begin(session, body.session_params, rids[0], ids[0])
         ids = [turn.tokens]
-    options = _options(body, session, client)
+    options = _options(body, session, client, adapter)
+    if session is not None:
+        session.adapter = adapter
     samples: list[_Sample] = []
     for rid, tokens, sampling, one, probe in zip(rids, ids, samplings, params, probes, strict=True):
         fitted = sampling.fitted(one, room(len(tokens), engine))
@@ -85,13 +94,13 @@ async def _samples(
     return samples, is_list or len(samples) > 1
 
 
-def _options(body: GenerateBody, session: Session | None, client: Client) -> Options:
+def _options(body: GenerateBody, session: Session | None, client: Client, adapter: str) -> Options:
     retention = None if body.retention is None else body.retention.retention()
     salt, name = client.namespace(body.cache_salt), None
     if session is not None:
         salt = session.settings.namespace
         name = None if session.settings.branching else session.key
-    return Options(body.priority or 0, salt, body.timeout, name, retention)
+    return Options(body.priority or 0, salt, body.timeout, name, retention, adapter=adapter)
 
 
 def _check_prompt(tokens: list[int], probe: Probe | None, session: Session | None, engine: AsyncEngine) -> None:

@@ -119,6 +119,7 @@ class GenerateBody(BaseModel):
     token_ids_logprob: list[int] | list[list[int]] | None = None
     return_text_in_logprobs: bool | None = False
     rid: str | list[str] | None = None
+    lora_path: str | None = None
     session_params: SessionParams | None = None
     priority: int | None = None
     cache_salt: str | None = None

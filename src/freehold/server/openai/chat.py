@@ -40,7 +40,7 @@ def chat_routes(
 
     @routes.post("/v1/chat/completions", response_model=None)
     async def chat(body: ChatBody, request: Request) -> Response | dict[str, Any]:
-        model = models.name(body.model)
+        model, adapter = models.choose(body.model, body.lora_path)
         if body.top_logprobs is not None and not body.logprobs:
             raise InvalidParameter("top_logprobs", "needs logprobs to be true")
         tokenizer = engine.tokenizer
@@ -56,12 +56,13 @@ def chat_routes(
         )
         rendering, client = replace(body.rendering, tools=wanted.offer.shown), client_of(request)
         session = await session_of(sessions, client, body, params)
-        turn, options = None, body.options(client, None)
+        turn = None
         if session is not None:
             chat = await chat_turn(session, engine, body.messages, rendering)
             text, params = chat.text, replace(params, constraint=wanted.constraint(chat.text))
-            options = body.options(client, body.retained(None), (session.key, session.settings.namespace))
+            options = body.options(client, adapter, body.retained(None), (session.key, session.settings.namespace))
             turn = chat.begin(sessions)
+            session.adapter = adapter
             prompt, params = np.array(turn.tokens, np.int32), turn.fitted(params)
         else:
             text = rendering.text(tokenizer, for_template(body.messages))
@@ -69,7 +70,7 @@ def chat_routes(
             prompt = await engine.encode(text, add_special_tokens=False)
             marked = up_to_breakpoint(body.messages)
             end = None if marked is None else await tokens_before(engine, prompt, rendering, marked)
-            options = body.options(client, body.retained(len(prompt), end))
+            options = body.options(client, adapter, body.retained(len(prompt), end))
         name, skip = f"chatcmpl-{uuid.uuid4().hex}", body.skip_special_tokens is not False
         job = Job(name, [prompt], params, options, "messages", client, skip, turn, wanted.expected(text))
         return await respond(request, _Answer(generator, job, body, tokenizer, model), body.stream, turn)

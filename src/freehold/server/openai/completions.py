@@ -37,7 +37,7 @@ def completion_routes(
 
     @routes.post("/v1/completions", response_model=None)
     async def completions(body: CompletionBody, request: Request) -> Response | dict[str, Any]:
-        model = models.name(body.model)
+        model, adapter = models.choose(body.model, body.lora_path)
         if body.suffix:
             raise InvalidParameter("suffix", "is not supported")
         echo = bool(body.echo) and body.session_id is None
@@ -49,12 +49,13 @@ def completion_routes(
         session = await session_of(sessions, client, body, params)
         if session is None:
             retention = body.retained(max(map(len, prompts)))
-            job = Job(name, prompts, params, body.options(client, retention), "prompt", client, skip)
+            job = Job(name, prompts, params, body.options(client, adapter, retention), "prompt", client, skip)
         elif len(prompts) != 1:
             raise InvalidParameter("prompt", "must be one prompt for a turn of a session")
         else:
-            options = body.options(client, body.retained(None), (session.key, session.settings.namespace))
+            options = body.options(client, adapter, body.retained(None), (session.key, session.settings.namespace))
             turn = sessions.begin(session, prompts[0].tolist())
+            session.adapter = adapter
             job = Job(
                 name, [np.array(turn.tokens, np.int32)], turn.fitted(params), options, "prompt", client, skip, turn
             )

@@ -33,6 +33,7 @@ class SamplingBody(CacheHints, ConstraintFields):
     model_config = ConfigDict(extra="ignore")
 
     model: str | None = None
+    lora_path: str | None = None
     n: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -83,10 +84,12 @@ class SamplingBody(CacheHints, ConstraintFields):
             constraint=self.constraint(),
         )
 
-    def options(self, client: Client, retention: Retention | None, session: tuple[str, str] | None = None) -> Options:
+    def options(
+        self, client: Client, adapter: str, retention: Retention | None, session: tuple[str, str] | None = None
+    ) -> Options:
         """`session` is (its key, its namespace) if this is a turn of one."""
         name, namespace = session or (None, client.namespace(self.cache_salt))
-        return Options(self.priority or 0, namespace, self.timeout, name, retention)
+        return Options(self.priority or 0, namespace, self.timeout, name, retention, adapter=adapter)
 
     @property
     def wants_usage(self) -> bool:
@@ -216,6 +219,7 @@ class LookupBody(BaseModel):
     messages: list[Message] | None = Field(default=None, min_length=1)
     token_ids: TokenIds | None = None
     cache_salt: str | None = None
+    lora_path: str | None = None
 
 
 class PinBody(LookupBody):

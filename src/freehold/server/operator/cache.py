@@ -37,8 +37,8 @@ def cache_routes(engine: AsyncEngine) -> APIRouter:
     @routes.post("/v1/cache/prefetch")
     async def prefetch(request: Request, body: LookupBody) -> dict[str, Any]:
         """Fetch what storage has of a prompt to the host, before anybody asks for it."""
-        tokens, namespace = await _tokens(engine, body), client_of(request).namespace(body.cache_salt)
-        return await engine.call("prefetch", {"tokens": tokens.tolist(), "namespace": namespace})
+        tokens = await _tokens(engine, body)
+        return await engine.call("prefetch", {"tokens": tokens.tolist(), **_scope(body, client_of(request))})
 
     @routes.get("/v1/cache/pins")
     async def pins() -> dict[str, Any]:
@@ -49,12 +49,12 @@ def cache_routes(engine: AsyncEngine) -> APIRouter:
         """Keep a prefix, computing it if need be; the answer says how much of it the budget allows."""
         tokens = await _tokens(engine, body)
         params = SamplingParams(max_tokens=1, temperature=0)
-        options = Options(namespace=body.cache_salt or "")
+        options = Options(namespace=body.cache_salt or "", adapter=body.lora_path or "")
         async for _ in engine.stream([tokens], params, f"pin-{uuid.uuid4().hex}", options):
             pass
         name = body.id or uuid.uuid4().hex
-        wanted = {"id": name, "tokens": tokens.tolist(), "namespace": options.namespace, "ttl": body.ttl}
-        return await engine.call("pin", wanted)
+        scope = {"namespace": options.namespace, "adapter": options.adapter}
+        return await engine.call("pin", {"id": name, "tokens": tokens.tolist(), "ttl": body.ttl, **scope})
 
     @routes.delete("/v1/cache/pins/{name:path}")
     async def unpin(name: str) -> dict[str, Any]:
@@ -68,7 +68,12 @@ def cache_routes(engine: AsyncEngine) -> APIRouter:
 async def explain_miss(engine: AsyncEngine, body: LookupBody, client: Client) -> dict[str, Any]:
     """How much of a prompt is cached now, and why no more."""
     tokens = await _tokens(engine, body)
-    return await engine.call("miss", {"tokens": tokens.tolist(), "namespace": client.namespace(body.cache_salt)})
+    return await engine.call("miss", {"tokens": tokens.tolist(), **_scope(body, client)})
+
+
+def _scope(body: LookupBody, client: Client) -> dict[str, str]:
+    """Where to look: what the engine's procedures call it."""
+    return {"namespace": client.namespace(body.cache_salt), "adapter": body.lora_path or ""}
 
 
 async def _tokens(engine: AsyncEngine, body: LookupBody) -> Int32:

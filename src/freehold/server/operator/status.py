@@ -28,8 +28,8 @@ def status_routes(
             "object": "model",
             "created": started,
             "owned_by": "freehold",
-            "root": engine.info.model_path,
-            "parent": None,
+            "root": models.adapters().get(name, engine.info.model_path),
+            "parent": models.first if name in models.adapters() else None,
             "max_model_len": engine.info.max_model_len,
         }
 
@@ -44,7 +44,7 @@ def status_routes(
 
     @routes.get("/v1/models")
     async def all_models() -> dict[str, Any]:
-        return {"object": "list", "data": [card(name) for name in models.names]}
+        return {"object": "list", "data": [card(name) for name in models.all]}
 
     @routes.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:

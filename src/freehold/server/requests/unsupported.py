@@ -11,8 +11,7 @@ from freehold.errors import InvalidParameter
 UNSUPPORTED = {
     "functions": "function calls are not supported",
     "function_call": "function calls are not supported",
-    "lora_path": "adapters are not supported",
-    "lora_request": "adapters are not supported",
+    "lora_request": "is not supported: name the adapter as model, or as lora_path",
     "continue_final_message": "is not supported; in /v1/messages a last message of the assistant is continued",
     "audio": "only text is supported",
     "modalities": "only text is supported",

@@ -53,7 +53,7 @@ def response_routes(
 
     @routes.post("/v1/responses", response_model=None)
     async def create(body: ResponsesBody, request: Request) -> Response | dict[str, Any]:
-        model, client = models.name(body.model), client_of(request)
+        (model, adapter), client = models.choose(body.model), client_of(request)
         body.check()
         items, field = items_of(body.input), "previous_response_id"
         before = None
@@ -67,8 +67,9 @@ def response_routes(
         text, prompt = await _prompt(engine, rendering, turn, before)
         params = replace(body.sampling(engine.tokenizer.defaults), constraint=wanted.constraint(text))
         options = Options(
-            body.priority or 0, client.namespace(body.cache_salt), body.timeout, None, body.retained(len(prompt))
-        )
+            body.priority or 0, client.namespace(body.cache_salt), body.timeout, None, body.retained(len(prompt)),
+            adapter=adapter,
+        )  # fmt: skip
         name = f"resp_{uuid.uuid4().hex}"
         job = Job(name, [prompt], params, options, "input", client, expected=wanted.expected(text))
         return await respond(request, _Answer(generator, store, job, turn), body.stream, events=RESPONSES_EVENTS)

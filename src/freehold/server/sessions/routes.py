@@ -38,7 +38,7 @@ def session_routes(engine: AsyncEngine, table: SessionTable) -> APIRouter:
         tokens, if asked for."""
         found = table.get(name, client_of(request))
         tokens = [*found.conversation.tokens, 0]  # the last token of a prompt is always computed
-        argument = {"tokens": tokens, "namespace": found.settings.namespace, "session": found.key}
+        argument = {"tokens": tokens, **found.scope, "session": found.key}
         card = {**_card(found), "cached": await engine.call("lookup", argument)}
         return {**card, "token_ids": list(found.conversation.tokens)} if token_ids else card
 

@@ -29,7 +29,7 @@ def saving_routes(engine: AsyncEngine, table: SessionTable) -> APIRouter:
     async def save(request: Request, name: str, body: SaveBody | None = None) -> dict[str, Any]:
         """Copy the session's whole pages to the deepest tier, whatever the write policy is."""
         found = table.get(name, client_of(request))
-        argument = {"tokens": found.conversation.tokens, "namespace": found.settings.namespace}
+        argument = {"tokens": found.conversation.tokens, **found.scope}
         end = time.monotonic() + (body or SaveBody()).timeout
         while True:
             saved = await engine.call("save", argument)
@@ -58,8 +58,8 @@ def saving_routes(engine: AsyncEngine, table: SessionTable) -> APIRouter:
 
 async def _compute(engine: AsyncEngine, tokens: Int32, session: Session) -> dict[str, int]:
     """Have `tokens` [n] on the device -> how many came from which tier."""
-    params = SamplingParams(max_tokens=1, temperature=0)
-    options = Options(namespace=session.settings.namespace, client=session.settings.owner)
+    params, settings = SamplingParams(max_tokens=1, temperature=0), session.settings
+    options = Options(namespace=settings.namespace, client=settings.owner, adapter=session.adapter)
     by_tier: dict[str, int] = {}
     async for delta in engine.stream([tokens], params, f"restore-{uuid.uuid4().hex}", options):
         if delta.ended is not None:

@@ -48,6 +48,7 @@ class Session:
     settings: SessionSettings
     conversation: Conversation
     messages: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    adapter: str = ""  # that of the newest turn
     last_used: float = field(default_factory=time.time)
     branches: BranchTree = field(default_factory=BranchTree)
     closing: bool = False
@@ -61,6 +62,11 @@ class Session:
     def key(self) -> str:
         """Its name in the store and in the engine, where clients may have chosen the same id."""
         return f"{self.settings.owner}/{self.id}" if self.settings.owner else self.id
+
+    @property
+    def scope(self) -> dict[str, str]:
+        """Where its KV is: what the engine's procedures call it."""
+        return {"namespace": self.settings.namespace, "adapter": self.adapter}
 
 
 class Turn:
@@ -189,6 +195,7 @@ class SessionTable:
             with self.changing(child):
                 child.conversation = session.conversation.fork()
                 child.messages = list(session.messages)
+                child.adapter = session.adapter
         except StoreFailed:
             self.drop(child)
             raise

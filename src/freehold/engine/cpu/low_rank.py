@@ -1,0 +1,137 @@
+"""Matrices that adapters change: what an adapter adds is computed beside the product, row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numba import njit, prange
+
+from freehold.arrays import Float32, Int32, Int64
+from freehold.engine.cpu.pointwise import NO_NORM, PLAIN, ROWS_PARALLEL, Preparation, prepare_row
+from freehold.models.tensor import AdapterMatrices
+
+Names = tuple[str, ...]
+
+
+class Matrix(Protocol):
+    """`PackedMatrix` or `IntegerMatrix`."""
+
+    @property
+    def rows(self) -> int: ...
+
+    @property
+    def columns(self) -> int: ...
+
+    def multiply_add(
+        self, x: Float32, out: Float32, step: int = PLAIN, norm: Float32 = NO_NORM, epsilon: float = 0.0
+    ) -> None: ...
+
+    def gather(self, rows: Int32) -> Float32: ...
+
+
+class LowRank(NamedTuple):
+    """What an adapter adds to a matrix: `down` [columns, rank] and `up` [rank, rows]."""
+
+    down: Float32
+    up: Float32
+
+
+Factors = Mapping[Names, LowRank]  # by the names of a matrix's tensors
+
+
+@dataclass
+class AdaptedTokens:
+    """Which tokens of the batch that is computed belong to which adapter: its factors, and int64 [n], ascending."""
+
+    parts: Sequence[tuple[Factors, Int64]] = field(default_factory=list[tuple[Factors, Int64]])
+
+
+@dataclass(frozen=True)
+class AdaptedMatrix:
+    """Implements what layers use of a matrix of several tensors' rows. Tokens without an adapter, and those whose
+    adapter leaves this matrix as it is, get the bits that they would get without it."""
+
+    matrix: Matrix
+    names: Names
+    row_counts: tuple[int, ...]  # of each tensor
+    tokens: AdaptedTokens
+
+    @property
+    def rows(self) -> int:
+        return self.matrix.rows
+
+    @property
+    def columns(self) -> int:
+        return self.matrix.columns
+
+    def multiply_add(
+        self, x: Float32, out: Float32, step: int = PLAIN, norm: Float32 = NO_NORM, epsilon: float = 0.0
+    ) -> None:
+        """out [n, rows] += prepared(x) [n, columns] @ (weight + what the token's adapter adds).T"""
+        self.matrix.multiply_add(x, out, step, norm, epsilon)
+        for factors, tokens in self.tokens.parts:
+            added = factors.get(self.names)
+            if added is not None:
+                add = _add_few if len(tokens) < ROWS_PARALLEL else _add_many
+                add(step, x.ravel(), norm, np.float32(epsilon), self.columns, tokens, added.down, added.up, out)
+
+    def gather(self, rows: Int32) -> Float32:
+        return self.matrix.gather(rows)
+
+    def pack(self, matrices: Mapping[str, AdapterMatrices]) -> LowRank | None:
+        """What an adapter adds, given by the names of tensors. Each tensor has ranks of its own, in which the others'
+        rows are 0."""
+        found = [matrices.get(name) for name in self.names]
+        rank = sum(len(one.down) for one in found if one is not None)
+        if not rank:
+            return None
+        down, up = np.zeros((self.columns, rank), np.float32), np.zeros((rank, self.rows), np.float32)
+        first = at = 0
+        for one, rows in zip(found, self.row_counts, strict=True):
+            if one is not None:
+                end = at + len(one.down)
+                down[:, at:end] = one.down.T
+                up[at:end, first : first + rows] = one.up.T
+                at = end
+            first += rows
+        return LowRank(down, up)
+
+
+@njit(inline="always")
+def _add(preparation, x, columns, token, down, up, out):
+    row, inner = np.empty(columns, np.float32), np.zeros(down.shape[1], np.float32)
+    if preparation.step == PLAIN:
+        for k in range(columns):
+            row[k] = x[token * columns + k]
+    else:
+        prepare_row(preparation, x, token, columns, row, 0)
+    for k in range(columns):
+        for r in range(down.shape[1]):
+            inner[r] += row[k] * down[k, r]
+    for r in range(down.shape[1]):
+        for k in range(up.shape[1]):
+            out[token, k] += inner[r] * up[r, k]
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _add_few(step, x, norm, epsilon, columns, tokens, down, up, out):
+    """The rows `tokens` of out += prepared(x) @ down @ up."""
+    for i in range(len(tokens)):
+        _add(Preparation(step, norm, epsilon), x, columns, tokens[i], down, up, out)
+
+
+@njit(parallel=True, nogil=True, cache=True, error_model="numpy")
+def _add_many(step, x, norm, epsilon, columns, tokens, down, up, out):
+    """The same, on all threads."""
+    for i in prange(len(tokens)):
+        _add(Preparation(step, norm, epsilon), x, columns, tokens[i], down, up, out)
+
+
+def compile_kernels() -> None:
+    """Before a step waits for it."""
+    tokens, one = np.zeros(1, np.int64), np.zeros((16, 16), np.float32)
+    for add in (_add_few, _add_many):
+        add(PLAIN, one[0].copy(), NO_NORM, np.float32(0), 16, tokens, one, one, one[:1].copy())
