@@ -13,7 +13,7 @@ from typing import Any, Unpack
 import numpy as np
 
 from freehold.adapter import Adapter
-from freehold.arrays import Int32
+from freehold.arrays import Float32, Int32
 from freehold.assembly import assemble
 from freehold.config import EngineConfig
 from freehold.engine.adapters import Adapters
@@ -107,6 +107,16 @@ class LLM:
                 self.scheduler.lifecycle.check_fits(request)
             self._run(requests, on_progress)
         return [self._completion(request) for request in requests]
+
+    def embed(self, prompts: Prompt | Sequence[Prompt], pooling: str = "last") -> list[Float32]:
+        """The final hidden state of each prompt's last token, or the mean of all [hidden_size], not normalized. Raises
+        as `generate`."""
+        requests = self.requests(_as_list(prompts), SamplingParams(max_tokens=1, temperature=0, pooling=pooling))
+        with self._working():
+            for request in requests:
+                self.scheduler.lifecycle.check_fits(request)
+            self._run(requests, lambda finished: None)
+        return [request.embedding for request in requests if request.embedding is not None]
 
     def chat(
         self,

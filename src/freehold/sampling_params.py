@@ -10,6 +10,7 @@ from freehold.errors import InvalidParameter
 from freehold.stop_regex import check_patterns
 
 LOGPROBS_MAX = 20
+POOLINGS = ("last", "mean")
 SAMPLES_MAX = 128
 
 
@@ -30,8 +31,9 @@ class SamplingParams:
     the prompt alone, whatever else is in the batch. `max_tokens` None means as many as fit. `logprobs`
     k reports the sampled token's log-probability and the k best; `logprob_token_ids` are reported too, and
     with `prompt_logprobs_start` the prompt's tokens behind that position. `include_stop` leaves what stopped
-    the output in its text. `constraint` says what the output may look like. Filters apply in the order
-    penalties, logit_bias, constraint, temperature, top_k, top_p, min_p.
+    the output in its text. `constraint` says what the output may look like. `pooling` makes an embedding of the
+    prompt: of its last token, or the mean of all. Filters apply in the order penalties, logit_bias, constraint,
+    temperature, top_k, top_p, min_p.
 
     Raises InvalidParameter, naming the field and the limit.
     """
@@ -57,6 +59,7 @@ class SamplingParams:
     ignore_eos: bool = False
     include_stop: bool = False
     constraint: Constraint | None = None
+    pooling: str | None = None
 
     def __post_init__(self) -> None:
         def check(name: str, ok: bool, limit: str) -> None:
@@ -83,6 +86,7 @@ class SamplingParams:
         check("repetition_penalty", 0.0 < self.repetition_penalty <= 2.0, "above 0 and at most 2")
         check("presence_penalty", -2.0 <= self.presence_penalty <= 2.0, "between -2 and 2")
         check("frequency_penalty", -2.0 <= self.frequency_penalty <= 2.0, "between -2 and 2")
+        check("pooling", self.pooling is None or self.pooling in POOLINGS, f"one of {', '.join(POOLINGS)}")
         check("logprobs", self.logprobs is None or 0 <= self.logprobs <= LOGPROBS_MAX, f"0 to {LOGPROBS_MAX}")
         check("stop", all(self.stop) and len(self.stop) <= 16, "at most 16 non-empty strings")
         check("stop_regex", all(self.stop_regex) and len(self.stop_regex) <= 16, "at most 16 non-empty strings")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from freehold.adapter import Adapter
-from freehold.arrays import Bool, Int32, Int64, ragged
+from freehold.arrays import Bool, Float64, Int32, Int64, ragged
 from freehold.sampling_params import SamplingParams
 
 NOT_SCORED = 1 << 62
@@ -28,6 +28,7 @@ class RowStart:
     cached: int = 0  # the first tokens, whose KV is there already
     namespace: str = ""  # whose KV this is
     scored_from: int = NOT_SCORED  # from this position on, report what the model made of the next prompt token
+    pooled_from: int = NOT_SCORED  # from this position on, add up the final hidden states of prompt tokens
     grammar: object | None = None  # what its output must follow, as the engine has compiled it
     adapter: Adapter | None = None  # what computes beside the model
 
@@ -76,6 +77,8 @@ class StepResult:
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict[int, TokenLogprobs])  # by index of tokens
     # Of prompt tokens, by index of the sequence: those that follow the tokens it computed, from `scored_from` on.
     scores: dict[int, list[TokenLogprobs]] = field(default_factory=dict[int, list[TokenLogprobs]])
+    # Of prompt tokens, by index of the sequence: how many it computed, from `pooled_from` on, and their sum.
+    pooled: dict[int, tuple[int, Float64]] = field(default_factory=dict[int, tuple[int, Float64]])
     seconds: float = 0.0  # that it took; 0 if nobody measured
     # Sequences, by index, for which nothing was sampled because their grammar can't be followed any further, and why.
     refused: dict[int, str] = field(default_factory=dict[int, str])
@@ -87,8 +90,9 @@ class StepResult:
         flat = (self.counts.cumsum() - self.counts)[live][sequence] + offset
         logprobs = {i: self.logprobs[at] for i, at in enumerate(flat.tolist()) if at in self.logprobs}
         scores = {i: self.scores[at] for i, at in enumerate(live.tolist()) if at in self.scores}
+        pooled = {i: self.pooled[at] for i, at in enumerate(live.tolist()) if at in self.pooled}
         written, proposed = self.written[live], self.proposed[live]
-        return StepResult(self.tokens[flat], counts, written, proposed, logprobs, scores, self.seconds)
+        return StepResult(self.tokens[flat], counts, written, proposed, logprobs, scores, pooled, self.seconds)
 
 
 @dataclass(frozen=True)

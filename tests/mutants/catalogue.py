@@ -1,5 +1,6 @@
 """All bugs to plant, in the order in which they are planted."""
 
+import in_adapters
 import in_answers
 import in_engine
 import in_grammar
@@ -15,6 +16,7 @@ MUTANTS = [
     *in_scheduler.MUTANTS,
     *in_engine.MUTANTS,
     *in_grammar.MUTANTS,
+    *in_adapters.MUTANTS,
     *in_answers.MUTANTS,
     *in_server.MUTANTS,
     *in_store.MUTANTS,

@@ -455,7 +455,7 @@ MUTANTS = [
         "a cached prefix is not scored",
         "log-probabilities",
         "scheduler/admission.py",
-        "return self._memory.match(request.namespace, request.tokens, request.scored_from, adapter)",
+        "return self._memory.match(request.namespace, request.tokens, request.computed_from, adapter)",
         "return self._memory.match(request.namespace, request.tokens, None, adapter)",
     ),
     Mutant(

@@ -308,7 +308,7 @@ MUTANTS = [
         "any name of a model is known",
         "access",
         "server/served_models.py",
-        "        if name not in self.names:",
+        "        if name not in self.all:",
         "        if False:",
     ),
     Mutant(

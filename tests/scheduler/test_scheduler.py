@@ -66,7 +66,7 @@ def test_abort_of_a_finished_request_whose_end_is_not_noticed_yet():
 def test_a_late_found_finish_leaves_no_page_and_computes_nothing_twice(overlap):
     """The model's own stop token ends the request while the next step is already running."""
     h = harness(disable_overlap_schedule=not overlap)
-    output = expected_output(h.submit([1, 2, 3], greedy(50), "x").prompt, 50, 1000)
+    output = expected_output(h.submit([1, 2, 3], greedy(50), "x"), 50, 1000)
     h.scheduler.abort("x")
     h.run()
     stop = output[10]

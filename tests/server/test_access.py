@@ -334,7 +334,7 @@ def test_nesting_without_end_is_refused(guarded):
 @pytest.mark.parametrize(
     ("path", "fields", "field"),
     [
-        ("/v1/completions", {"lora_path": "a"}, "lora_path"),
+        ("/v1/completions", {"lora_request": {"lora_name": "a"}}, "lora_request"),
         ("/v1/completions", {"logit_bias": {"99999999": 1}}, "logit_bias"),
         ("/v1/chat/completions", {"functions": [{"name": "f"}]}, "functions"),
         ("/v1/chat/completions", {"continue_final_message": True}, "continue_final_message"),

@@ -9,8 +9,9 @@ import pytest
 
 from freehold.conversation import Conversation
 from freehold.errors import NoSuchSession, SessionBusy, StoreFailed, TurnRefused
-from freehold.ipc.async_engine import AsyncEngine, Delta
+from freehold.ipc.async_engine import AsyncEngine
 from freehold.ipc.protocol import Ended
+from freehold.ipc.streams import Delta
 from freehold.sampling_params import SamplingParams
 from freehold.server.access.clients import Client
 from freehold.server.sessions.store import SessionStore

@@ -82,6 +82,10 @@ class PlacedModel:
         """Of each sequence of the batch, the first `written` [n] tokens are right: its other drafts were not."""
         self._backend.settle(batch, written)
 
+    def final(self, hidden: Float32) -> Float32:
+        """Hidden states behind the last norm, [n, features]."""
+        return self._decoder.final(np.ascontiguousarray(hidden))
+
     def logits(self, hidden: Float32) -> Float32:
         """[n, features] -> [n, vocab]"""
         return self._decoder.logits(np.ascontiguousarray(hidden))

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from freehold.arrays import Float32, Int32, Int64, ragged
+from freehold.arrays import Float32, Float64, Int32, Int64, ragged
 from freehold.config import EngineConfig
 from freehold.engine.adapters import AdapterRows, Adapters
 from freehold.engine.device import Device, PageBytes
@@ -175,8 +175,21 @@ class Runner:
         self._model.settle(batch, written)
         if self._speculator is not None:
             written = self._speculator.follow(self._sequences, work, hidden, written)
-        scores = self._scores(work, hidden)
-        return StepResult(tokens, counts, written, work.proposed, logprobs, scores, refused=refused)
+        scores, pooled = self._scores(work, hidden), self._pooled(work, hidden)
+        return StepResult(tokens, counts, written, work.proposed, logprobs, scores, pooled, refused=refused)
+
+    def _pooled(self, work: Work, hidden: Float32) -> dict[int, tuple[int, Float64]]:
+        """Sums of hidden states of prompt tokens, by sequence."""
+        pooled: dict[int, tuple[int, Float64]] = {}
+        ends = work.starts + work.counts
+        for i in np.flatnonzero(ends > self._sequences.pooled_from[work.rows]).tolist():
+            start = int(work.starts[i])
+            first, end = self._sequences.pooled_range(int(work.rows[i]), start, int(ends[i]))
+            if first < end:
+                offset = int(work.sizes[:i].sum()) - start
+                states = self._model.final(hidden[offset + first : offset + end])
+                pooled[i] = end - first, states.sum(axis=0, dtype=np.float64)
+        return pooled
 
     def _scores(self, work: Work, hidden: Float32) -> dict[int, list[TokenLogprobs]]:
         """Log-probabilities of prompt tokens, by sequence, a few positions at a time: logits are large."""

@@ -38,6 +38,7 @@ class Sequences:
         self.max_length: Int64 = np.full(row_count, token_limit + 1, np.int64)
         self.prompt_length: Int64 = np.zeros(row_count, np.int64)
         self.scored_from: Int64 = np.full(row_count, NOT_SCORED, np.int64)
+        self.pooled_from: Int64 = np.full(row_count, NOT_SCORED, np.int64)
 
     def start(self, start: RowStart) -> None:
         self.tokens[start.row, : len(start.tokens)] = start.tokens
@@ -45,6 +46,7 @@ class Sequences:
         self.max_length[start.row] = start.max_length
         self.prompt_length[start.row] = start.prompt_length
         self.scored_from[start.row] = start.scored_from
+        self.pooled_from[start.row] = start.pooled_from
 
     def end(self, row: int) -> None:
         """Nothing more is computed for the sequence: steps that were planned before this was known find it full."""
@@ -55,6 +57,10 @@ class Sequences:
         sequence, offset = ragged(counts)
         self.tokens[rows[sequence], self.length[rows][sequence] + offset] = tokens
         self.length[rows] += counts
+
+    def pooled_range(self, row: int, start: int, end: int) -> tuple[int, int]:
+        """Of the positions start .. end, those whose hidden states are to be added up."""
+        return max(start, int(self.pooled_from[row])), min(end, int(self.prompt_length[row]))
 
     def scored_range(self, row: int, start: int, end: int) -> tuple[int, int]:
         """Of the positions start .. end, those from which the following prompt token is to be scored."""

@@ -9,7 +9,6 @@ import tempfile
 import time
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Unpack
 
@@ -23,11 +22,10 @@ from freehold.errors import EngineUnavailable, InvalidParameter, TimedOut
 from freehold.ipc import protocol as msg
 from freehold.ipc.child import EngineChild
 from freehold.ipc.restarts import Restarts
+from freehold.ipc.streams import Delta, Stream
 from freehold.models.loading.resolve import open_checkpoint, resolve_model
 from freehold.sampling_params import SamplingParams
 from freehold.scheduler.request import make_requests
-from freehold.step import TokenLogprobs
-from freehold.text.answers.events import Event
 from freehold.text.detokenizer import Detokenizer
 from freehold.text.loading import load_tokenizer
 from freehold.text.tokenizer import Tokenizer
@@ -36,35 +34,6 @@ SILENCE_MAX_S = 5.0  # without a sign of life the engine counts as not answering
 DEADLINE_GRACE_S = 1.0  # for the engine to say itself that a request's time is up
 LONG_TEXT = 20_000  # characters
 LONG_TEXTS = 2  # tokenized at a time: each takes 200 times its size in memory
-
-
-@dataclass(frozen=True)
-class Delta:
-    """News of output `index` (of prompt `index // n`). `text` may be empty while some is held back; `ends` are the
-    lengths of the whole text behind each token, held-back text included. `events` are what the text says, once
-    somebody has read it, and at the end how many tokens were thoughts."""
-
-    index: int
-    text: str
-    tokens: list[int]
-    logprobs: list[TokenLogprobs]
-    ended: msg.Ended | None = None
-    cached_tokens: int = 0
-    prompt_logprobs: list[TokenLogprobs] = dataclasses.field(default_factory=list[TokenLogprobs])
-    ends: list[int] = dataclasses.field(default_factory=list[int])
-    events: list[Event] = dataclasses.field(default_factory=list[Event])
-    reasoning_tokens: int = 0
-
-
-@dataclass
-class _Stream:
-    """One output on its way to whoever asked."""
-
-    index: int
-    detokenizer: Detokenizer
-    deltas: asyncio.Queue[Delta | Exception]
-    accepted: asyncio.Future[None]
-    cached_tokens: int = 0
 
 
 class AsyncEngine:
@@ -81,8 +50,8 @@ class AsyncEngine:
         self.stats = msg.Stats()
         self.failure: str | None = None
         self.draining = False
-        self._streams: dict[str, _Stream] = {}  # by the engine's name of each output
-        self._jobs: dict[str, dict[str, _Stream]] = {}  # the same by the request id that the client knows
+        self._streams: dict[str, Stream] = {}  # by the engine's name of each output
+        self._jobs: dict[str, dict[str, Stream]] = {}  # the same by the request id that the client knows
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._call_number = 0
         self._tasks: list[asyncio.Task[None]] = []
@@ -226,7 +195,7 @@ class AsyncEngine:
         self._streams.clear()
         self._calls.clear()
 
-    def _fail(self, stream: _Stream, error: Exception) -> None:
+    def _fail(self, stream: Stream, error: Exception) -> None:
         if not stream.accepted.done():
             stream.accepted.set_exception(error)
         else:
@@ -263,7 +232,7 @@ class AsyncEngine:
                         raise InvalidParameter("rid", f"request id {base} is already in flight")
                     detokenizer = Detokenizer(self.tokenizer, params, skip_special_tokens, marks)
                     accepted = asyncio.get_running_loop().create_future()
-                    stream = _Stream(len(streams), detokenizer, deltas, accepted)
+                    stream = Stream(len(streams), detokenizer, deltas, accepted)
                     streams[request.id] = self._streams[request.id] = stream
                     await self._child.send(
                         msg.Submit(request.id, request.prompt.tobytes(), request.params, request.seed, options)
@@ -287,7 +256,7 @@ class AsyncEngine:
                 if self._streams.pop(name, None) is not None:
                     self._child.send_soon(msg.Abort(name))
 
-    def _set_deadline(self, streams: dict[str, _Stream], timeout: float | None) -> asyncio.TimerHandle | None:
+    def _set_deadline(self, streams: dict[str, Stream], timeout: float | None) -> asyncio.TimerHandle | None:
         """End the streams after `timeout`, if an engine that has stopped does not."""
         limits = [limit for limit in (timeout, self.config.request_timeout) if limit is not None]
         if not limits:
@@ -411,5 +380,8 @@ class AsyncEngine:
             stream.cached_tokens = progress.cached.get(name, stream.cached_tokens)
             scores = progress.prompt_logprobs.get(name, [])
             ends = stream.detokenizer.ends[-len(tokens) :] if tokens else []
-            delta = Delta(stream.index, text, tokens, logprobs, end, stream.cached_tokens, scores, ends)
+            delta = Delta(
+                stream.index, text, tokens, logprobs, end, stream.cached_tokens, scores, ends,
+                embedding=progress.embeddings.get(name, b""),
+            )  # fmt: skip
             stream.deltas.put_nowait(delta)

@@ -255,7 +255,8 @@ class EngineLoop:
             ended = [_ended(request) for request in output.ended]
             cached = {request.id: request.cached_tokens or 0 for request in output.started}
             scores = {request.id: request.prompt_logprobs for request in output.started if request.prompt_logprobs}
-            self._send(msg.Progress(ids, output.tokens, output.logprobs, ended, cached, scores, stats))
+            embeddings = {one.id: one.embedding.tobytes() for one in output.started if one.embedding is not None}
+            self._send(msg.Progress(ids, output.tokens, output.logprobs, ended, cached, scores, embeddings, stats))
 
     def _stats(self) -> msg.Stats:
         scheduler = self._scheduler
@@ -334,6 +335,7 @@ def main(address: str, options: str, parent: int) -> None:
                     vocab_size=assembly.spec.vocab_size,
                     max_model_len=shape.token_limit,
                     capacity_tokens=shape.page_count * shape.page_size,
+                    hidden_size=assembly.spec.hidden_size,
                 )
             )
         )

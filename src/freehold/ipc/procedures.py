@@ -65,7 +65,7 @@ class Procedures:
     def _namespace(self, argument: dict[str, Any]) -> Namespace:
         """Of a tenant's salt and the name of an adapter, if one computes."""
         adapter = self._adapters.find(argument.get("adapter", ""))
-        return self._scheduler.memory.namespace(argument["namespace"], fingerprint_of(adapter))
+        return self._scheduler.memory.tree.namespace(argument["namespace"], fingerprint_of(adapter))
 
     def _match(self, argument: dict[str, Any], tokens: Int32) -> Match:
         namespace = self._namespace(argument)

@@ -76,6 +76,7 @@ class Ready(msgspec.Struct, tag=True):
     vocab_size: int
     max_model_len: int
     capacity_tokens: int
+    hidden_size: int = 0
 
 
 class Failed(msgspec.Struct, tag=True):
@@ -165,6 +166,7 @@ class Progress(msgspec.Struct, tag=True):
     ended: list[Ended]
     cached: dict[str, int] = {}
     prompt_logprobs: dict[str, list[TokenLogprobs]] = {}
+    embeddings: dict[str, bytes] = {}  # float32, likewise
     stats: Stats | None = None
 
 

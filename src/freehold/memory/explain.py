@@ -56,7 +56,7 @@ class Miss:
 _REASONS = {
     "hit": "the rest is less than one page, or the last token, which is always computed",
     "too_short": "no whole page comes before the last token, which is always computed",
-    "scored": "log-probabilities of the rest were asked for, so it is computed",
+    "scored": "log-probabilities or an embedding of the rest were asked for, so it is computed",
     "disabled": "the prefix cache is switched off",
     "never_seen": "no sequence that continues like this was computed, or its eviction is no longer recorded",
     "namespace": "a longer prefix is cached in another namespace (cache_salt)",

@@ -12,7 +12,7 @@ from freehold.memory.lease import Lease
 from freehold.memory.lease_table import LeaseTable
 from freehold.memory.ledger.epochs import Epochs
 from freehold.memory.ledger.pool import PagePool
-from freehold.memory.prefix.node import Match, Namespace
+from freehold.memory.prefix.node import Match
 from freehold.memory.prefix.pins import PinnedPrefix, PinTable
 from freehold.memory.prefix.retention import Retention
 from freehold.memory.prefix.tree import PrefixTree
@@ -74,14 +74,10 @@ class Memory:
             return self.shape.token_limit
         return self.shape.page_count * self.page_size
 
-    def namespace(self, salt: str, adapter: str = "") -> Namespace:
-        """Where KV is that is computed now for a tenant, with the adapter of that fingerprint."""
-        return Namespace(salt, self.tree.weights, adapter)
-
     def match(self, salt: str, tokens: Int32, limit: int | None = None, adapter: str = "") -> Match:
         """The longest reusable prefix of at most `limit` tokens, leaving at least the last one to compute."""
         limit = len(tokens) - 1 if limit is None else min(limit, len(tokens) - 1)
-        return self.tree.match(self.namespace(salt, adapter), tokens, limit if self.shape.prefix_cache else 0)
+        return self.tree.match(self.tree.namespace(salt, adapter), tokens, limit if self.shape.prefix_cache else 0)
 
     def find_tail(self, name: str, match: Match, tokens: Int32, limit: int | None = None) -> Tail | None:
         """What a parked sequence left behind its last whole page, if it continues the match and has at most `limit`
@@ -119,7 +115,7 @@ class Memory:
 
     def pin(self, name: str, salt: str, tokens: Int32, expires: float | None, adapter: str = "") -> PinnedPrefix | None:
         """Keep what is cached of `tokens` [n], within the budget, until `expires`. Raises ValueError."""
-        match = self.tree.match(self.namespace(salt, adapter), tokens)
+        match = self.tree.match(self.tree.namespace(salt, adapter), tokens)
         return self.pins.pin(name, match, tokens, expires)
 
     def flush(self) -> int:

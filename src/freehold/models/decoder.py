@@ -134,6 +134,10 @@ class Decoder(Generic[Array, Weight, Batch]):
             ops.scale(answer, multiplier)
         ops.add(x, answer)
 
+    def final(self, hidden: Array) -> Array:
+        """Hidden states behind the last norm, [n, hidden_size]."""
+        return self._backend.norm(hidden, self._norm, self.spec.norm_epsilon)
+
     def logits(self, hidden: Array) -> Array:
         """[n, hidden_size] -> [n, vocab_size]"""
         ops, spec = self._backend, self.spec

@@ -127,7 +127,7 @@ class Admission:
             return _Verdict.WAITS, 0
         if not self._fits_beside(request, match, reserved):
             return _Verdict.NO_ROOM, 0
-        miss = memory.explain_miss(match, tokens, request.scored_from) if request.cached_tokens is None else None
+        miss = memory.explain_miss(match, tokens, request.computed_from) if request.cached_tokens is None else None
         if not self._queue.is_due(request) and self._loading.begin(request, match, len(self._running) == 0):
             return _Verdict.WAITS, 0
         if match.version != memory.tree.version:  # there was no room for a load: what it would continue was cut off
@@ -154,14 +154,14 @@ class Admission:
             return False
         if self._loading.is_awaited(request):
             return True
-        if match.length + memory.page_size > request.scored_from:
+        if match.length + memory.page_size > request.computed_from:
             return False
         return memory.tree.next_page_key(match, request.tokens) in sharing
 
     def _tail(self, request: Request, match: Match, tokens: Int32) -> Tail | None:
         if request.session is None:
             return None
-        return self._memory.find_tail(request.session, match, tokens, request.scored_from)
+        return self._memory.find_tail(request.session, match, tokens, request.computed_from)
 
     def _lease(self, request: Request, match: Match, tail: Tail | None, budget: int) -> Lease | None:
         """A lease with pages for the first chunk; or None, and it was never there. It pins the match, so that
@@ -187,7 +187,7 @@ class Admission:
     def match(self, request: Request) -> Match:
         """What of a waiting request need not be computed."""
         adapter = fingerprint_of(request.adapter)
-        return self._memory.match(request.namespace, request.tokens, request.scored_from, adapter)
+        return self._memory.match(request.namespace, request.tokens, request.computed_from, adapter)
 
     def _fits_beside(self, request: Request, match: Match, reserved: Int64) -> bool:
         """Whether the request's known tokens, and its estimated share of output, can be had without

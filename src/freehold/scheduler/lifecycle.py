@@ -169,6 +169,7 @@ class Lifecycle:
                 cached=lease.committed,
                 namespace=request.namespace,
                 scored_from=request.scored_from,
+                pooled_from=request.pooled_from,
                 grammar=request.grammar,
                 adapter=request.adapter,
             )

@@ -28,7 +28,7 @@ class Loading:
         request.deeper.prefetch = self._prefetch(tiers, tiers.storage, request, now)
 
     def _prefetch(self, tiers: Tiers, storage: Storage, request: Request, now: float) -> Prefetch | None:
-        namespace = self._memory.namespace(request.namespace, fingerprint_of(request.adapter))
+        namespace = self._memory.tree.namespace(request.namespace, fingerprint_of(request.adapter))
         keys = self._keys(tiers, request, namespace)
         return storage.prefetch(namespace, keys, self._limit(request), now)
 
@@ -47,7 +47,7 @@ class Loading:
 
     def _limit(self, request: Request) -> int:
         """How many tokens may come from caches."""
-        return min(len(request.tokens) - 1, request.scored_from)
+        return min(len(request.tokens) - 1, request.computed_from)
 
     def begin(self, request: Request, match: Match, is_alone: bool) -> bool:
         """Whether the request had better wait: a load that is in flight, or begins now, brings more of its prefix, and

@@ -11,7 +11,7 @@ from enum import StrEnum
 import numpy as np
 
 from freehold.adapter import Adapter
-from freehold.arrays import Int32
+from freehold.arrays import Float32, Float64, Int32
 from freehold.errors import FreeholdError, InvalidParameter
 from freehold.memory import Lease, Retention
 from freehold.memory.prefix.node import Namespace
@@ -109,6 +109,8 @@ class Request:
     tokens: Int32 = field(init=False)  # the prompt, and the output as it was when the request last left its row
     logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
+    pooled_count: int = 0  # prompt tokens whose hidden states add up to `pooled`
+    pooled: Float64 | None = None
     cached_tokens: int | None = None  # prompt tokens not computed, at first scheduling
     loaded_tokens: int = 0  # of those, the ones that came from the host or, through it, from storage
     fetched_tokens: int = 0  # of those, the ones that came from storage
@@ -143,12 +145,38 @@ class Request:
 
     @property
     def scored_from(self) -> int:
-        """The first position whose KV must be computed, and not taken from the cache, for the prompt's
-        log-probabilities."""
+        """The first position whose log-probabilities were asked for and are not known."""
         start = self.params.prompt_logprobs_start
         if start is None or start + len(self.prompt_logprobs) >= len(self.prompt) - 1:
             return NOT_SCORED
         return start + len(self.prompt_logprobs)
+
+    @property
+    def pooled_from(self) -> int:
+        """The first position whose hidden state its embedding lacks."""
+        if self.params.pooling is None or self.pooled_count == self._pooled_whole:
+            return NOT_SCORED
+        return len(self.prompt) - self._pooled_whole + self.pooled_count
+
+    @property
+    def _pooled_whole(self) -> int:
+        return 1 if self.params.pooling == "last" else len(self.prompt)
+
+    @property
+    def computed_from(self) -> int:
+        """The first position that must be computed, and not taken from the cache."""
+        return min(self.scored_from, self.pooled_from)
+
+    def pool(self, count: int, total: Float64) -> None:
+        """The hidden states of `count` more prompt tokens add up to `total` [hidden_size]."""
+        self.pooled_count += count
+        self.pooled = total if self.pooled is None else self.pooled + total
+
+    @property
+    def embedding(self) -> Float32 | None:
+        """Of the prompt [hidden_size], if it was asked for and is complete."""
+        is_complete = self.pooled is not None and self.pooled_count == self._pooled_whole
+        return (self.pooled / self.pooled_count).astype(np.float32) if is_complete and self.pooled is not None else None
 
     def watch_for_stops(self) -> None:
         """Prepare to look for the request's own stops in its output."""

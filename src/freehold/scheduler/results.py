@@ -85,6 +85,8 @@ class Results:
         self._learn(rows, result.proposed, counts)
         for i, scores in result.scores.items():
             running.request(int(rows[i])).prompt_logprobs += scores
+        for i, pooled in result.pooled.items():
+            running.request(int(rows[i])).pool(*pooled)
         self._deliver(token_rows, at + 1, result, output)
 
     def _refuse(self, step: Step, refused: Mapping[int, str], live: Int64) -> Int64:

@@ -29,6 +29,7 @@ from freehold.server.native.control import native_control_routes
 from freehold.server.native.generate import native_routes
 from freehold.server.openai.chat import chat_routes
 from freehold.server.openai.completions import completion_routes
+from freehold.server.openai.embeddings import embedding_routes
 from freehold.server.openai.tokenize import tokenizing_routes
 from freehold.server.operator.adapters import adapter_routes
 from freehold.server.operator.cache import cache_routes
@@ -116,6 +117,7 @@ def _routes(
     metrics = Metrics(engine, models.first)
     generator = Generator(engine, metrics, config.max_outputs_per_request)
     yield completion_routes(engine, generator, sessions, models)
+    yield embedding_routes(engine, generator, models)
     yield chat_routes(engine, generator, sessions, models, served)
     yield session_routes(engine, sessions)
     yield saving_routes(engine, sessions)

@@ -203,7 +203,9 @@ class SimulatedEngine:
         for start in step.row_starts:
             row, count = start.row, len(start.tokens)
             self._tokens[row, :count] = start.tokens
-            extend_identities(self._identities[row], self._tokens[row], 0, count, seed_of(start.namespace))
+            extend_identities(
+                self._identities[row], self._tokens[row], 0, count, seed_of(start.namespace, start.adapter)
+            )
             self._written_by[row, : start.cached] = self.weights
             self._length[row] = count
             self._max_length[row] = start.max_length

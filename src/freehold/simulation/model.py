@@ -14,14 +14,17 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
+from freehold.adapter import Adapter
 from freehold.arrays import Int32
+from freehold.scheduler.request import Request
 
 UInt64 = npt.NDArray[np.uint64]
 
 
-def seed_of(namespace: str) -> np.uint64:
+def seed_of(namespace: str, adapter: Adapter | None = None) -> np.uint64:
     """The identity of the empty prefix."""
-    return np.uint64(int.from_bytes(hashlib.blake2b(namespace.encode(), digest_size=8).digest(), "little"))
+    scope = namespace if adapter is None else f"{namespace}\0{adapter.fingerprint}"
+    return np.uint64(int.from_bytes(hashlib.blake2b(scope.encode(), digest_size=8).digest(), "little"))
 
 
 @njit(cache=True)
@@ -285,10 +288,10 @@ def run_step(
     return OK, 0, emitted, 0
 
 
-def expected_logprobs(tokens: Int32, namespace: str = "") -> list[float]:
+def expected_logprobs(tokens: Int32, namespace: str = "", adapter: Adapter | None = None) -> list[float]:
     """What a cold run reports of each of `tokens` [n], which are prompt or output."""
     identities = np.zeros(len(tokens), np.uint64)
-    extend_identities(identities, np.asarray(tokens, np.int32), 0, len(tokens), seed_of(namespace))
+    extend_identities(identities, np.asarray(tokens, np.int32), 0, len(tokens), seed_of(namespace, adapter))
     return [logprob_of(identity) for identity in identities]
 
 
@@ -309,9 +312,8 @@ class SimulatedGrammar:
 FREE: UInt64 = np.zeros(5, np.uint64)
 
 
-def expected_output(
-    prompt: Int32, count: int, vocab_size: int, namespace: str = "", grammar: object = None, eos: int = -1
-) -> list[int]:
-    """What a cold run of the simulated model gives."""
+def expected_output(request: Request, count: int, vocab_size: int, eos: int = -1) -> list[int]:
+    """What a cold run of the simulated model gives for a request."""
+    prompt, grammar = np.asarray(request.prompt, np.int32), request.grammar
     form = grammar.form(len(prompt)) if isinstance(grammar, SimulatedGrammar) else FREE.copy()
-    return continue_cold(np.asarray(prompt, np.int32), count, vocab_size, seed_of(namespace), form, eos).tolist()
+    return continue_cold(prompt, count, vocab_size, seed_of(request.namespace, request.adapter), form, eos).tolist()

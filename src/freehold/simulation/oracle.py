@@ -17,7 +17,7 @@ def expected_end(
     room = limit - len(request.prompt)
     count = room if params.max_tokens is None else min(room, params.max_tokens)
     eos, is_bound = next(iter(eos_tokens), -1), params.constraint is not None
-    tokens = expected_output(request.prompt, count, vocab_size, request.namespace, request.grammar, eos)
+    tokens = expected_output(request, count, vocab_size, eos)
     text, searched = b"", 0
     for i, token in enumerate(tokens):
         text += b"<%d>" % token
@@ -44,7 +44,7 @@ def check_logprobs(request: Request) -> None:
         return
     expected = [
         (int(token), logprob)
-        for token, logprob in zip(tokens, expected_logprobs(tokens, request.namespace), strict=True)
+        for token, logprob in zip(tokens, expected_logprobs(tokens, request.namespace, request.adapter), strict=True)
     ]
     got = [(one.token, one.logprob) for one in request.logprobs]
     assert got == expected[len(request.prompt) :], f"{request.id}: log-probabilities lost or shifted"

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from freehold.adapter import Adapter
 from freehold.config import EVICTION_POLICIES, EngineConfig
 from freehold.memory import CacheGroup, PrefetchPolicy, WritePolicy
 from freehold.simulation.assembly import SimulatedTiers
@@ -26,6 +27,7 @@ VOCAB_SIZE = 1000
 EOS_TOKENS = (3, 17, 401)
 
 
+ADAPTERS = {name: Adapter(name, name, None) for name in ("first", "second")}
 CLIENTS = ["greedy"] * 4 + ["modest", "other"]
 HINTS = [None, None, None, [0], [50, 0.02], [90, 0.2, 64], [10, 1.0]]  # of retention
 
@@ -236,6 +238,7 @@ def _requests(rng: random.Random) -> Iterator[Happening]:
                 "stop": rng.choice([[], [], ["7><"], ["<12", "9>"]]),
                 "stop_token_ids": rng.choice([[], [], [5, 55, 555]]),
                 "namespace": rng.choice(["", "", "", "tenant"]),
+                "adapter": "first" if number % 5 == 4 else "second" if number % 9 == 8 else "",
                 "client": rng.choice(CLIENTS),
                 "priority": rng.randrange(3),
                 "timeout": rng.choice([None] * 8 + [0.05, 1.0]),

@@ -24,7 +24,7 @@ from freehold.simulation.liveness import Liveness
 from freehold.simulation.mirror import Mirror
 from freehold.simulation.model import SimulatedGrammar
 from freehold.simulation.oracle import check_end
-from freehold.simulation.scenario import EOS_TOKENS, LONGEST, VOCAB_SIZE, Happening, Scenario, Verb
+from freehold.simulation.scenario import ADAPTERS, EOS_TOKENS, LONGEST, VOCAB_SIZE, Happening, Scenario, Verb
 from freehold.step import Step, TokenLogprobs
 
 AUDIT_INTERVAL = 8  # iterations
@@ -260,6 +260,7 @@ class World:
             session=fields["session"],
             retention=Retention(*fields["retention"]) if fields.get("retention") else None,
             grammar=None if form is None else SimulatedGrammar(*form),
+            adapter=ADAPTERS.get(fields.get("adapter", "")),
         )
         self.requests[request.id] = request
         self.scheduler.add(request)

@@ -67,6 +67,10 @@ class PrefixTree:
 
     # -- looking ------------------------------------------------------------------------------------
 
+    def namespace(self, salt: str, adapter: str = "") -> Namespace:
+        """Where KV is that is computed now for a tenant, with the adapter of that fingerprint."""
+        return Namespace(salt, self.weights, adapter)
+
     def match(self, namespace: Namespace, tokens: Int32, limit: int | None = None) -> Match:
         """The longest prefix of `tokens` [n], whole pages only and at most `limit` tokens, from which every group can
         go on in `namespace`."""

@@ -24,6 +24,7 @@ RIGHTS: dict[str, Right] = {
     "/openapi.json": Right.OPEN,
     "/v1/chat/completions": Right.CLIENT,
     "/v1/completions": Right.CLIENT,
+    "/v1/embeddings": Right.CLIENT,
     "/v1/responses": Right.CLIENT,
     "/v1/responses/{name}": Right.CLIENT,
     "/v1/responses/{name}/cancel": Right.CLIENT,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from freehold.ipc.async_engine import Delta
+from freehold.ipc.streams import Delta
 from freehold.text.answers.events import Content
 from freehold.text.answers.parser import AnswerParser, ExpectedAnswer
 

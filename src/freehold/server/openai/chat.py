@@ -13,8 +13,9 @@ import numpy as np
 from fastapi import APIRouter, Request, Response
 
 from freehold.errors import InvalidParameter
-from freehold.ipc.async_engine import AsyncEngine, Delta
+from freehold.ipc.async_engine import AsyncEngine
 from freehold.ipc.protocol import Ended
+from freehold.ipc.streams import Delta
 from freehold.server.access.clients import client_of
 from freehold.server.answers.served_format import ServedFormat
 from freehold.server.answers.tools import offer_of

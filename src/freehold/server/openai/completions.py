@@ -15,12 +15,13 @@ from fastapi import APIRouter, Request, Response
 
 from freehold.arrays import Int32
 from freehold.errors import InvalidParameter
-from freehold.ipc.async_engine import AsyncEngine, Delta
+from freehold.ipc.async_engine import AsyncEngine
 from freehold.ipc.protocol import Ended
-from freehold.scheduler.request import check_token_ids
+from freehold.ipc.streams import Delta
 from freehold.server.access.clients import client_of
 from freehold.server.openai.schema import CompletionBody
 from freehold.server.requests.job import Generator, Job, Output, session_field, usage
+from freehold.server.requests.prompt import tokens_of
 from freehold.server.requests.response import respond
 from freehold.server.router import router
 from freehold.server.served_models import ServedModels
@@ -44,7 +45,7 @@ def completion_routes(
         params = body.sampling(engine.tokenizer.defaults, body.max_tokens, body.logprobs, echo)
         client = client_of(request)
         generator.check_outputs(len(body.prompts), params.n, "prompt")
-        prompts = await _prompts(body, engine)
+        prompts = await tokens_of(body.prompts, "prompt", engine, body.session_id is not None)
         name, skip = f"cmpl-{uuid.uuid4().hex}", body.skip_special_tokens is not False
         session = await session_of(sessions, client, body, params)
         if session is None:
@@ -63,19 +64,6 @@ def completion_routes(
         return await respond(request, answer, body.stream, job.turn)
 
     return routes
-
-
-async def _prompts(body: CompletionBody, engine: AsyncEngine) -> list[Int32]:
-    many = body.prompts
-    if not many or many == [[]]:
-        raise InvalidParameter("prompt", "must not be empty")
-    prompts = [
-        await engine.encode(one, True) if isinstance(one, str) else check_token_ids(one, engine.info.vocab_size)  # pyright: ignore[reportArgumentType]
-        for one in many
-    ]
-    if any(len(one) == 0 for one in prompts) and body.session_id is None:
-        raise InvalidParameter("prompt", "must not be empty")
-    return prompts
 
 
 class _Answer:

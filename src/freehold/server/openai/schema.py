@@ -17,6 +17,7 @@ from freehold.server.answers.messages import check_calls, with_thoughts
 from freehold.server.constraints.fields import ConstraintFields
 from freehold.server.requests.hints import CacheHints
 from freehold.server.requests.prompt import Rendering
+from freehold.server.requests.unsupported import StrictBody
 
 RENDERED = {"messages", "tools", "add_generation_prompt"}  # fields of their own
 TokenIds = list[Annotated[int, Field(ge=0, strict=True)]]
@@ -114,9 +115,12 @@ class CompletionBody(SamplingBody):
     @property
     def prompts(self) -> list[str] | list[TokenIds]:
         """Each prompt by itself."""
-        many = self.prompt
-        is_list = isinstance(many, list) and len(many) > 0 and not isinstance(many[0], int)
-        return many if is_list else [many]  # pyright: ignore[reportReturnType]
+        return each_prompt(self.prompt)
+
+
+def each_prompt(given: str | TokenIds | list[str] | list[TokenIds]) -> list[str] | list[TokenIds]:
+    is_list = isinstance(given, list) and len(given) > 0 and not isinstance(given[0], int)
+    return given if is_list else [given]  # pyright: ignore[reportReturnType]
 
 
 class ContentPart(BaseModel):
@@ -191,6 +195,29 @@ class ChatBody(SamplingBody):
         if self.reasoning_effort is not None:
             given.setdefault("reasoning_effort", self.reasoning_effort)
         return Rendering(self.add_generation_prompt is not False, variables=given)
+
+
+class EmbeddingBody(StrictBody):
+    """`pooling` and `normalize` are not OpenAI's."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    input: str | TokenIds | list[str] | list[TokenIds]
+    model: str | None = None
+    lora_path: str | None = None
+    encoding_format: Literal["float", "base64"] | None = "float"
+    dimensions: int | None = None
+    pooling: Literal["last", "mean"] | None = "last"
+    normalize: bool | None = True
+    priority: int | None = None
+    cache_salt: str | None = None
+    timeout: float | None = Field(default=None, gt=0)
+    user: str | None = None
+
+    @property
+    def prompts(self) -> list[str] | list[TokenIds]:
+        """Each prompt by itself."""
+        return each_prompt(self.input)
 
 
 class TokenizeBody(BaseModel):

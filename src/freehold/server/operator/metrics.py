@@ -9,8 +9,9 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from freehold.ipc.async_engine import AsyncEngine, Delta
+from freehold.ipc.async_engine import AsyncEngine
 from freehold.ipc.protocol import Stats
+from freehold.ipc.streams import Delta
 
 MODEL = "model_name"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)

@@ -11,8 +11,9 @@ from typing import Any
 
 from freehold.arrays import Int32
 from freehold.errors import Aborted, BadRequest, InvalidParameter
-from freehold.ipc.async_engine import AsyncEngine, Delta
+from freehold.ipc.async_engine import AsyncEngine
 from freehold.ipc.protocol import Ended, Options
+from freehold.ipc.streams import Delta
 from freehold.sampling_params import SamplingParams
 from freehold.server.access.clients import Client
 from freehold.server.answers.reading import OutputReader
@@ -36,6 +37,7 @@ class Output:
     ended: Ended | None = None
     answer: Answer = field(default_factory=Answer)
     reasoning_tokens: int = 0
+    embedding: bytes = b""
 
     @property
     def end(self) -> Ended:
@@ -50,6 +52,7 @@ class Output:
         self.cached_tokens = delta.cached_tokens
         self.answer.add(delta.events)
         self.reasoning_tokens = delta.reasoning_tokens
+        self.embedding = delta.embedding or self.embedding
         self.ended = delta.ended or self.ended
 
 

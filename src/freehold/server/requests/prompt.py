@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from freehold.arrays import Int32
 from freehold.errors import InvalidParameter
 from freehold.ipc.async_engine import AsyncEngine
+from freehold.scheduler.request import check_token_ids
 from freehold.text.tokenizer import Tokenizer
 
 
@@ -34,3 +36,21 @@ class Rendering:
     async def tokens(self, engine: AsyncEngine, messages: list[dict[str, Any]]) -> Int32:
         """int32 [n]. Raises the same, and InvalidParameter for what can't fit."""
         return await engine.encode(self.text(engine.tokenizer, messages), add_special_tokens=False)
+
+
+async def tokens_of(
+    prompts: Sequence[str | list[int]], field: str, engine: AsyncEngine, may_be_empty: bool = False
+) -> list[Int32]:
+    """Each prompt's tokens int32 [n]. `field` is what the body calls them. Raises InvalidParameter."""
+    try:
+        found = [
+            await engine.encode(one, True) if isinstance(one, str) else check_token_ids(one, engine.info.vocab_size)
+            for one in prompts
+        ]
+    except InvalidParameter as error:
+        error.field = field
+        raise
+    is_nothing = not found or (len(found) == 1 and len(prompts[0]) == 0 and not isinstance(prompts[0], str))
+    if is_nothing or (not may_be_empty and any(len(one) == 0 for one in found)):
+        raise InvalidParameter(field, "must not be empty")
+    return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from freehold.errors import TurnRefused
-from freehold.ipc.async_engine import Delta
+from freehold.ipc.streams import Delta
 from freehold.server.native.schema import SessionParams
 
 

@@ -17,7 +17,8 @@ from typing import Any
 
 from freehold.conversation import Conversation
 from freehold.errors import InvalidParameter, NoSuchSession, SessionBusy, StoreFailed
-from freehold.ipc.async_engine import AsyncEngine, Delta
+from freehold.ipc.async_engine import AsyncEngine
+from freehold.ipc.streams import Delta
 from freehold.sampling_params import SamplingParams
 from freehold.server.access.clients import Client
 from freehold.server.sessions.branches import BranchTree
