@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 
 import numpy as np
 import peft
@@ -104,6 +105,7 @@ def test_modules_of_a_gguf_file_are_those_of_the_model_it_was_made_of(folders, t
         (16, {"disable_overlap_schedule": True, "num_pages": 24}),
         (64, {"speculative_algorithm": "draft", "speculative_draft_layers": 1}),
         (256, {"forward_retract_interval": 5}),
+        (4, {"enable_hierarchical_cache": True, "num_pages": 160}),
     ],
 )
 def test_several_adapters_in_one_step_leave_each_other_alone(made, page_size, options):
@@ -210,3 +212,21 @@ def test_what_is_no_adapter_of_the_model_is_refused(made, tmp_path):
                 llm.load_adapter(name, str(folder))
     with LLM(str(base), **EXACT) as llm, pytest.raises(InvalidParameter, match="switched off"):
         llm.load_adapter("a", str(folder))
+
+
+def test_stored_prefixes_are_found_by_those_that_have_the_adapter(made, tmp_path):
+    base, adapters = made("qwen2")
+    (prompt,) = prompts_of([100])
+    modules = tuple(f"{name}={folder}" for name, (folder, _) in adapters.items())
+    options = {"lora_modules": modules, "enable_hierarchical_cache": True, "hicache_storage_backend": "file",
+               "hicache_storage_location": str(tmp_path), **EXACT}  # fmt: skip
+    with LLM(str(base), **options) as llm:
+        (first,) = llm.generate([prompt], GREEDY, adapter="all")
+        deadline = time.monotonic() + 20
+        while llm.scheduler.memory.awaits_transfers and time.monotonic() < deadline:
+            llm.scheduler.step()
+    with LLM(str(base), **{**options, "hicache_storage_prefetch_policy": "wait_complete"}) as llm:
+        for name in ("some", None, "all"):
+            (output,) = llm.generate([prompt], GREEDY, adapter=name)
+            assert output.cached_by_tier.get("storage", 0) == (96 if name == "all" else 0)
+        assert output.token_ids == first.token_ids
