@@ -112,14 +112,21 @@ MUTANTS = [
     Mutant(
         "a request that was aborted while its grammar compiled runs",
         WAITS,
-        "ipc/parked.py",
+        "scheduler/parked.py",
         "        found = self._requests.pop(name, None)\n",
         "        found = None\n",
     ),
     Mutant(
+        "a request that waited for its grammar runs without it",
+        WAITS,
+        "scheduler/parked.py",
+        "                request.grammar = compiled.result()\n            if error",
+        "                pass\n            if error",
+    ),
+    Mutant(
         "time stands still while a grammar compiles",
         WAITS,
-        "ipc/parked.py",
+        "scheduler/parked.py",
         "            if not compiled.done() and not is_late:\n",
         "            if not compiled.done():\n",
     ),
@@ -133,7 +140,7 @@ MUTANTS = [
     Mutant(
         "requests that wait for grammars are not counted",
         "starvation or crash under pressure",
-        "ipc/parked.py",
+        "scheduler/parked.py",
         "        if waiting + len(self._requests) >= self._config.max_queued_requests:\n",
         "        if waiting >= self._config.max_queued_requests:\n",
     ),
@@ -147,7 +154,7 @@ MUTANTS = [
     Mutant(
         "nobody is told that a grammar is ready",
         WAITS,
-        "ipc/parked.py",
+        "scheduler/parked.py",
         "        compiled.add_done_callback(lambda _: self._wake())\n",
         "",
     ),

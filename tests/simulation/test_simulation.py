@@ -24,7 +24,7 @@ CELL = Cell(True, 4, "ngram", "fcfs", "tight")
 def test_the_diagonal_of_the_matrix():
     """Every combination of the first axes once; `freehold simulate --matrix` takes all cells, and more seeds."""
     cells = list(diagonal())
-    *_, tally = run_many(jobs_for(7_000, 1, None, cells), processes=2)
+    *_, tally = run_many(jobs_for(7_100, 1, None, cells), processes=2)
     assert tally.violation is None, tally.violation
     assert tally.scenarios == len(cells)
     assert len({cell.groups for cell in cells}) == len(GROUPS)

@@ -24,11 +24,11 @@ from freehold.config import EngineConfig
 from freehold.errors import EngineStuck, FreeholdError
 from freehold.ipc import protocol as msg
 from freehold.ipc.adapter_loads import AdapterLoads, Adapters
-from freehold.ipc.parked import GrammarCompiler, Parked
 from freehold.ipc.procedures import Procedures
 from freehold.memory import AuditError
 from freehold.memory.events import CacheEvent
 from freehold.memory.tiers.counts import count_tiers
+from freehold.scheduler.parked import GrammarCompiler, Parked
 from freehold.scheduler.request import Request
 from freehold.scheduler.results import StepOutput
 from freehold.scheduler.scheduler import Scheduler

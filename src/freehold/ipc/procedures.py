@@ -14,9 +14,9 @@ from freehold.arrays import Int32
 from freehold.errors import BadRequest, InvalidParameter, NotFound
 from freehold.ipc import protocol as msg
 from freehold.ipc.adapter_loads import AdapterLoads
-from freehold.ipc.parked import Parked
 from freehold.memory import Match, Namespace, PinnedPrefix, PrefetchPolicy
 from freehold.memory.tiers.counts import describe_tiers
+from freehold.scheduler.parked import Parked
 from freehold.scheduler.request import Request
 from freehold.scheduler.scheduler import PauseMode, Scheduler
 from freehold.storage_backend import Backend, StorageBackend

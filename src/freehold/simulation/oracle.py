@@ -63,6 +63,8 @@ def check_end(request: Request, vocab_size: int, eos_tokens: tuple[int, ...], li
     check_logprobs(request)
     output, got = request.output.tolist(), request.finish
     assert got is not None
+    if request.params.constraint is not None and request.grammar is None:
+        assert not output, f"{request.id}: ran without its grammar"
     if isinstance(request.grammar, SimulatedGrammar):
         assert len(output) <= request.grammar.fails, f"{request.id}: went on although its grammar had failed"
     if got.is_complete:

@@ -9,22 +9,22 @@ from typing import Any
 
 import numpy as np
 
-from freehold.constraint import Constraint
-from freehold.memory import Lease, OwnershipError, Retention
+from freehold.memory import Lease, OwnershipError
 from freehold.memory.events import EventLog
-from freehold.sampling_params import SamplingParams
 from freehold.scheduler.request import FinishKind, Request
 from freehold.scheduler.results import StepOutput
 from freehold.scheduler.scheduler import PauseMode
 from freehold.scheduler.states import TRANSITIONS, Event, RequestState
+from freehold.simulation.asked import request_of
 from freehold.simulation.assembly import SimulatedModel, assemble
+from freehold.simulation.compiling import Compiling
 from freehold.simulation.engine import WrongKV
 from freehold.simulation.fair_shares import FairShares
 from freehold.simulation.liveness import Liveness
 from freehold.simulation.mirror import Mirror
 from freehold.simulation.model import SimulatedGrammar
 from freehold.simulation.oracle import check_end
-from freehold.simulation.scenario import ADAPTERS, EOS_TOKENS, LONGEST, VOCAB_SIZE, Happening, Scenario, Verb
+from freehold.simulation.scenario import EOS_TOKENS, LONGEST, VOCAB_SIZE, Happening, Scenario, Verb
 from freehold.step import Step, TokenLogprobs
 
 AUDIT_INTERVAL = 8  # iterations
@@ -40,7 +40,7 @@ class Clock:
     """Seconds that pass when told to."""
 
     def __init__(self) -> None:
-        self.now = 0.0
+        self.now = 1.0  # a request that has no time of arrival yet has 0
 
     def __call__(self) -> float:
         return self.now
@@ -90,6 +90,7 @@ class World:
         self.requests: dict[str, Request] = {}
         self._delivered: dict[str, list[int]] = defaultdict(list)
         self._delivered_logprobs: dict[str, list[TokenLogprobs]] = defaultdict(list)
+        self._compiling = Compiling(self.scheduler)
         self._liveness = Liveness(self.scheduler)
         self._fair_shares = FairShares(self.scheduler)
         self.engine.observe = self._observe
@@ -98,6 +99,7 @@ class World:
         self._histories: dict[str, list[int]] = {}  # of sessions: the tokens of their finished turns
         self._closing: set[str] = set()
         self._closed: set[str] = set()
+        self._refused: set[str] = set()  # requests whose grammar could not be compiled
         self._busy: dict[str, str] = {}  # session -> the request that is its turn
         self._ballast: Lease | None = None
         self._release_at: int | None = None
@@ -107,7 +109,7 @@ class World:
     def run(self) -> Summary:
         """To the end. Raises Violation."""
         try:
-            while self._pending or self.scheduler.requests or self.scheduler.has_work:
+            while self._pending or self._compiling or self.scheduler.requests or self.scheduler.has_work:
                 self.advance()
                 assert self.iteration < self._iterations_max, f"no end: waiting for {self.scheduler.waits_for()}"
             self._check_empty()
@@ -129,6 +131,7 @@ class World:
         if self._release_at is not None and self.iteration >= self._release_at:
             self._release_at, self.engine.hold = None, False
             self.engine.release()
+        self._compile()
         is_paused, before = self.scheduler.paused is not None, self.engine.steps_run
         self._liveness.before(self.engine.hold)
         if self.mover is not None:
@@ -243,27 +246,20 @@ class World:
             later = Happening(self.iteration + 3, Verb.SUBMIT, fields)
             self._pending = sorted([*self._pending, later], key=lambda happening: -happening.at)
             return
-        names = ("max_tokens", "min_tokens", "ignore_eos", "stop", "stop_token_ids")
-        scored = {name: fields.get(name) for name in ("logprobs", "prompt_logprobs_start")}
-        form = fields.get("form")
-        constraint = None if form is None else Constraint(f"simulated {form}", "regex")
-        asked = {name: fields[name] for name in names}
-        params = SamplingParams(temperature=0, constraint=constraint, **scored, **asked)
-        request = Request(
-            id=fields["id"],
-            prompt=np.array(prompt, np.int32),
-            params=params,
-            namespace=fields["namespace"],
-            client=fields.get("client", ""),
-            priority=fields["priority"],
-            timeout=fields["timeout"],
-            session=fields["session"],
-            retention=Retention(*fields["retention"]) if fields.get("retention") else None,
-            grammar=None if form is None else SimulatedGrammar(*form),
-            adapter=ADAPTERS.get(fields.get("adapter", "")),
-        )
+        request = request_of(fields, prompt)
         self.requests[request.id] = request
-        self.scheduler.add(request)
+        self._compiling.submit(request, self.clock.now)
+
+    def _compile(self) -> None:
+        """Requests whose grammar is there go to the scheduler; it has never seen those whose grammar can't be."""
+        self._compiling.advance(self.iteration, self.clock.now)
+        for request in self._compiling.refused:
+            self._refused.add(request.id)
+            if request.session is not None:
+                del self._busy[request.session]
+                if request.session in self._closing:
+                    self._close(request.session)
+        self._compiling.refused.clear()
 
     def _abort_who_is_there(self) -> None:
         for order in list(self._aborts):
@@ -271,9 +267,9 @@ class World:
             if request is None:
                 continue
             if order["state"] in ("any", request.state.value):
-                self.scheduler.abort(request.id)
-                self.scheduler.abort(request.id)  # a second time does nothing
-            if request.state is RequestState.ENDED:
+                self._compiling.abort(request.id)
+                self._compiling.abort(request.id)  # a second time does nothing
+            if request.state is RequestState.ENDED or request.id in self._refused:
                 self._aborts.remove(order)
 
     def _exhaust(self, leaving: int) -> None:
@@ -383,7 +379,8 @@ class World:
             assert pool.free_count == pool.capacity, "pages are not back after a flush"
         assert not list(self.memory.tree.namespaces()), "an empty namespace was kept"
         assert len(self.requests) == sum(h.verb is Verb.SUBMIT for h in self.scenario.happenings)
-        assert all(request.state is RequestState.ENDED for request in self.requests.values())
+        ended = (name for name, request in self.requests.items() if request.state is RequestState.ENDED)
+        assert self.requests.keys() - self._refused == set(ended)
 
     def _history(self, error: Exception) -> str:
         if isinstance(error, WrongKV) and error.page:
