@@ -4,6 +4,20 @@ from mutant import Mutant
 
 MUTANTS = [
     Mutant(
+        "a helper that comes late works on the next loop",
+        "threads do what nobody asked for",
+        "engine/cpu/team.py",
+        "    put(NEXT, CLOSED)  # who comes late must not take what the next job writes for pieces of this one\n",
+        "",
+    ),
+    Mutant(
+        "nobody wakes a helper that sleeps",
+        "threads do what nobody asked for",
+        "engine/cpu/team.py",
+        "    if get(SLEEPERS):\n        wake(JOB)\n",
+        "",
+    ),
+    Mutant(
         "the next step waits for the result of the last one",
         "the engine",
         "engine/engine.py",

@@ -8,7 +8,7 @@ from freehold.engine.cpu import drawing
 from freehold.engine.cpu.backend import CpuBackend
 from freehold.engine.cpu.caches import GroupCache
 from freehold.engine.cpu.compile_progress import CompileProgress
-from freehold.engine.cpu.threads import choose_threading_layer, use_threads
+from freehold.engine.cpu.threads import choose_threads, use_threads
 from freehold.engine.device import Drawing
 from freehold.models.spec import CacheLayout
 from freehold.step import KVShape
@@ -18,7 +18,7 @@ class CpuDevice:
     """Implements `freehold.engine.device.Device`. `thread_count` None is one thread for each core."""
 
     def __init__(self, thread_count: int | None = None):
-        choose_threading_layer()
+        choose_threads()
         self._thread_count = thread_count
 
     @property

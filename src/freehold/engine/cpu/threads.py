@@ -2,24 +2,30 @@
 
 import ctypes.util
 import os
+import platform
+import sys
 from typing import Any
 
 import numba
 from numba.core import config
+from numba.np.ufunc import parallel
 
 _config: Any = config
+_parallel: Any = parallel
 
 
-# How often a thread that waits for the others looks again before it sleeps. More is hardly faster alone; and beside
-# busy processes of others it keeps the core from the very thread that is waited for.
-SPIN_COUNT = 1000
+def choose_threads() -> None:
+    """Who runs parallel loops, before the first one does: our team, or a layer of Numba's where the team can't be, or
+    if NUMBA_THREADING_LAYER names one."""
+    if "NUMBA_THREADING_LAYER" in os.environ:
+        return
+    # Numba's own pool takes 100 us to start a loop, OpenMP 5.
+    _config.THREADING_LAYER = "omp" if ctypes.util.find_library("gomp") else "workqueue"
+    if sys.platform == "linux" and platform.machine() == "x86_64":
+        _parallel._launch_threads()
+        from freehold.engine.cpu.team import join_team
 
-
-def choose_threading_layer() -> None:
-    """OpenMP starts a parallel loop in 5 us, Numba's own pool in 100; before the first kernel runs."""
-    os.environ.setdefault("GOMP_SPINCOUNT", str(SPIN_COUNT))
-    if "NUMBA_THREADING_LAYER" not in os.environ:
-        _config.THREADING_LAYER = "omp" if ctypes.util.find_library("gomp") else "workqueue"
+        join_team()
 
 
 def use_threads(count: int | None) -> None:

@@ -1,0 +1,159 @@
+"""The threads that share parallel loops, in place of Numba's.
+
+Numba's layers divide a loop into as many parts as there are threads, and each waits for all others. A thread that has
+to give its core to another process for some milliseconds then holds up the whole engine, 150 times a token. Here a loop
+has several pieces for each thread, and whoever has time takes the next one: the caller does all of them alone if nobody
+comes. It waits only for pieces that somebody else has begun, and soon sleeps instead of spinning: a core that is idle
+is given to the very thread that lacks one.
+
+All words are in one block (`atomics`): a job's number, its pieces, and what to call.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import numpy as np
+from llvmlite import binding
+from numba import cfunc, njit, types
+
+from freehold.engine.cpu.atomics import add, call_piece, exchange_if, get, pause, place, put, read, sleep_while, wake
+
+PIECES = 4  # of a loop, for each thread
+SPIN_WORK, SPIN_END = 2000, 400  # looks, before a thread sleeps: for the next loop, and for the end of this one
+# A word each, in cache lines of their own where several threads write.
+BUSY, JOB, NEXT, DONE, SLEEPERS, WAITS, STOP = range(0, 56, 8)
+FUNCTION, ARGUMENTS, SIZES, STEPS, DATA, INNER, ARRAYS, PIECE_COUNT, HELPERS = range(56, 65)
+WORDS = 72
+JOBS = 0x7FFFFFFF  # NEXT has the job and the next piece, 32 bits each
+CLOSED = JOBS << 32
+ARRAYS_MAX, INNER_MAX = 128, 256
+# Of this process, like Numba's own threads. It is there before anything is compiled that names it.
+_words = place(WORDS)
+
+
+@njit(inline="always")
+def _run(piece, arguments, sizes):
+    """Call the loop's function for one piece; `arguments` and `sizes` are the thread's own."""
+    count = get(ARRAYS)
+    for i in range(count):
+        arguments[i] = read(get(ARGUMENTS), i) + piece * read(get(STEPS), i)
+    sizes[0] = 1
+    for i in range(1, get(INNER) + 1):
+        sizes[i] = read(get(SIZES), i)
+    call_piece(get(FUNCTION), arguments.ctypes.data, sizes.ctypes.data, get(STEPS), get(DATA))
+
+
+@njit(inline="always")
+def _take(job, arguments, sizes):
+    """Do pieces of a job for as long as it has any."""
+    while True:
+        word = get(NEXT)
+        piece = word & 0xFFFFFFFF
+        if word >> 32 != job or piece >= get(PIECE_COUNT):
+            return
+        if not exchange_if(NEXT, word, word + 1):
+            continue
+        # The job can't end before this piece is done, so what it says stays.
+        _run(piece, arguments, sizes)
+        add(DONE, 1)
+        if get(WAITS):
+            wake(DONE)
+
+
+@njit(nogil=True, cache=True)
+def _help(number):
+    """A helper's life. It takes part if the job has room for so many."""
+    arguments, sizes = np.empty(ARRAYS_MAX, np.int64), np.empty(INNER_MAX, np.int64)
+    job = get(JOB)
+    while not get(STOP):
+        spun = 0
+        while get(JOB) == job and spun < SPIN_WORK:
+            pause()
+            spun += 1
+        if get(JOB) == job:
+            add(SLEEPERS, 1)
+            sleep_while(JOB, job)
+            add(SLEEPERS, -1)
+            continue
+        job = get(JOB)
+        if number < get(HELPERS):
+            _take(job, arguments, sizes)
+
+
+_PARALLEL_FOR = types.void(*[types.int64] * 8)
+
+
+@cfunc(_PARALLEL_FOR, nopython=True, cache=True)
+def _parallel_for(function, arguments, sizes, steps, data, inner, arrays, threads):
+    """Numba calls this for each parallel loop: `sizes[0]` pieces. The arguments of piece i begin i steps further."""
+    own, inner_sizes = np.empty(ARRAYS_MAX, np.int64), np.empty(INNER_MAX, np.int64)
+    count = read(sizes, 0)
+    if threads == 1 or count == 1 or not exchange_if(BUSY, 0, 1):
+        for piece in range(count):
+            for i in range(arrays):
+                own[i] = read(arguments, i) + piece * read(steps, i)
+            inner_sizes[0] = 1
+            for i in range(1, inner + 1):
+                inner_sizes[i] = read(sizes, i)
+            call_piece(function, own.ctypes.data, inner_sizes.ctypes.data, steps, data)
+        return
+    job = (get(JOB) + 1) % JOBS
+    put(FUNCTION, function)
+    put(ARGUMENTS, arguments)
+    put(SIZES, sizes)
+    put(STEPS, steps)
+    put(DATA, data)
+    put(INNER, inner)
+    put(ARRAYS, arrays)
+    put(PIECE_COUNT, count)
+    put(HELPERS, threads - 1)
+    put(DONE, 0)
+    put(NEXT, job << 32)
+    put(JOB, job)
+    if get(SLEEPERS):
+        wake(JOB)
+    _take(job, own, inner_sizes)
+    spun = 0
+    while get(DONE) < count and spun < SPIN_END:
+        pause()
+        spun += 1
+    while get(DONE) < count:
+        put(WAITS, 1)
+        done = get(DONE)
+        if done < count:
+            sleep_while(DONE, done)
+        put(WAITS, 0)
+    put(NEXT, CLOSED)  # who comes late must not take what the next job writes for pieces of this one
+    put(BUSY, 0)
+
+
+@cfunc(types.int64(types.int64, types.int64, types.int64, types.int64), nopython=True, cache=True)
+def _piece_count(threads, dimensions, starts, ends):
+    """Numba asks this how many pieces a loop shall have."""
+    total = 1
+    for i in range(dimensions):
+        total *= max(read(ends, i) - read(starts, i) + 1, 1)
+    return 1 if threads == 1 else min(total, PIECES * threads)
+
+
+def join_team() -> None:
+    """Have all of Numba's parallel loops run by the team. Before the first one is compiled or loaded; it can't be
+    undone."""
+    if _helpers:
+        return
+    binding.add_symbol("numba_parallel_for", _parallel_for.address)
+    binding.add_symbol("get_sched_size", _piece_count.address)
+    for number in range(len(os.sched_getaffinity(0)) - 1):
+        helper = threading.Thread(target=_help, args=(number,), name=f"team-{number}", daemon=True)
+        _helpers.append(helper)
+        helper.start()
+
+
+_helpers: list[threading.Thread] = []
+
+
+def helper_count() -> int:
+    """How many threads help whoever runs a loop; 0 where Numba's own threads do it."""
+    return len(_helpers)
