@@ -43,6 +43,7 @@ class Assembly:
     publisher: EventPublisher | None
     grammars: Grammars | None
     adapters: Adapters | None
+    cpu_isa: str
 
     def publish(self, events: Sequence[CacheEvent]) -> None:
         """Tell followers, if there may be any."""
@@ -72,7 +73,8 @@ def assemble(config: EngineConfig, checkpoint: Checkpoint | None = None) -> Asse
     kv_shape = KVShape(
         tuple(shape.page_counts), shape.page_size, shape.row_count, shape.token_limit, config.kv_cache_dtype, drafts
     )
-    runner = Runner(config, checkpoint, kv_shape, CpuDevice(config.num_threads), tokenizer.eos_tokens)
+    device = CpuDevice(config.num_threads, config.cpu_isa)
+    runner = Runner(config, checkpoint, kv_shape, device, tokenizer.eos_tokens)
     engine = StepThread(runner)
     engine.wait_until_warm()
     mover = None if tiers is None else PageMover(runner.page_bytes(), tiers.page_counts, configured_storage(config))
@@ -89,7 +91,7 @@ def assemble(config: EngineConfig, checkpoint: Checkpoint | None = None) -> Asse
             runner.adapters.load(name, path)
     return Assembly(
         config, checkpoint.path, checkpoint.spec, tokenizer, scheduler, engine, mover, publisher, grammars,
-        runner.adapters,
+        runner.adapters, device.isa,
     )  # fmt: skip
 
 

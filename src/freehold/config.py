@@ -16,6 +16,7 @@ WRITE_POLICIES = ("write_through", "write_through_selective", "write_back")
 FORCED_MAX = 8
 GRAMMAR_BACKENDS = ("llguidance", "none")
 PREFETCH_POLICIES = ("best_effort", "wait_complete", "timeout")
+CPU_ISAS = ("auto", "avx512-vnni", "avx-vnni", "avx2", "portable")
 STORAGE_BACKENDS = ("file", "redis", "s3")
 STORAGE_BYTES_DEFAULT = 64 << 30
 
@@ -177,6 +178,10 @@ class EngineConfig:
     speculative_draft_layers: int | None = option(
         None, "Draft with only the first layers of the draft model.", SPECULATION, _POSITIVE
     )
+    cpu_isa: str = option(
+        "auto", "Instruction set of integer products: auto (the best there is), avx512-vnni, avx-vnni, avx2, portable. "
+        "All give the same bits.", DEVICES, Limits(choices=CPU_ISAS),
+    )  # fmt: skip
     num_threads: int | None = option(None, "Threads of the kernels. Default: one for each core.", DEVICES, _POSITIVE)
 
     @property

@@ -57,4 +57,5 @@ class EngineOptions(TypedDict, total=False):
     speculative_num_draft_tokens: int
     speculative_draft_model_path: str | None
     speculative_draft_layers: int | None
+    cpu_isa: str
     num_threads: int | None

@@ -5,11 +5,12 @@ import numpy as np
 import pytest
 import torch
 
-from freehold.config import KV_CACHE_DTYPES
+from freehold.config import CPU_ISAS, KV_CACHE_DTYPES
 from freehold.engine.cpu.backend import CpuBackend
 from freehold.engine.cpu.batch import CpuBatch
 from freehold.engine.cpu.caches import GroupCache
 from freehold.engine.cpu.integer_linear import IntegerMatrix
+from freehold.engine.cpu.isa import AUTO, ISAS, available, choose
 from freehold.engine.cpu.items import SEGMENT, WHOLE
 from freehold.engine.cpu.linear import pack
 from freehold.engine.cpu.pointwise import CLAMPED, GEGLU, NORM, SWIGLU, prepare
@@ -21,6 +22,7 @@ from freehold.models.tensor import StoredTensor, TensorFormat
 
 FORMATS = list(TensorFormat)
 PLAIN_TENSORS = AttentionTensors()
+BEST = ISAS[choose()]
 INTEGER_FORMATS = [TensorFormat.Q4_0, TensorFormat.Q4_1, TensorFormat.Q8_0]
 
 
@@ -74,10 +76,11 @@ def rounded(x: np.ndarray, limit: int) -> np.ndarray:
 @pytest.mark.parametrize("inputs", ["int8", "int16"])
 @pytest.mark.parametrize("kind", INTEGER_FORMATS)
 @pytest.mark.parametrize("rows", [8, 32, 40, 96])
-def test_integer_products_are_exact_but_for_the_rounding_of_inputs(kind, rows, inputs):
+@pytest.mark.parametrize("isa", [ISAS[name] for name in available()], ids=available())
+def test_integer_products_are_exact_but_for_the_rounding_of_inputs(kind, rows, inputs, isa):
     rng = np.random.default_rng(rows)
     tensor = stored(rng.standard_normal((rows, 192)).astype(np.float32), kind)
-    weight = IntegerMatrix.pack(kind, tensor.data, rows, 192, inputs)
+    weight = IntegerMatrix.pack(kind, tensor.data, 192, inputs, isa)
     limit = 127 if inputs == "int8" and kind is not TensorFormat.Q8_0 else 32767
     np.testing.assert_array_equal(weight.gather(np.arange(rows, dtype=np.int32)), tensor.to_float32())
     for count in (1, 3, 4, 9):
@@ -92,7 +95,7 @@ def test_integer_products_are_exact_but_for_the_rounding_of_inputs(kind, rows, i
 def test_a_row_of_an_integer_product_is_the_same_bits_in_any_batch(kind, inputs):
     rng = np.random.default_rng(1)
     tensor = stored(rng.standard_normal((72, 192)).astype(np.float32), kind)
-    weight = IntegerMatrix.pack(kind, tensor.data, 72, 192, inputs)
+    weight = IntegerMatrix.pack(kind, tensor.data, 192, inputs, BEST)
     x = rng.standard_normal((50, 192)).astype(np.float32)
     whole = product(weight, x)
     for size in (1, 2, 3, 4, 5, 7, 16, 33):
@@ -106,10 +109,35 @@ def test_sums_never_overflow(inputs):
     values = np.tile(np.linspace(-8, 7, 16, dtype=np.float32), (32, 4))
     values[:, 32:] = 7
     tensor = stored(values, TensorFormat.Q4_0)
-    weight = IntegerMatrix.pack(tensor.format, tensor.data, 32, 64, inputs)
-    for sign in (1, -1):
-        x = np.full((4, 64), sign, np.float32)
-        np.testing.assert_allclose(product(weight, x), x @ tensor.to_float32().T, rtol=1e-5)
+    for isa in available():
+        weight = IntegerMatrix.pack(tensor.format, tensor.data, 64, inputs, ISAS[isa])
+        for sign in (1, -1):
+            x = np.full((4, 64), sign, np.float32)
+            np.testing.assert_allclose(product(weight, x), x @ tensor.to_float32().T, rtol=1e-5)
+
+
+@pytest.mark.parametrize("inputs", ["int8", "int16"])
+@pytest.mark.parametrize("kind", INTEGER_FORMATS)
+def test_all_instruction_sets_give_the_same_bits(kind, inputs):
+    """With rows that fill no panel, and rows of inputs that fill no tile."""
+    rng = np.random.default_rng(3)
+    for rows in (1, 17, 40, 96):
+        tensor = stored(rng.standard_normal((rows, 160)).astype(np.float32), kind)
+        x = rng.standard_normal((11, 160)).astype(np.float32)
+        weights = [IntegerMatrix.pack(kind, tensor.data, 160, inputs, ISAS[isa]) for isa in available()]
+        for count in (1, 2, 4, 11):
+            first, *others = [product(weight, x[:count]) for weight in weights]
+            for other in others:
+                np.testing.assert_array_equal(other, first)
+
+
+def test_a_set_that_the_processor_lacks_is_refused(monkeypatch):
+    assert set(CPU_ISAS) == {AUTO, *ISAS}
+    monkeypatch.setattr("llvmlite.binding.get_host_cpu_features", lambda: {"avx2": True})
+    assert choose() == "avx2"
+    assert choose("portable") == "portable"
+    with pytest.raises(ValueError, match="this processor has portable, avx2, not avx512-vnni"):
+        choose("avx512-vnni")
 
 
 def test_tensors_of_different_formats_make_one_matrix():

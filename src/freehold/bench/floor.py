@@ -15,6 +15,7 @@ from rich.table import Table
 
 from freehold.bench.prefix_tree import prefix_match_us, three_groups
 from freehold.bench.scheduler import decode_step_us
+from freehold.engine.cpu.isa import choose
 from freehold.llm import LLM
 from freehold.sampling_params import SamplingParams
 
@@ -38,7 +39,7 @@ def run_floor() -> int:
     console = Console()
     with console.status("Measuring, about two minutes ..."):
         floors = [*_scheduler_floors(), *_model_floors()]
-    cpu = f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"
+    cpu = f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, {choose()}"
     table = Table("what", "measured", "goal", "met", title=f"Freehold on {cpu}")
     for floor in floors:
         table.add_row(floor.what, floor.measured, floor.goal, "yes" if floor.met else "NO")

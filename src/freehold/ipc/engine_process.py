@@ -336,6 +336,7 @@ def main(address: str, options: str, parent: int) -> None:
                     max_model_len=shape.token_limit,
                     capacity_tokens=shape.page_count * shape.page_size,
                     hidden_size=assembly.spec.hidden_size,
+                    cpu_isa=assembly.cpu_isa,
                 )
             )
         )

@@ -77,6 +77,7 @@ class Ready(msgspec.Struct, tag=True):
     max_model_len: int
     capacity_tokens: int
     hidden_size: int = 0
+    cpu_isa: str = ""
 
 
 class Failed(msgspec.Struct, tag=True):

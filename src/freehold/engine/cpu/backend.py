@@ -15,6 +15,7 @@ from freehold.engine.cpu.batch import CpuBatch
 from freehold.engine.cpu.caches import GroupCache
 from freehold.engine.cpu.heads import HeadMatrices, multiply_heads
 from freehold.engine.cpu.integer_linear import IntegerMatrix, can_pack
+from freehold.engine.cpu.isa import ISAS, Isa, choose
 from freehold.engine.cpu.linear import PackedMatrix, pack
 from freehold.engine.cpu.low_rank import AdaptedMatrix, AdaptedTokens, Factors, compile_kernels
 from freehold.engine.cpu.page_bytes import PageBytes
@@ -51,9 +52,11 @@ class CpuBackend:
         position_count: int,
         compute: str = "float32",
         adapts: bool = False,
+        isa: Isa | None = None,
     ):
         self.caches = caches
         self._epsilon, self._position_count, self._compute = np.float32(epsilon), position_count, compute
+        self._isa = ISAS[choose()] if isa is None else isa
         self._adapts, self._adapted_tokens = adapts, AdaptedTokens()
         self._adaptable: dict[str, AdaptedMatrix] = {}  # by the names of tensors
         self._rotary: dict[Rotary | None, tuple[Float32, Float32]] = {None: (NO_NORM, NO_NORM)}
@@ -90,7 +93,7 @@ class CpuBackend:
     def _pack(self, tensors: Sequence[StoredTensor]) -> PackedMatrix | IntegerMatrix:
         if self._compute != "float32" and can_pack(tensors):
             data = np.concatenate([tensor.data for tensor in tensors])
-            return IntegerMatrix.pack(tensors[0].format, data, len(data), tensors[0].columns, self._compute)
+            return IntegerMatrix.pack(tensors[0].format, data, tensors[0].columns, self._compute, self._isa)
         return pack(tensors)
 
     def pack_heads(self, heads: Sequence[StoredTensor]) -> HeadMatrices:

@@ -8,6 +8,7 @@ from freehold.engine.cpu import drawing
 from freehold.engine.cpu.backend import CpuBackend
 from freehold.engine.cpu.caches import GroupCache
 from freehold.engine.cpu.compile_progress import CompileProgress
+from freehold.engine.cpu.isa import AUTO, ISAS, choose
 from freehold.engine.cpu.threads import choose_threads, use_threads
 from freehold.engine.device import Drawing
 from freehold.models.spec import CacheLayout
@@ -15,10 +16,12 @@ from freehold.step import KVShape
 
 
 class CpuDevice:
-    """Implements `freehold.engine.device.Device`. `thread_count` None is one thread for each core."""
+    """Implements `freehold.engine.device.Device`. `thread_count` None is one thread for each core; `isa` is the
+    instruction set of integer products, by default the best there is. Raises ValueError if the processor lacks it."""
 
-    def __init__(self, thread_count: int | None = None):
+    def __init__(self, thread_count: int | None = None, isa: str = AUTO):
         choose_threads()
+        self.isa = choose(isa)
         self._thread_count = thread_count
 
     @property
@@ -39,4 +42,4 @@ class CpuDevice:
             GroupCache(layout, pages, shape.page_size, shape.kind, scratch)
             for layout, pages in zip(layouts, shape.page_counts, strict=True)
         ]
-        return CpuBackend(caches, epsilon, shape.token_limit, compute, adapts)
+        return CpuBackend(caches, epsilon, shape.token_limit, compute, adapts, ISAS[self.isa])

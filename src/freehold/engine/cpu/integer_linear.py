@@ -2,10 +2,11 @@
 
 Inputs are quantized row by row in blocks of 32 columns: to 16 bits, whose error is below that of the weights, or, for
 weights of four bits, to 8 bits, as in llama.cpp. Sums inside a block are exact integers. Blocks are added as floats,
-always in the same order. So the result of a row depends on that row alone, as with float32 products. One instruction
-does 8 products of floats, 16 of 16-bit integers, or 32 of 8-bit integers.
+always in the same order. So the result of a row depends on that row alone, as with float32 products, and is the same
+with every instruction set (`isa.py`).
 
-A panel is 8 rows, a group 4 panels. Codes are stored in the order in which they are read.
+A panel has as many rows as the instruction set has lanes, a group 32 rows. Codes are stored in the order in which they
+are read.
 """
 
 from __future__ import annotations
@@ -19,9 +20,8 @@ from numba import njit, prange
 from freehold.arrays import Float32, Int32
 from freehold.engine.cpu.integer_tiles import (
     BLOCK,
-    LANES,
+    GROUP,
     ORDER,
-    PANELS,
     ROWS,
     Inputs,
     Outputs,
@@ -29,20 +29,20 @@ from freehold.engine.cpu.integer_tiles import (
     four_rows,
     one_row,
 )
+from freehold.engine.cpu.isa import Isa
 from freehold.engine.cpu.pointwise import NO_NORM, PLAIN, ROWS_PARALLEL, Preparation, prepare_row
 from freehold.engine.cpu.simd import bits_of, float_of, half_at
 from freehold.models.tensor import StoredTensor, TensorFormat
 
-GROUP = LANES * PANELS  # rows that one task multiplies
 X_BYTES = 96 << 10  # of inputs at a time: they should stay in L2 while all weights go by
 FORMATS = (TensorFormat.Q4_0, TensorFormat.Q4_1, TensorFormat.Q8_0)
 
 
 @dataclass(frozen=True)
 class IntegerMatrix:
-    """codes: four bits uint8 [panels, blocks, 4, 8 rows, 4], where byte (j, row, i) has columns 4 j + i (low half) and
-    16 + 4 j + i of the block; or eight bits int8 [panels, blocks, 16, 8 rows, 2]. scales, minimums uint16 (float16, as
-    stored) [panels, blocks, 8 rows]; no minimums with eight bits. Panels are padded to whole groups. `inputs` are
+    """codes: four bits uint8 [panels, blocks, 4, lanes, 4], where byte (j, lane, i) has columns 4 j + i (low half) and
+    16 + 4 j + i of the block; or eight bits int8 [panels, blocks, 16, lanes, 2]. scales, minimums uint16 (float16, as
+    stored) [panels, blocks, lanes]; no minimums with eight bits. Panels are padded to whole groups. `inputs` are
     quantized to int8 or int16."""
 
     rows: int
@@ -51,11 +51,13 @@ class IntegerMatrix:
     scales: np.ndarray
     minimums: np.ndarray
     inputs: type[np.signedinteger]
+    isa: Isa
 
     @classmethod
-    def pack(cls, kind: TensorFormat, data: np.ndarray, rows: int, columns: int, inputs: str) -> IntegerMatrix:
+    def pack(cls, kind: TensorFormat, data: np.ndarray, columns: int, inputs: str, isa: Isa) -> IntegerMatrix:
         """`data` uint8 [rows, bytes of a row] in one of FORMATS. `inputs` of int8 are for weights of four bits:
         the others get int16."""
+        rows, lanes = len(data), isa.lanes
         data = np.pad(data, ((0, -len(data) % GROUP), (0, 0)))
         blocks = columns // BLOCK
         head = {TensorFormat.Q4_0: 2, TensorFormat.Q4_1: 4, TensorFormat.Q8_0: 2}[kind]
@@ -63,18 +65,18 @@ class IntegerMatrix:
 
         def halves(at: int) -> np.ndarray:
             values = np.ascontiguousarray(raw[:, :, at : at + 2]).view(np.uint16)[:, :, 0]
-            return np.ascontiguousarray(values.reshape(-1, LANES, blocks).transpose(0, 2, 1)).ravel()
+            return np.ascontiguousarray(values.reshape(-1, lanes, blocks).transpose(0, 2, 1)).ravel()
 
         is_nibbles = kind is not TensorFormat.Q8_0
         inner = (4, 4) if is_nibbles else (16, 2)
-        packed = raw[:, :, head:].reshape(-1, LANES, blocks, *inner).transpose(0, 2, 3, 1, 4)
+        packed = raw[:, :, head:].reshape(-1, lanes, blocks, *inner).transpose(0, 2, 3, 1, 4)
         codes = np.ascontiguousarray(packed).ravel()
         scales = halves(0)
         if not is_nibbles:
-            return cls(rows, columns, codes.view(np.int8), scales, np.zeros(0, np.uint16), np.int16)
+            return cls(rows, columns, codes.view(np.int8), scales, np.zeros(0, np.uint16), np.int16, isa)
         implied = (scales.view(np.float16) * np.float16(-8)).view(np.uint16)  # exact: a power of two
         minimums = halves(2) if kind is TensorFormat.Q4_1 else implied
-        return cls(rows, columns, codes, scales, minimums, np.int8 if inputs == "int8" else np.int16)
+        return cls(rows, columns, codes, scales, minimums, np.int8 if inputs == "int8" else np.int16, isa)
 
     def multiply_add(
         self, x: Float32, out: Float32, step: int = PLAIN, norm: Float32 = NO_NORM, epsilon: float = 0.0
@@ -83,13 +85,13 @@ class IntegerMatrix:
         room, loads = np.empty(len(out) * self.columns, self.inputs), 4 if len(self.minimums) else 16
         _multiply(
             step, x.ravel(), norm, np.float32(epsilon), self.codes, self.scales, self.minimums,
-            room, self.columns // BLOCK, loads, len(out), out.ravel(), self.rows,
+            room, self.columns // BLOCK, loads, len(out), out.ravel(), self.rows, self.isa,
         )  # fmt: skip
 
     def gather(self, rows: Int32) -> Float32:
         """The weights of some rows as in the file, float32 [n, columns]"""
         out = np.empty((len(rows), self.columns), np.float32)
-        _gather(self.codes, self.scales, self.minimums, self.columns // BLOCK, rows, out)
+        _gather(self.codes, self.scales, self.minimums, self.columns // BLOCK, rows, out, self.isa.lanes)
         return out
 
 
@@ -141,7 +143,7 @@ def _quantize_row(preparation, x, row, count, blocks, order, inputs):
 
 
 @njit(parallel=True, nogil=True, cache=True, error_model="numpy")
-def _multiply(step, source, norm, epsilon, codes, scales, minimums, x, blocks, loads, count, out, width):
+def _multiply(step, source, norm, epsilon, codes, scales, minimums, x, blocks, loads, count, out, width, isa):
     """out [count, width] += prepared source @ weight.T; `x` is room for the codes of inputs, of their type, and a
     panel's block of weights takes `loads` loads."""
     order = np.arange(BLOCK) if x.itemsize == 1 or len(minimums) == 0 else ORDER
@@ -158,30 +160,31 @@ def _multiply(step, source, norm, epsilon, codes, scales, minimums, x, blocks, l
     for first in range(0, count, together):
         last = min(first + together, count)
         for group in prange((width + GROUP - 1) // GROUP):
-            weights = Weights(codes, scales, minimums, blocks, loads)
+            weights = Weights(codes, scales, minimums, blocks, loads, isa)
             inputs, outputs = Inputs(x, x_scales, x_sums), Outputs(out, width)
             fours = last - (last - first) % ROWS
-            for panel in range(group * PANELS, (group + 1) * PANELS):
-                for row in range(first, fours if panel * LANES < width else 0, ROWS):
+            begin, at_once = group * GROUP // isa.lanes, 1 if isa.lanes == 8 else GROUP // 16
+            for panel in range(begin, begin + GROUP // isa.lanes, at_once):
+                for row in range(first, fours if panel * isa.lanes < width else 0, ROWS):
                     four_rows(weights, inputs, outputs, panel, row)
             for row in range(fours, last):
-                one_row(weights, inputs, outputs, group * PANELS, row)
+                one_row(weights, inputs, outputs, begin, row)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _gather(codes, scales, minimums, blocks, rows, out):
+def _gather(codes, scales, minimums, blocks, rows, out, lanes):
     for i in range(len(rows)):
-        panel, row = rows[i] // LANES, rows[i] % LANES
+        panel, row = rows[i] // lanes, rows[i] % lanes
         for b in range(blocks):
             block = panel * blocks + b
-            scale = half_at(scales, block * LANES + row)
+            scale = half_at(scales, block * lanes + row)
             for k in range(BLOCK):
                 if len(minimums):
-                    code = codes[(block * 4 + (k % 16) // 4) * 32 + row * 4 + k % 4]
+                    code = codes[((block * 4 + (k % 16) // 4) * lanes + row) * 4 + k % 4]
                     value = scale * np.float32(code & 15 if k < 16 else code >> 4)
-                    value += half_at(minimums, block * LANES + row)
+                    value += half_at(minimums, block * lanes + row)
                 else:
-                    code = codes[(block * 16 + k // 2) * 16 + row * 2 + k % 2]
+                    code = codes[((block * 16 + k // 2) * lanes + row) * 2 + k % 2]
                     value = scale * np.float32(code)
                 out[i, b * BLOCK + k] = value
 

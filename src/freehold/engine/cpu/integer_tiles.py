@@ -1,20 +1,20 @@
-"""The inner loops of `integer_linear`: four rows of inputs times a panel of weights, or one row times four panels.
+"""The inner loops of `integer_linear`: one row of inputs, or four, times some panels of weights.
 
-Both have four sums, one for each pair of a panel and a row. Inside a block of 32 columns sums are integers, exact.
-What differs between formats is how a load of codes becomes vectors that meet inputs (`_Format`). The rest is one
-description, from which the instructions of each kernel are made. On a processor with AVX2 the products are its
-instructions; elsewhere LLVM makes something of the same arithmetic.
+There is a sum for each pair of a panel and a row. Inside a block of 32 columns sums are integers, exact. What differs
+between formats is how a load of codes becomes vectors that meet inputs (`_Format`), and between instruction sets how
+many lanes a vector has and what a product is (`_Vectors`). The rest is one description, from which the instructions of
+each kernel are made.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import llvmlite.binding as llvm
 import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
 
+from freehold.engine.cpu.isa import Avx2, Avx512Vnni, AvxVnni, Isa
 from freehold.engine.cpu.vectors import (
     F16,
     F32,
@@ -31,27 +31,24 @@ from freehold.engine.cpu.vectors import (
     splat,
 )
 
-LANES = 8  # rows of a panel
-PANELS = 4  # of a group
 BLOCK = 32  # columns that share a scale
+GROUP = 32  # rows of weights that one task multiplies: 4 panels of 8, or 2 of 16
 ROWS = 4  # of inputs, whose blocks stand side by side
 # In which words of a block are kept for weights of four bits: those that meet in one instruction stand together.
 ORDER = np.array([16 * (t % 2) + 4 * j + t // 2 + 2 * i for j in range(4) for t in range(4) for i in range(2)])
-HAS_AVX2 = bool(llvm.get_host_cpu_features().get("avx2"))
-
-BYTES, WORDS, INTS = ir.VectorType(I8, 32), ir.VectorType(I16, 16), ir.VectorType(I32, LANES)
-HALVES, FLOATS = ir.VectorType(F16, LANES), ir.VectorType(F32, LANES)
 
 
 class Weights(NamedTuple):
     """An `IntegerMatrix`: `blocks` in a row, and as many `loads` of codes for a panel's block. The compiler must not
-    know how many: where it unrolls that loop it keeps more in registers than there are."""
+    know how many: where it unrolls that loop it keeps more in registers than there are. A panel has as many rows as the
+    instruction set has lanes."""
 
     codes: Any
     scales: Any
     minimums: Any
     blocks: int
     loads: int
+    isa: Isa
 
 
 class Inputs(NamedTuple):
@@ -72,29 +69,49 @@ class Outputs(NamedTuple):
 # -- products -----------------------------------------------------------------------------------------
 
 
-def _byte_products(builder, total, weights, inputs):
-    """total + bytes of 0 .. 127 times signed ones, added two by two as words."""
-    if HAS_AVX2:
-        return builder.add(total, call(builder, "llvm.x86.avx2.pmadd.ub.sw", WORDS, [weights, inputs]))
-    wide = ir.VectorType(I16, 32)
-    product = builder.mul(builder.zext(weights, wide), builder.sext(inputs, wide))
-    return builder.add(total, pairwise(builder, product, builder.add))
+class _Vectors:
+    """The registers of an instruction set, and products of integers in them."""
 
+    def __init__(self, isa: type):
+        self.isa, lanes = isa, isa().lanes
+        self.lanes = lanes
+        self.bytes, self.words = ir.VectorType(I8, 4 * lanes), ir.VectorType(I16, 2 * lanes)
+        self.ints, self.floats, self.halves = (ir.VectorType(kind, lanes) for kind in (I32, F32, F16))
 
-def _sums_of_pairs(builder, a, b):
-    """Words of `a` times words of `b`, added two by two as integers."""
-    if HAS_AVX2:
-        return call(builder, "llvm.x86.avx2.pmadd.wd", INTS, [a, b])
-    wide = ir.VectorType(I32, 16)
-    return pairwise(builder, builder.mul(builder.sext(a, wide), builder.sext(b, wide)), builder.add)
+    @property
+    def byte_total(self) -> ir.VectorType:
+        """What products of bytes are added up as in a block: without an instruction for more, words are enough."""
+        return self.ints if self.isa in (AvxVnni, Avx512Vnni) else self.words
 
+    def add_bytes(self, builder, total, weights, inputs):
+        """total + bytes of 0 .. 15 times signed ones, added two by two or four by four."""
+        if self.isa in (AvxVnni, Avx512Vnni):
+            return self._vnni(builder, "vpdpbusd", total, weights, inputs)
+        if self.isa is Avx2:
+            return builder.add(total, call(builder, "llvm.x86.avx2.pmadd.ub.sw", self.words, [weights, inputs]))
+        wide = ir.VectorType(I16, self.bytes.count)
+        product = builder.mul(builder.zext(weights, wide), builder.sext(inputs, wide))
+        return builder.add(total, pairwise(builder, product, builder.add))
 
-def _word_products(builder, total, weights, inputs):
-    return builder.add(total, _sums_of_pairs(builder, weights, inputs))
+    def integers(self, builder, total):
+        """A total of a block."""
+        return total if total.type == self.ints else self._sums_of_pairs(builder, total, constant(self.words, 1))
 
+    def add_words(self, builder, total, weights, inputs):
+        """total + words of `weights` times words of `inputs`, added two by two."""
+        if self.isa in (AvxVnni, Avx512Vnni):
+            return self._vnni(builder, "vpdpwssd", total, weights, inputs)
+        return builder.add(total, self._sums_of_pairs(builder, weights, inputs))
 
-def _sums_of_words(builder, words):
-    return _sums_of_pairs(builder, words, constant(WORDS, 1))
+    def _vnni(self, builder, name, total, weights, inputs):
+        a, b = (builder.bitcast(one, self.ints) for one in (weights, inputs))
+        return call(builder, f"llvm.x86.avx512.{name}.{32 * self.lanes}", self.ints, [total, a, b])
+
+    def _sums_of_pairs(self, builder, a, b):
+        if self.isa is Avx2:
+            return call(builder, "llvm.x86.avx2.pmadd.wd", self.ints, [a, b])
+        wide = ir.VectorType(I32, self.words.count)
+        return pairwise(builder, builder.mul(builder.sext(a, wide), builder.sext(b, wide)), builder.add)
 
 
 # -- formats ------------------------------------------------------------------------------------------
@@ -112,60 +129,53 @@ class _Format:
     split: Callable[[Any, Any], list[Any]]
     inputs: tuple[int, ...]
     step: int
+    input: ir.VectorType
     total: ir.VectorType
     add: Callable[[Any, Any, Any, Any], Any]
-    integers: Callable[[Any, Any], Any]  # of a total
     has_minimums: bool
 
     @property
     def load_bytes(self) -> int:
         return self.load.count * self.load.element.width // 8
 
-    @property
-    def input(self) -> ir.VectorType:
-        return BYTES if self.total == WORDS else WORDS
-
 
 def _byte_nibbles(builder, raw):
-    return [builder.and_(raw, constant(BYTES, 15)), builder.lshr(raw, constant(BYTES, 4))]
+    return [builder.and_(raw, constant(raw.type, 15)), builder.lshr(raw, constant(raw.type, 4))]
 
 
 def _word_nibbles(builder, raw):
-    moved = [raw, *(builder.lshr(raw, constant(WORDS, bits)) for bits in (4, 8, 12))]
-    return [builder.and_(words, constant(WORDS, 15)) for words in moved]
+    moved = [raw, *(builder.lshr(raw, constant(raw.type, bits)) for bits in (4, 8, 12))]
+    return [builder.and_(words, constant(raw.type, 15)) for words in moved]
 
 
 def _widened(builder, raw):
-    return [builder.sext(raw, WORDS)]
+    return [builder.sext(raw, ir.VectorType(I16, raw.type.count))]
 
 
-def _same(builder, total):
-    return total
-
-
-NIBBLES_BYTES = _Format(128, BYTES, _byte_nibbles, (0, 16), 4, WORDS, _byte_products, _sums_of_words, True)
-NIBBLES_WORDS = _Format(128, WORDS, _word_nibbles, (0, 2, 4, 6), 8, INTS, _word_products, _same, True)
-BYTES_WORDS = _Format(256, ir.VectorType(I8, 16), _widened, (0,), 2, INTS, _word_products, _same, False)
-
-
-def _format(weights, inputs) -> _Format:
+def _format(weights, inputs, vectors: _Vectors) -> _Format:
+    lanes, words, of_bytes = vectors.lanes, vectors.words, vectors.bytes
     if weights.types[0].dtype == types.int8:
-        return BYTES_WORDS
-    return NIBBLES_BYTES if inputs.types[0].dtype == types.int8 else NIBBLES_WORDS
+        load = ir.VectorType(I8, 2 * lanes)
+        return _Format(32 * lanes, load, _widened, (0,), 2, words, vectors.ints, vectors.add_words, False)
+    if inputs.types[0].dtype == types.int8:
+        total, offsets = vectors.byte_total, (0, 16)
+        return _Format(16 * lanes, of_bytes, _byte_nibbles, offsets, 4, of_bytes, total, vectors.add_bytes, True)
+    return _Format(16 * lanes, words, _word_nibbles, (0, 2, 4, 6), 8, words, vectors.ints, vectors.add_words, True)
 
 
 # -- kernels ------------------------------------------------------------------------------------------
 
 
 class _Emitter:
-    """Emits one kernel: `panels` panels from `panel` on meet `rows` rows of inputs from `row` on."""
+    """Emits one kernel: panels from `panel` on meet `rows` rows of inputs from `row` on."""
 
-    def __init__(self, context, builder, signature, values, panels: int, rows: int):
+    def __init__(self, context, builder, signature, values, rows: int):
         self.context, self.builder = context, builder
         self.kinds, self.values = signature.args, values
-        self.panels, self.rows = panels, rows
-        self.format = _format(*signature.args[:2])
-        self.pairs = [(panel, row) for panel in range(panels) for row in range(rows)]
+        self.vectors = _Vectors(signature.args[0].types[5].instance_class)
+        self.panels, self.rows = _panels(self.vectors.lanes, rows), rows
+        self.format = _format(*signature.args[:2], self.vectors)
+        self.pairs = [(panel, row) for panel in range(self.panels) for row in range(rows)]
         self.blocks, self.loads = self.field(0, 3), self.field(0, 4)
         self.panel, self.row = values[3], values[4]
 
@@ -192,14 +202,13 @@ class _Emitter:
 
     def emit(self) -> None:
         builder = self.builder
-        results, totals = (
-            [cgutils.alloca_once(builder, kind) for _ in self.pairs] for kind in (FLOATS, self.format.total)
-        )
+        floats, total_kind = self.vectors.floats, self.format.total
+        results, totals = ([cgutils.alloca_once(builder, kind) for _ in self.pairs] for kind in (floats, total_kind))
         for result in results:
-            builder.store(constant(FLOATS, 0.0), result)
+            builder.store(constant(floats, 0.0), result)
         with cgutils.for_range(builder, self.blocks) as block:
             for total in totals:
-                builder.store(constant(self.format.total, 0), total)
+                builder.store(constant(total_kind, 0), total)
             with cgutils.for_range(builder, self.loads) as load:
                 self.multiply(block.index, load.index, totals)
             self.finish(block.index, totals, results)
@@ -219,49 +228,54 @@ class _Emitter:
                 for row in range(self.rows):
                     if (row, offset) not in inputs:
                         four = builder.load(self.at(1, 0, self.linear(*first, row * BLOCK + offset), I32), align=1)
-                        inputs[row, offset] = builder.bitcast(splat(builder, four, INTS), form.input)
+                        inputs[row, offset] = builder.bitcast(splat(builder, four, self.vectors.ints), form.input)
                     total = totals[panel * self.rows + row]
                     builder.store(form.add(builder, builder.load(total), part, inputs[row, offset]), total)
 
     def finish(self, block, totals, results) -> None:
         """result += total x both scales, and the block's minimum x the sum of its inputs."""
-        builder = self.builder
+        builder, vectors, lanes = self.builder, self.vectors, self.vectors.lanes
         for (panel, row), total, result in zip(self.pairs, totals, results, strict=True):
-            weight_at = self.linear((self.panel, self.blocks, LANES), (panel, self.blocks, LANES), (block, LANES))
+            weight_at = self.linear((self.panel, self.blocks, lanes), (panel, self.blocks, lanes), (block, lanes))
             input_at = self.linear((self.row, self.blocks), (block, self.rows), row)
 
             def of_weights(index, at=weight_at):
-                return builder.fpext(builder.load(self.at(0, index, at, HALVES), align=2), FLOATS)
+                return builder.fpext(builder.load(self.at(0, index, at, vectors.halves), align=2), vectors.floats)
 
             def of_inputs(index, at=input_at):
-                return splat(builder, builder.load(self.at(1, index, at, F32)), FLOATS)
+                return splat(builder, builder.load(self.at(1, index, at, F32)), vectors.floats)
 
             value = builder.load(result)
             if self.format.has_minimums:
                 value = math(builder, "fma", [of_weights(2), of_inputs(2), value])
-            number = builder.sitofp(self.format.integers(builder, builder.load(total)), FLOATS)
+            number = builder.sitofp(vectors.integers(builder, builder.load(total)), vectors.floats)
             scale = builder.fmul(of_weights(1), of_inputs(1))
             builder.store(math(builder, "fma", [number, scale, value]), result)
 
     def add_to_output(self, panel: int, row: int, result) -> None:
         """The last panels may have fewer rows than lanes."""
-        builder, width = self.builder, self.field(2, 1)
-        column = self.linear((self.panel, LANES), panel * LANES)
+        builder, width, lanes = self.builder, self.field(2, 1), self.vectors.lanes
+        column = self.linear((self.panel, lanes), panel * lanes)
         at = self.linear((self.row, width), (row, width), column)
         left = builder.sub(width, column)
-        with builder.if_else(builder.icmp_signed(">=", left, ir.Constant(I64, LANES))) as (whole, part):
+        with builder.if_else(builder.icmp_signed(">=", left, ir.Constant(I64, lanes))) as (whole, part):
             with whole:
-                place = self.at(2, 0, at, FLOATS)
+                place = self.at(2, 0, at, self.vectors.floats)
                 builder.store(builder.fadd(builder.load(place, align=4), result), place, align=4)
             with part, cgutils.for_range(builder, left) as lane:
                 place = self.at(2, 0, builder.add(at, lane.index), F32)
                 builder.store(builder.fadd(builder.load(place), builder.extract_element(result, lane.index)), place)
 
 
-def _kernel(panels: int, rows: int) -> Any:
+def _panels(lanes: int, rows: int) -> int:
+    """How many panels a kernel takes at once: as many as there are registers for their sums."""
+    return 1 if rows > 1 and lanes == 8 else GROUP // lanes
+
+
+def _kernel(rows: int) -> Any:
     def define(typingctx, weights, inputs, outputs, panel, row):
         def codegen(context, builder, signature, values):
-            _Emitter(context, builder, signature, values, panels, rows).emit()
+            _Emitter(context, builder, signature, values, rows).emit()
             return context.get_dummy_value()
 
         return types.void(weights, inputs, outputs, types.intp, types.intp), codegen
@@ -270,5 +284,5 @@ def _kernel(panels: int, rows: int) -> Any:
 
 
 # (weights, inputs, outputs, panel, row)
-four_rows = _kernel(panels=1, rows=ROWS)
-one_row = _kernel(panels=PANELS, rows=1)
+four_rows = _kernel(rows=ROWS)
+one_row = _kernel(rows=1)

@@ -1,0 +1,64 @@
+"""Instruction sets for products of integers, and which of them this processor has.
+
+Sums inside a block are exact integers, so all sets give the same bits. They differ in how many lanes a register has and
+in how few instructions a product is.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import llvmlite.binding as llvm
+
+AUTO = "auto"
+
+
+# Compiled code is made for the type, so that kernels of several sets can be there at once.
+class Portable(NamedTuple):
+    """Whatever LLVM makes of the arithmetic."""
+
+    lanes: int = 8
+
+
+class Avx2(NamedTuple):
+    lanes: int = 8
+
+
+class AvxVnni(NamedTuple):
+    """256 bits; a product and its sum are one instruction."""
+
+    lanes: int = 8
+
+
+class Avx512Vnni(NamedTuple):
+    """The same with 512 bits."""
+
+    lanes: int = 16
+
+
+Isa = Portable | Avx2 | AvxVnni | Avx512Vnni
+ISAS: dict[str, Isa] = {
+    "portable": Portable(), "avx2": Avx2(), "avx-vnni": AvxVnni(), "avx512-vnni": Avx512Vnni(),
+}  # fmt: skip
+_NEEDS = {
+    "portable": [()],
+    "avx2": [("avx2",)],
+    "avx-vnni": [("avxvnni",), ("avx512vnni", "avx512vl")],
+    "avx512-vnni": [("avx512vnni", "avx512bw", "avx512vl")],
+}
+
+
+def available() -> list[str]:
+    """The sets that this processor has, the best last."""
+    has = llvm.get_host_cpu_features()
+    return [name for name, ways in _NEEDS.items() if any(all(has.get(one) for one in way) for way in ways)]
+
+
+def choose(name: str = AUTO) -> str:
+    """The best set, or the one that is named. Raises ValueError if the processor lacks it."""
+    there = available()
+    if name == AUTO:
+        return there[-1]
+    if name not in there:
+        raise ValueError(f"cpu_isa: this processor has {', '.join(there)}, not {name}")
+    return name
