@@ -19,7 +19,13 @@ class TensorFormat(StrEnum):
     BF16 = "BF16"
     Q4_0 = "Q4_0"
     Q4_1 = "Q4_1"
+    Q5_0 = "Q5_0"
+    Q5_1 = "Q5_1"
     Q8_0 = "Q8_0"
+    IQ4_NL = "IQ4_NL"
+    Q4_K = "Q4_K"
+    Q5_K = "Q5_K"
+    Q6_K = "Q6_K"
 
 
 @dataclass(frozen=True)

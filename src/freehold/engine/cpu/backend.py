@@ -92,8 +92,7 @@ class CpuBackend:
 
     def _pack(self, tensors: Sequence[StoredTensor]) -> PackedMatrix | IntegerMatrix:
         if self._compute != "float32" and can_pack(tensors):
-            data = np.concatenate([tensor.data for tensor in tensors])
-            return IntegerMatrix.pack(tensors[0].format, data, tensors[0].columns, self._compute, self._isa)
+            return IntegerMatrix.pack(tensors, self._compute, self._isa)
         return pack(tensors)
 
     def pack_heads(self, heads: Sequence[StoredTensor]) -> HeadMatrices:

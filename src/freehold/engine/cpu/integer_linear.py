@@ -13,11 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit, prange
 
 from freehold.arrays import Float32, Int32
+from freehold.engine.cpu.codes import CODED, Codes, codes_of, joined
 from freehold.engine.cpu.integer_tiles import (
     BLOCK,
     GROUP,
@@ -31,19 +33,24 @@ from freehold.engine.cpu.integer_tiles import (
 )
 from freehold.engine.cpu.isa import Isa
 from freehold.engine.cpu.pointwise import NO_NORM, PLAIN, ROWS_PARALLEL, Preparation, prepare_row
-from freehold.engine.cpu.simd import bits_of, float_of, half_at
+from freehold.engine.cpu.simd import bits_of, float_of
 from freehold.models.tensor import StoredTensor, TensorFormat
 
 X_BYTES = 96 << 10  # of inputs at a time: they should stay in L2 while all weights go by
-FORMATS = (TensorFormat.Q4_0, TensorFormat.Q4_1, TensorFormat.Q8_0)
+FOUR_BITS = frozenset({TensorFormat.Q4_0, TensorFormat.Q4_1, TensorFormat.Q4_K})
+# One scale for 32 columns, a float16; and no minimum that float16 can't hold.
+COARSE = frozenset({TensorFormat.Q4_0, TensorFormat.Q4_1, TensorFormat.Q5_0, TensorFormat.Q8_0, TensorFormat.IQ4_NL})
+NIBBLE_LOADS, BYTE_LOADS = 4, 16  # of codes, for a panel's block
 
 
 @dataclass(frozen=True)
 class IntegerMatrix:
     """codes: four bits uint8 [panels, blocks, 4, lanes, 4], where byte (j, lane, i) has columns 4 j + i (low half) and
-    16 + 4 j + i of the block; or eight bits int8 [panels, blocks, 16, lanes, 2]. scales, minimums uint16 (float16, as
-    stored) [panels, blocks, lanes]; no minimums with eight bits. Panels are padded to whole groups. `inputs` are
-    quantized to int8 or int16."""
+    16 + 4 j + i of the block; or eight bits int8 [panels, blocks, 16, lanes, 2]. Panels are padded to whole groups.
+
+    scales uint16 (float16, as stored) [panels, blocks, lanes]. Formats with finer ones have float32: for four bits
+    likewise, for eight bits [panels, blocks, 2, lanes], one for each half of a block. minimums of the same type
+    [panels, blocks, lanes]; none for eight bits with scales of float16. `inputs` are quantized to int8 or int16."""
 
     rows: int
     columns: int
@@ -54,45 +61,97 @@ class IntegerMatrix:
     isa: Isa
 
     @classmethod
-    def pack(cls, kind: TensorFormat, data: np.ndarray, columns: int, inputs: str, isa: Isa) -> IntegerMatrix:
-        """`data` uint8 [rows, bytes of a row] in one of FORMATS. `inputs` of int8 are for weights of four bits:
-        the others get int16."""
-        rows, lanes = len(data), isa.lanes
-        data = np.pad(data, ((0, -len(data) % GROUP), (0, 0)))
-        blocks = columns // BLOCK
-        head = {TensorFormat.Q4_0: 2, TensorFormat.Q4_1: 4, TensorFormat.Q8_0: 2}[kind]
-        raw = data.reshape(len(data), blocks, -1)
+    def pack(cls, tensors: Sequence[StoredTensor], inputs: str, isa: Isa) -> IntegerMatrix:
+        """One matrix of the rows of tensors for which `can_pack`. `inputs` of int8 are for weights of four bits: the
+        others get int16."""
+        kinds, columns = {tensor.format for tensor in tensors}, tensors[0].columns
+        rows, blocks = sum(tensor.rows for tensor in tensors), columns // BLOCK
+        codes = joined([codes_of(tensor) for tensor in tensors], -rows % GROUP)
+        order = _Order(isa.lanes, blocks)
+        if kinds <= FOUR_BITS:
+            kind = np.int8 if inputs == "int8" else np.int16
+            return cls(rows, columns, *_pack_nibbles(codes, order, is_coarse=kinds <= COARSE), kind, isa)
+        is_coarse = kinds <= COARSE - FOUR_BITS
+        return cls(rows, columns, *_pack_bytes(codes, order, is_coarse), np.int16, isa)
 
-        def halves(at: int) -> np.ndarray:
-            values = np.ascontiguousarray(raw[:, :, at : at + 2]).view(np.uint16)[:, :, 0]
-            return np.ascontiguousarray(values.reshape(-1, lanes, blocks).transpose(0, 2, 1)).ravel()
-
-        is_nibbles = kind is not TensorFormat.Q8_0
-        inner = (4, 4) if is_nibbles else (16, 2)
-        packed = raw[:, :, head:].reshape(-1, lanes, blocks, *inner).transpose(0, 2, 3, 1, 4)
-        codes = np.ascontiguousarray(packed).ravel()
-        scales = halves(0)
-        if not is_nibbles:
-            return cls(rows, columns, codes.view(np.int8), scales, np.zeros(0, np.uint16), np.int16, isa)
-        implied = (scales.view(np.float16) * np.float16(-8)).view(np.uint16)  # exact: a power of two
-        minimums = halves(2) if kind is TensorFormat.Q4_1 else implied
-        return cls(rows, columns, codes, scales, minimums, np.int8 if inputs == "int8" else np.int16, isa)
+    @property
+    def _loads(self) -> int:
+        """Of codes that share a scale."""
+        if self.codes.dtype == np.uint8:
+            return NIBBLE_LOADS
+        return BYTE_LOADS if self.scales.dtype == np.uint16 else BYTE_LOADS // 2
 
     def multiply_add(
         self, x: Float32, out: Float32, step: int = PLAIN, norm: Float32 = NO_NORM, epsilon: float = 0.0
     ) -> None:
         """out [n, rows] += prepared(x) [n, columns] @ weight.T, all C-contiguous."""
-        room, loads = np.empty(len(out) * self.columns, self.inputs), 4 if len(self.minimums) else 16
+        room = np.empty(len(out) * self.columns, self.inputs)
         _multiply(
             step, x.ravel(), norm, np.float32(epsilon), self.codes, self.scales, self.minimums,
-            room, self.columns // BLOCK, loads, len(out), out.ravel(), self.rows, self.isa,
+            room, self.columns // BLOCK, self._loads, len(out), out.ravel(), self.rows, self.isa,
         )  # fmt: skip
 
     def gather(self, rows: Int32) -> Float32:
         """The weights of some rows as in the file, float32 [n, columns]"""
-        out = np.empty((len(rows), self.columns), np.float32)
-        _gather(self.codes, self.scales, self.minimums, self.columns // BLOCK, rows, out, self.isa.lanes)
-        return out
+        lanes, blocks = self.isa.lanes, self.columns // BLOCK
+        panel, lane = rows // lanes, rows % lanes
+
+        def spread(values: np.ndarray, halves: int) -> Float32:
+            """[panels, blocks, halves, lanes] -> [n, columns]"""
+            numbers = values.view(np.float16) if values.dtype == np.uint16 else values
+            found = numbers.reshape(-1, blocks, halves, lanes)[panel, :, :, lane].astype(np.float32)
+            return np.repeat(found.reshape(len(rows), -1), BLOCK // halves, axis=1)
+
+        if self.codes.dtype == np.uint8:
+            packed = self.codes.reshape(-1, blocks, 4, lanes, 4)[panel, :, :, lane].reshape(len(rows), blocks, 16)
+            codes = np.concatenate([packed & 15, packed >> 4], axis=2)
+        else:
+            codes = self.codes.reshape(-1, blocks, 16, lanes, 2)[panel, :, :, lane]
+        halves = 2 if self._loads == BYTE_LOADS // 2 else 1
+        out = spread(self.scales, halves) * codes.reshape(len(rows), -1)
+        return out + spread(self.minimums, 1) if len(self.minimums) else out
+
+
+class _Order(NamedTuple):
+    """The order in which a matrix is read: panel by panel, block by block."""
+
+    lanes: int
+    blocks: int
+
+    def of_codes(self, codes: np.ndarray, steps: int, beside: int) -> np.ndarray:
+        """[rows, columns of bytes] -> [panels, blocks, steps, lanes, beside], flat."""
+        split = codes.reshape(-1, self.lanes, self.blocks, steps, beside)
+        return np.ascontiguousarray(split.transpose(0, 2, 3, 1, 4)).ravel()
+
+    def of_numbers(self, values: Float32, as_halves: bool) -> np.ndarray:
+        """[rows, blocks x n] -> [panels, blocks, n, lanes], flat: float32, or the bits of float16."""
+        split = values.reshape(-1, self.lanes, self.blocks, values.shape[1] // self.blocks).transpose(0, 2, 3, 1)
+        return np.ascontiguousarray(split.astype(np.float16)).view(np.uint16).ravel() if as_halves else (
+            np.ascontiguousarray(split).ravel()
+        )  # fmt: skip
+
+
+Packed = tuple[np.ndarray, np.ndarray, np.ndarray]  # codes, scales, minimums
+
+
+def _pack_nibbles(codes: Codes, order: _Order, is_coarse: bool) -> Packed:
+    assert codes.minimums is not None
+    scales = codes.scales[:, ::2]
+    split = codes.codes.view(np.uint8).reshape(len(codes.codes), order.blocks, BLOCK)
+    packed = split[:, :, :16] | split[:, :, 16:] << 4
+    return (
+        order.of_codes(packed, 4, 4),
+        order.of_numbers(scales, is_coarse),
+        order.of_numbers(codes.minimums, is_coarse),
+    )
+
+
+def _pack_bytes(codes: Codes, order: _Order, is_coarse: bool) -> Packed:
+    packed = order.of_codes(codes.codes, 16, 2)
+    if is_coarse:
+        return packed, order.of_numbers(codes.scales[:, ::2], True), np.zeros(0, np.uint16)
+    minimums = np.zeros_like(codes.scales[:, ::2]) if codes.minimums is None else codes.minimums
+    return packed, order.of_numbers(codes.scales, False), order.of_numbers(minimums, False)
 
 
 @njit(inline="always")
@@ -145,8 +204,8 @@ def _quantize_row(preparation, x, row, count, blocks, order, inputs):
 @njit(parallel=True, nogil=True, cache=True, error_model="numpy")
 def _multiply(step, source, norm, epsilon, codes, scales, minimums, x, blocks, loads, count, out, width, isa):
     """out [count, width] += prepared source @ weight.T; `x` is room for the codes of inputs, of their type, and a
-    panel's block of weights takes `loads` loads."""
-    order = np.arange(BLOCK) if x.itemsize == 1 or len(minimums) == 0 else ORDER
+    scale's columns of a panel take `loads` loads."""
+    order = ORDER if x.itemsize == 2 and loads == NIBBLE_LOADS else np.arange(BLOCK)
     x_scales, x_sums = np.empty(count * blocks, np.float32), np.empty(count * blocks, np.float32)
     if count < ROWS_PARALLEL:
         for row in range(count):
@@ -171,25 +230,6 @@ def _multiply(step, source, norm, epsilon, codes, scales, minimums, x, blocks, l
                 one_row(weights, inputs, outputs, begin, row)
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
-def _gather(codes, scales, minimums, blocks, rows, out, lanes):
-    for i in range(len(rows)):
-        panel, row = rows[i] // lanes, rows[i] % lanes
-        for b in range(blocks):
-            block = panel * blocks + b
-            scale = half_at(scales, block * lanes + row)
-            for k in range(BLOCK):
-                if len(minimums):
-                    code = codes[((block * 4 + (k % 16) // 4) * lanes + row) * 4 + k % 4]
-                    value = scale * np.float32(code & 15 if k < 16 else code >> 4)
-                    value += half_at(minimums, block * lanes + row)
-                else:
-                    code = codes[((block * 16 + k // 2) * lanes + row) * 2 + k % 2]
-                    value = scale * np.float32(code)
-                out[i, b * BLOCK + k] = value
-
-
 def can_pack(tensors: Sequence[StoredTensor]) -> bool:
     """Whether integer products are to be had for one matrix of these."""
-    kinds = {tensor.format for tensor in tensors}
-    return len(kinds) == 1 and kinds <= set(FORMATS) and tensors[0].columns % BLOCK == 0
+    return all(tensor.format in CODED and tensor.columns % BLOCK == 0 for tensor in tensors)

@@ -133,6 +133,7 @@ class _Format:
     total: ir.VectorType
     add: Callable[[Any, Any, Any, Any], Any]
     has_minimums: bool
+    parts: int = 1  # of a block that have a scale each
 
     @property
     def load_bytes(self) -> int:
@@ -155,8 +156,10 @@ def _widened(builder, raw):
 def _format(weights, inputs, vectors: _Vectors) -> _Format:
     lanes, words, of_bytes = vectors.lanes, vectors.words, vectors.bytes
     if weights.types[0].dtype == types.int8:
-        load = ir.VectorType(I8, 2 * lanes)
-        return _Format(32 * lanes, load, _widened, (0,), 2, words, vectors.ints, vectors.add_words, False)
+        load, is_fine = ir.VectorType(I8, 2 * lanes), weights.types[1].dtype == types.float32
+        return _Format(
+            32 * lanes, load, _widened, (0,), 2, words, vectors.ints, vectors.add_words, is_fine, 2 if is_fine else 1
+        )
     if inputs.types[0].dtype == types.int8:
         total, offsets = vectors.byte_total, (0, 16)
         return _Format(16 * lanes, of_bytes, _byte_nibbles, offsets, 4, of_bytes, total, vectors.add_bytes, True)
@@ -207,11 +210,12 @@ class _Emitter:
         for result in results:
             builder.store(constant(floats, 0.0), result)
         with cgutils.for_range(builder, self.blocks) as block:
-            for total in totals:
-                builder.store(constant(total_kind, 0), total)
-            with cgutils.for_range(builder, self.loads) as load:
-                self.multiply(block.index, load.index, totals)
-            self.finish(block.index, totals, results)
+            for part in range(self.format.parts):
+                for total in totals:
+                    builder.store(constant(total_kind, 0), total)
+                with cgutils.for_range(builder, self.loads) as load:
+                    self.multiply(block.index, self.linear(load.index, (self.loads, part)), totals)
+                self.finish(block.index, part, totals, results)
         for (panel, row), result in zip(self.pairs, results, strict=True):
             self.add_to_output(panel, row, builder.load(result))
 
@@ -232,25 +236,28 @@ class _Emitter:
                     total = totals[panel * self.rows + row]
                     builder.store(form.add(builder, builder.load(total), part, inputs[row, offset]), total)
 
-    def finish(self, block, totals, results) -> None:
-        """result += total x both scales, and the block's minimum x the sum of its inputs."""
+    def finish(self, block, part: int, totals, results) -> None:
+        """result += total x both scales, and, once a block, its minimum x the sum of its inputs."""
         builder, vectors, lanes = self.builder, self.vectors, self.vectors.lanes
         for (panel, row), total, result in zip(self.pairs, totals, results, strict=True):
-            weight_at = self.linear((self.panel, self.blocks, lanes), (panel, self.blocks, lanes), (block, lanes))
+            number = self.linear((self.panel, self.blocks), (panel, self.blocks), block)
             input_at = self.linear((self.row, self.blocks), (block, self.rows), row)
 
-            def of_weights(index, at=weight_at):
+            def of_weights(index, at):
+                if self.kinds[0].types[index].dtype == types.float32:
+                    return builder.load(self.at(0, index, at, vectors.floats), align=4)
                 return builder.fpext(builder.load(self.at(0, index, at, vectors.halves), align=2), vectors.floats)
 
             def of_inputs(index, at=input_at):
                 return splat(builder, builder.load(self.at(1, index, at, F32)), vectors.floats)
 
             value = builder.load(result)
-            if self.format.has_minimums:
-                value = math(builder, "fma", [of_weights(2), of_inputs(2), value])
-            number = builder.sitofp(vectors.integers(builder, builder.load(total)), vectors.floats)
-            scale = builder.fmul(of_weights(1), of_inputs(1))
-            builder.store(math(builder, "fma", [number, scale, value]), result)
+            if self.format.has_minimums and part == 0:
+                value = math(builder, "fma", [of_weights(2, self.linear((number, lanes))), of_inputs(2), value])
+            scale_at = self.linear((number, self.format.parts * lanes), part * lanes)
+            integers = builder.sitofp(vectors.integers(builder, builder.load(total)), vectors.floats)
+            scale = builder.fmul(of_weights(1, scale_at), of_inputs(1))
+            builder.store(math(builder, "fma", [integers, scale, value]), result)
 
     def add_to_output(self, panel: int, row: int, result) -> None:
         """The last panels may have fewer rows than lanes."""

@@ -1,0 +1,152 @@
+"""Quantized tensors of llama.cpp as integers with scales (ggml, `ggml-common.h`; gguf-py, `quants.py`).
+
+A weight is scale * code + minimum, where 16 columns share a scale and 32 a minimum. All of it is exact: scales are
+products of a float16 and some bits, which float32 holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from gguf import quants
+
+from freehold.arrays import Float32
+from freehold.models.tensor import StoredTensor, TensorFormat
+
+BLOCK, SHARE = 32, 16
+
+
+@dataclass(frozen=True)
+class Codes:
+    """codes int8 [rows, columns], scales [rows, columns / 16], minimums [rows, columns / 32]; None if all are 0."""
+
+    codes: np.ndarray
+    scales: Float32
+    minimums: Float32 | None = None
+
+
+def _halves(raw: np.ndarray, at: int) -> Float32:
+    """The float16 at byte `at` of each block [rows, blocks, bytes] -> float32 [rows, blocks, 1]"""
+    return np.ascontiguousarray(raw[:, :, at : at + 2]).view(np.float16).astype(np.float32)
+
+
+def _nibbles(packed: np.ndarray) -> np.ndarray:
+    """[rows, blocks, 16] bytes -> [rows, blocks, 32] codes: first the low halves."""
+    return np.concatenate([packed & 15, packed >> 4], axis=2)
+
+
+def _fifth_bits(raw: np.ndarray, at: int) -> np.ndarray:
+    """Of 32 codes, as bits of four bytes -> [rows, blocks, 32], 0 or 16."""
+    bits = np.unpackbits(np.ascontiguousarray(raw[:, :, at : at + 4]), axis=2, bitorder="little")
+    return bits << 4
+
+
+def _of_blocks(codes: np.ndarray, scales: Float32, minimums: Float32 | None = None) -> Codes:
+    """From [rows, blocks, columns of a block], one scale and minimum for each 32 columns or less."""
+    rows = len(codes)
+    flat = scales.reshape(rows, -1)
+    columns = codes.shape[1] * codes.shape[2]
+    spread = np.repeat(flat, columns // SHARE // flat.shape[1], axis=1)
+    least = None if minimums is None else np.ascontiguousarray(minimums.reshape(rows, -1))
+    return Codes(codes.reshape(rows, -1).astype(np.int8), np.ascontiguousarray(spread), least)
+
+
+def _q4_0(raw: np.ndarray) -> Codes:
+    """Codes of -8 .. 7 are those of 0 .. 15 with a minimum: exact, for 8 is a power of two."""
+    return _of_blocks(_nibbles(raw[:, :, 2:]), _halves(raw, 0), _halves(raw, 0) * np.float32(-8))
+
+
+def _q4_1(raw: np.ndarray) -> Codes:
+    return _of_blocks(_nibbles(raw[:, :, 4:]), _halves(raw, 0), _halves(raw, 2))
+
+
+def _q5_0(raw: np.ndarray) -> Codes:
+    return _of_blocks((_nibbles(raw[:, :, 6:]) | _fifth_bits(raw, 2)).astype(np.int8) - 16, _halves(raw, 0))
+
+
+def _q5_1(raw: np.ndarray) -> Codes:
+    return _of_blocks(_nibbles(raw[:, :, 8:]) | _fifth_bits(raw, 4), _halves(raw, 0), _halves(raw, 2))
+
+
+def _q8_0(raw: np.ndarray) -> Codes:
+    return _of_blocks(np.ascontiguousarray(raw[:, :, 2:]).view(np.int8), _halves(raw, 0))
+
+
+def _iq4_nl(raw: np.ndarray) -> Codes:
+    values = np.array(quants.IQ4_NL.kvalues, np.int8)
+    return _of_blocks(values[_nibbles(raw[:, :, 2:])], _halves(raw, 0))
+
+
+def _of_eight(raw: np.ndarray) -> tuple[Float32, Float32]:
+    """Scales and minimums of the eight blocks of a super-block, Q4_K and Q5_K -> [rows, super-blocks, 8] each."""
+    rows, count = raw.shape[:2]
+    packed = np.ascontiguousarray(raw[:, :, 4:16]).reshape(-1, 12)
+    scales, minimums = (part.reshape(rows, count, 8).astype(np.float32) for part in quants.Q4_K.get_scale_min(packed))
+    return _halves(raw, 0) * scales, -(_halves(raw, 2) * minimums)
+
+
+def _super_nibbles(packed: np.ndarray) -> np.ndarray:
+    """[rows, super-blocks, 128] -> [rows, super-blocks, 256]: each 32 bytes have one block in their low halves and the
+    next one in the high ones."""
+    rows, count = packed.shape[:2]
+    pairs = packed.reshape(rows, count, 4, 32)
+    return np.stack([pairs & 15, pairs >> 4], axis=3).reshape(rows, count, 256)
+
+
+def _q4_k(raw: np.ndarray) -> Codes:
+    return _of_blocks(_super_nibbles(raw[:, :, 16:]), *_of_eight(raw))
+
+
+def _q5_k(raw: np.ndarray) -> Codes:
+    rows, count = raw.shape[:2]
+    bits = np.ascontiguousarray(raw[:, :, 16:48]).reshape(rows, count, 1, 32) >> np.arange(8, dtype=np.uint8)[:, None]
+    fifth = ((bits & 1) << 4).reshape(rows, count, 256)
+    return _of_blocks(_super_nibbles(raw[:, :, 48:]) | fifth, *_of_eight(raw))
+
+
+def _q6_k(raw: np.ndarray) -> Codes:
+    rows, count = raw.shape[:2]
+    low = raw[:, :, :128].reshape(rows, count, 2, 1, 64) >> np.array([0, 4], np.uint8)[:, None]
+    high = raw[:, :, 128:192].reshape(rows, count, 2, 1, 32) >> np.array([0, 2, 4, 6], np.uint8)[:, None]
+    codes = (low & 15).reshape(rows, count, 256) | ((high & 3) << 4).reshape(rows, count, 256)
+    scales = np.ascontiguousarray(raw[:, :, 192:208]).view(np.int8).astype(np.float32)
+    return _of_blocks(codes.astype(np.int8) - 32, _halves(raw, 208) * scales)
+
+
+_READERS: dict[TensorFormat, tuple[int, Callable[[np.ndarray], Codes]]] = {
+    TensorFormat.Q4_0: (18, _q4_0),
+    TensorFormat.Q4_1: (20, _q4_1),
+    TensorFormat.Q5_0: (22, _q5_0),
+    TensorFormat.Q5_1: (24, _q5_1),
+    TensorFormat.Q8_0: (34, _q8_0),
+    TensorFormat.IQ4_NL: (18, _iq4_nl),
+    TensorFormat.Q4_K: (144, _q4_k),
+    TensorFormat.Q5_K: (176, _q5_k),
+    TensorFormat.Q6_K: (210, _q6_k),
+}
+CODED = frozenset(_READERS)
+
+
+def codes_of(tensor: StoredTensor) -> Codes:
+    """The integers of a tensor in one of the formats CODED."""
+    size, read = _READERS[tensor.format]
+    return read(np.ascontiguousarray(tensor.data).reshape(tensor.rows, -1, size))
+
+
+def joined(parts: Sequence[Codes], more_rows: int) -> Codes:
+    """The rows of all, and some rows of zeros behind them. Where one has minimums all have."""
+    rows = sum(len(part.codes) for part in parts) + more_rows
+    columns = parts[0].codes.shape[1]
+    codes, scales = np.zeros((rows, columns), np.int8), np.zeros((rows, columns // SHARE), np.float32)
+    has_minimums = any(part.minimums is not None for part in parts)
+    minimums = np.zeros((rows, columns // BLOCK), np.float32) if has_minimums else None
+    at = 0
+    for part in parts:
+        end = at + len(part.codes)
+        codes[at:end], scales[at:end] = part.codes, part.scales
+        if minimums is not None and part.minimums is not None:
+            minimums[at:end] = part.minimums
+        at = end
+    return Codes(codes, scales, minimums)
