@@ -42,6 +42,8 @@ conformance: $(SETUP)  ## Programs of others beside Freehold: Dynamo's indexer, 
 		ai-dynamo==1.4.2 ai-dynamo-runtime==1.4.2
 	@.venv-conformance/bin/python -m pip download --quiet --disable-pip-version-check --no-deps \
 		--dest .venv-conformance/wheels sglang==0.5.23
+	@.venv-conformance/bin/python -m pip download --quiet --disable-pip-version-check --no-deps \
+		--no-binary llama-cpp-python --dest .venv-conformance/wheels llama-cpp-python==0.3.36
 	@CONFORMANCE_PYTHON=.venv-conformance/bin/python $(BIN)/pytest conformance
 
 mutants: $(SETUP)  ## Plant bugs one at a time; the tests must catch each

@@ -94,3 +94,44 @@ def test_text_behind_a_stop_inside_a_token_is_never_shown(tokenizer, stop):
             break
     whole = "a small town nestled"
     assert shown + detokenizer.finish(stop) == whole[: whole.index(stop)] == detokenizer.text
+
+
+CALLED = [
+    {"role": "user", "content": "add"},
+    {"role": "assistant", "content": "", "tool_calls": [
+        {"id": "abcdefghi", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": true}'}}
+    ]},
+]  # fmt: skip
+ADD = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        # Arguments one by one, as JSON of an object, as JSON that is a text already.
+        ("{% for k, v in f.arguments.items() %}<{{ k }}>{{ v | tojson }}{% endfor %}", "<a>1<b>true"),
+        ("{{ f.arguments | tojson }}", '{"a": 1, "b": true}'),
+        ("{{ '```' + f.arguments }}", '```{"a": 1, "b": true}'),
+        ("{{ f.arguments }}", '{"a": 1, "b": true}'),
+        ("{{ f.arguments if f.arguments is string else f.arguments | tojson }}", '{"a": 1, "b": true}'),
+    ],
+)
+def test_a_template_gets_the_arguments_of_calls_as_it_takes_them(written, expected):
+    source = "{{ tools and '' }}{% for m in messages %}{% for c in m.tool_calls or [] %}{% set f = c.function %}%%"
+    source = source.replace("%%", written) + "{% endfor %}{% endfor %}"
+    assert ChatTemplate(source, {}).render(CALLED, False, tools=ADD) == expected
+
+
+def test_what_a_template_marks_for_training_is_rendered():
+    source = "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %};{% endfor %}"
+    assert ChatTemplate(source, {}).render([{"role": "user", "content": "a"}]) == "a;"
+
+
+def test_tools_are_explained_where_a_template_has_a_place_for_text():
+    """Gemma's takes nothing for the system."""
+    gemma = "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    rest = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    text = ChatTemplate(gemma + rest, {}).render([{"role": "user", "content": "Add!"}], tools=ADD)
+    assert text.startswith("<user>You can call functions")
+    assert text.endswith("</tool_call>\n\nAdd!")
+    assert ChatTemplate(rest, {}).render([{"role": "user", "content": "Add!"}], tools=ADD).startswith("<system>")

@@ -6,11 +6,14 @@ import datetime
 import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jinja2
+import jinja2.ext
+import jinja2.nodes
 from jinja2 import meta
 from jinja2.ext import loopcontrols
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from freehold.errors import ChatTemplateError
@@ -22,7 +25,9 @@ class ChatTemplate:
     gets them as text."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]):
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
+        )
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise
         environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
@@ -41,7 +46,7 @@ class ChatTemplate:
         """`messages` and `tools` as in OpenAI's API. Raises ChatTemplateError with the template's own words."""
         prepared = [_with_arguments(message, _as_object) for message in messages]
         if not self.takes_tools:
-            prepared = with_tools_as_text(prepared, tools)
+            prepared = with_tools_as_text(prepared, tools, self._takes_system)
         elif any(message.get("tool_calls") for message in messages) and self._takes_argument_texts:
             prepared = [_with_arguments(message, _as_text) for message in prepared]
         if tools and self.takes_tools:
@@ -70,9 +75,29 @@ class ChatTemplate:
             {"role": "tool", "content": "probe", "tool_call_id": "abcdefghi", "name": "probe"},
         ]
         try:
-            return '"quoted"' not in self._rendered(messages, False, {"tools": [{"function": {"name": "probe"}}]})
+            # An object that is put in as it is looks as Python writes it.
+            return "{'quoted'" in self._rendered(messages, False, {"tools": [{"function": {"name": "probe"}}]})
         except Exception:  # whatever a template does with what it does not expect
             return True
+
+    @functools.cached_property
+    def _takes_system(self) -> bool:
+        """Whether the template has a place for what is said to the system."""
+        messages = [{"role": "system", "content": "probe"}, {"role": "user", "content": "probe"}]
+        try:
+            return bool(self._rendered(messages, True, {}))
+        except Exception:  # likewise
+            return False
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}` marks what the model is trained on (transformers): for a prompt it changes nothing."""
+
+    tags: ClassVar[set[str]] = {"generation"}
+
+    def parse(self, parser: Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 def _with_arguments(message: Mapping[str, Any], change: Callable[[Any], Any]) -> Mapping[str, Any]:

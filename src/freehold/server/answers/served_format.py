@@ -8,6 +8,7 @@ from freehold.text.answers.parser import AnswerFormat
 from freehold.text.answers.thinking import THINKING, thinking_of_template
 from freehold.text.tools.formats import TOOL_FORMATS, format_of_template
 
+AS_TEXT = "hermes"
 GPT_OSS = "gpt_oss"  # calls and thoughts are one format there
 
 
@@ -35,8 +36,12 @@ class ServedFormat:
             tokenizer = self._engine.tokenizer
             template = "" if tokenizer.chat_template is None else tokenizer.chat_template.source
             calls, thoughts = self._asked
-            if calls in (AUTO, NONE):
-                calls = format_of_template(template, self._engine.info.model_path) if thoughts != GPT_OSS else GPT_OSS
+            shows_tools = tokenizer.chat_template is not None and tokenizer.chat_template.takes_tools
+            if calls in (AUTO, NONE) and thoughts == GPT_OSS:
+                calls = GPT_OSS
+            elif calls in (AUTO, NONE):
+                # Where the template has no place for tools we explain them, as text.
+                calls = format_of_template(template, self._engine.info.model_path) if shows_tools else AS_TEXT
             if thoughts == AUTO:
                 thoughts = thinking_of_template(template)
             self._format = AnswerFormat(TOOL_FORMATS[calls], THINKING.get(thoughts or NONE), tokenizer.markers)

@@ -18,21 +18,27 @@ To call one, write its name and its arguments as JSON between tags, and nothing 
 </tool_call>"""
 
 
-def with_tools_as_text(messages: Messages, tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What a template can say that knows only texts: tools are explained to the system, calls and results are
-    written out."""
+def with_tools_as_text(
+    messages: Messages, tools: Sequence[Mapping[str, Any]], takes_system: bool = True
+) -> list[dict[str, Any]]:
+    """What a template can say that knows only texts: tools are explained to the system, or where the template has no
+    place for that at the beginning of the first message; calls and results are written out."""
     plain: list[dict[str, Any]] = []
     for message in messages:
         if message["role"] == "tool":
             _add_result(plain, message)
         else:
             plain.append(_with_calls_as_text(message))
-    return _explained(plain, tools) if tools else plain
+    return _explained(plain, tools, takes_system) if tools else plain
 
 
-def _explained(messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _explained(
+    messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]], takes_system: bool
+) -> list[dict[str, Any]]:
     text = _INSTRUCTIONS.format(tools="\n".join(json.dumps(tool.get("function"), ensure_ascii=False) for tool in tools))
     first = messages[0]
+    if not takes_system:
+        return [{**first, "content": f"{text}\n\n{first['content']}"}, *messages[1:]]
     if first["role"] not in ("system", "developer"):
         return [{"role": "system", "content": text}, *messages]
     return [{**first, "content": f"{first['content']}\n\n{text}".lstrip()}, *messages[1:]]

@@ -10,15 +10,16 @@ from freehold.text.markers import Markers
 from freehold.text.tools.json_call import call_rule, read_arguments, read_call
 from freehold.text.tools.tool import CallGrammar, Tools
 
-BEGIN, ARGUMENTS = "[TOOL_CALLS]", "[ARGS]"
+BEGIN, CALL_ID, ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 _NAME = re.compile(r"[\w.-]*")
 
 
 class Mistral:
-    """`[TOOL_CALLS] [{"name": "f", "arguments": {...}}, ...]`, or `[TOOL_CALLS]f[ARGS]{...}` for each"""
+    """`[TOOL_CALLS] [{"name": "f", "arguments": {...}}, ...]`, or `[TOOL_CALLS]f[ARGS]{...}` for each, in some versions
+    with `[CALL_ID]` and an id before the arguments, which we give ourselves"""
 
     name = "mistral"
-    markers = (BEGIN, ARGUMENTS)
+    markers = (BEGIN, CALL_ID, ARGUMENTS)
 
     def call_id(self, digest: str) -> str:
         """Its templates refuse others."""
@@ -43,7 +44,10 @@ class Mistral:
 
     def _named(self, source: Source, tools: Tools, markers: Markers) -> Reading[None]:
         name = yield from source.run(_NAME)
-        yield from source.expect(markers.seen(ARGUMENTS))
+        named, arguments = markers.seen(CALL_ID), markers.seen(ARGUMENTS)
+        if (yield from source.expect(named, arguments)) == named:
+            yield from source.run(_NAME)
+            yield from source.expect(arguments)
         if name not in tools:
             raise Broken
         yield from read_arguments(source, name)
