@@ -87,6 +87,22 @@ def bench_peers(
     raise typer.Exit(code)
 
 
+@bench_app.command("contention")
+def bench_contention(
+    peer: Annotated[list[str] | None, typer.Option(help="vllm, openvino or llama.cpp. Repeat it for several.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Measured rounds, after one to warm up.")] = 3,
+    output: Annotated[Path, typer.Option(help="Where to write the engines' logs.")] = Path("contention"),
+) -> None:
+    """Measure one stream and sixteen, alone and beside one and two busy processes; other engines in turns."""
+    from freehold.bench.peers.contention import run_contention
+
+    try:
+        code = run_contention(peer or [], rounds, output)
+    except (RuntimeError, ValueError, CalledProcessError) as error:
+        fail(error)
+    raise typer.Exit(code)
+
+
 @bench_app.command("floor")
 def bench_floor() -> None:
     """Compare this machine's speed with transformers'."""

@@ -177,7 +177,7 @@ class _Emitter:
         self.kinds, self.values = signature.args, values
         self.vectors = _Vectors(signature.args[0].types[5].instance_class)
         self.panels, self.rows = _panels(self.vectors.lanes, rows), rows
-        self.format = _format(*signature.args[:2], self.vectors)
+        self.format = _format(signature.args[0], signature.args[1], self.vectors)
         self.pairs = [(panel, row) for panel in range(self.panels) for row in range(rows)]
         self.blocks, self.loads = self.field(0, 3), self.field(0, 4)
         self.panel, self.row = values[3], values[4]

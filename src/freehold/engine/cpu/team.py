@@ -85,7 +85,7 @@ def _help(number):
 _PARALLEL_FOR = types.void(*[types.int64] * 8)
 
 
-@cfunc(_PARALLEL_FOR, nopython=True, cache=True)
+@cfunc(_PARALLEL_FOR, cache=True)
 def _parallel_for(function, arguments, sizes, steps, data, inner, arrays, threads):
     """Numba calls this for each parallel loop: `sizes[0]` pieces. The arguments of piece i begin i steps further."""
     own, inner_sizes = np.empty(ARRAYS_MAX, np.int64), np.empty(INNER_MAX, np.int64)
@@ -129,7 +129,7 @@ def _parallel_for(function, arguments, sizes, steps, data, inner, arrays, thread
     put(BUSY, 0)
 
 
-@cfunc(types.int64(types.int64, types.int64, types.int64, types.int64), nopython=True, cache=True)
+@cfunc(types.int64(types.int64, types.int64, types.int64, types.int64), cache=True)
 def _piece_count(threads, dimensions, starts, ends):
     """Numba asks this how many pieces a loop shall have."""
     total = 1
