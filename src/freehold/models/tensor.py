@@ -23,6 +23,7 @@ class TensorFormat(StrEnum):
     Q5_1 = "Q5_1"
     Q8_0 = "Q8_0"
     IQ4_NL = "IQ4_NL"
+    MXFP4 = "MXFP4"
     Q4_K = "Q4_K"
     Q5_K = "Q5_K"
     Q6_K = "Q6_K"

@@ -79,6 +79,13 @@ def _iq4_nl(raw: np.ndarray) -> Codes:
     return _of_blocks(values[_nibbles(raw[:, :, 2:])], _halves(raw, 0))
 
 
+def _mxfp4(raw: np.ndarray) -> Codes:
+    """A power of two, and half numbers: codes are twice as much. The smallest two powers are subnormal."""
+    exponents = raw[:, :, :1].astype(np.int32)
+    values = np.array(quants.MXFP4.kvalues, np.int8)
+    return _of_blocks(values[_nibbles(raw[:, :, 1:])], np.ldexp(np.float32(1), exponents - 128).astype(np.float32))
+
+
 def _of_eight(raw: np.ndarray) -> tuple[Float32, Float32]:
     """Scales and minimums of the eight blocks of a super-block, Q4_K and Q5_K -> [rows, super-blocks, 8] each."""
     rows, count = raw.shape[:2]
@@ -122,6 +129,7 @@ _READERS: dict[TensorFormat, tuple[int, Callable[[np.ndarray], Codes]]] = {
     TensorFormat.Q5_1: (24, _q5_1),
     TensorFormat.Q8_0: (34, _q8_0),
     TensorFormat.IQ4_NL: (18, _iq4_nl),
+    TensorFormat.MXFP4: (17, _mxfp4),
     TensorFormat.Q4_K: (144, _q4_k),
     TensorFormat.Q5_K: (176, _q5_k),
     TensorFormat.Q6_K: (210, _q6_k),
