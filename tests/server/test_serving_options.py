@@ -95,9 +95,9 @@ def test_a_model_is_known_by_its_names(proxied):
 
 
 def test_any_name_is_served_if_that_is_wanted():
-    assert ServedModels(("a",), allows_any=True).name("b") == "b"
+    assert ServedModels(("a",), allows_any=True).choose("b").name == "b"
     with pytest.raises(NotFound):
-        ServedModels(("a",)).name("b")
+        ServedModels(("a",)).choose("b")
 
 
 def test_a_prefix_gives_no_rights(proxied):

@@ -129,9 +129,11 @@ def test_what_a_template_marks_for_training_is_rendered():
 
 def test_tools_are_explained_where_a_template_has_a_place_for_text():
     """Gemma's takes nothing for the system."""
-    gemma = "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    gemma = "{% if messages and messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
     rest = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
     text = ChatTemplate(gemma + rest, {}).render([{"role": "user", "content": "Add!"}], tools=ADD)
     assert text.startswith("<user>You can call functions")
     assert text.endswith("</tool_call>\n\nAdd!")
     assert ChatTemplate(rest, {}).render([{"role": "user", "content": "Add!"}], tools=ADD).startswith("<system>")
+    assert ChatTemplate(rest, {}).render([], tools=ADD).startswith("<system>")
+    assert ChatTemplate(gemma + rest, {}).render([], tools=ADD).startswith("<user>You can call functions")

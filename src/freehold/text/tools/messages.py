@@ -36,9 +36,11 @@ def _explained(
     messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]], takes_system: bool
 ) -> list[dict[str, Any]]:
     text = _INSTRUCTIONS.format(tools="\n".join(json.dumps(tool.get("function"), ensure_ascii=False) for tool in tools))
+    if not messages:
+        return [{"role": "system" if takes_system else "user", "content": text}]
     first = messages[0]
     if not takes_system:
-        return [{**first, "content": f"{text}\n\n{first['content']}"}, *messages[1:]]
+        return [{**first, "content": f"{text}\n\n{first.get('content') or ''}"}, *messages[1:]]
     if first["role"] not in ("system", "developer"):
         return [{"role": "system", "content": text}, *messages]
     return [{**first, "content": f"{first['content']}\n\n{text}".lstrip()}, *messages[1:]]
