@@ -65,5 +65,31 @@ def test_only_the_mean_computes_what_is_cached(folders):
                 llm.scheduler.step()
             cached[pooling] = request.cached_tokens
         assert cached == {"last": 96, "mean": 0}
+        # Its output, if there is more, is no part of it.
+        (request,) = llm.requests(
+            [prompt], SamplingParams(max_tokens=8, temperature=0, ignore_eos=True, pooling="mean")
+        )
+        llm.scheduler.add(request)
+        while llm.scheduler.requests:
+            llm.scheduler.step()
+        np.testing.assert_allclose(request.embedding, llm.embed([prompt], "mean")[0], rtol=1e-6, atol=1e-7)
         with pytest.raises(InvalidParameter, match="pooling"):
             llm.embed([prompt], "max")
+
+
+def test_an_embedding_is_its_own_while_others_end_beside_it(folders):
+    """A stop is found one step late: the step that runs meanwhile has a row too many."""
+    prompts = prompts_of([20, 90])
+    with LLM(str(folders("qwen3")), chunked_prefill_size=5, max_running_requests=4, **EXACT) as llm:
+        (expected,) = llm.embed(prompts[1:], "mean")
+        tokens = llm.generate(prompts[:1], SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))[0].token_ids
+        stop = SamplingParams(temperature=0, max_tokens=8, stop_token_ids=(tokens[3],))
+        pooled = SamplingParams(temperature=0, max_tokens=1, pooling="mean")
+        first, last = llm.requests(prompts[:1] * 2, stop)
+        (middle,) = llm.requests(prompts[1:], pooled)
+        requests = [first, middle, last]
+        for request in requests:
+            llm.scheduler.add(request)
+        while llm.scheduler.requests:
+            llm.scheduler.step()
+        np.testing.assert_allclose(middle.embedding, expected, rtol=1e-6, atol=1e-7)

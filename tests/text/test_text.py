@@ -129,7 +129,7 @@ def test_what_a_template_marks_for_training_is_rendered():
 
 def test_tools_are_explained_where_a_template_has_a_place_for_text():
     """Gemma's takes nothing for the system."""
-    gemma = "{% if messages and messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    gemma = "{% if messages and messages[0].role == 'system' %}{{ raise_exception('not supported') }}{% endif %}"
     rest = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
     text = ChatTemplate(gemma + rest, {}).render([{"role": "user", "content": "Add!"}], tools=ADD)
     assert text.startswith("<user>You can call functions")
