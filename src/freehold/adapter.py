@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, eq=False)
 class Adapter:
-    """Who computes with it holds it: a request, then its row. So it may be unloaded at any time, and goes when the last
-    of them has ended. `fingerprint` is of its content: KV that it computed is found by requests with an equal one, and
-    by no other. `factors` are as the engine wants them."""
+    """A request that computes with it holds it, and so does its row. So it may be unloaded at any time: it is freed
+    when no request and no row has it. `fingerprint` is of its content: KV that it computed is found by requests with an
+    equal one, and by no other. `factors` are as the engine wants them."""
 
     name: str
     fingerprint: str

@@ -18,7 +18,7 @@ from freehold.assembly import assemble
 from freehold.config import EngineConfig
 from freehold.engine.adapters import Adapters
 from freehold.engine_options import EngineOptions
-from freehold.errors import ChatTemplateError, EngineStuck, InvalidParameter
+from freehold.errors import ChatTemplateError, EngineFailed, EngineStuck, InvalidParameter
 from freehold.memory import PageCounts
 from freehold.models.tensor import Checkpoint
 from freehold.sampling_params import SamplingParams
@@ -116,7 +116,14 @@ class LLM:
             for request in requests:
                 self.scheduler.lifecycle.check_fits(request)
             self._run(requests, lambda finished: None)
-        return [request.embedding for request in requests if request.embedding is not None]
+        return [self._embedding(request) for request in requests]
+
+    @staticmethod
+    def _embedding(request: Request) -> Float32:
+        if request.embedding is None:
+            assert request.finish is not None
+            raise request.finish.error or EngineFailed("the request ended before its prompt was computed")
+        return request.embedding
 
     def chat(
         self,
@@ -231,7 +238,7 @@ class LLM:
         self._taking_adapters().load(name, path)
 
     def unload_adapter(self, name: str) -> None:
-        """Requests that have begun with it end with it. Raises NotFound."""
+        """Requests that began with it finish with it. Raises NotFound."""
         self._taking_adapters().unload(name)
 
     def _taking_adapters(self) -> Adapters:

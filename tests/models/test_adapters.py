@@ -11,6 +11,7 @@ import torch
 import transformers
 from gguf_writer import write_gguf
 from safetensors.numpy import load_file, save_file
+from tiny_models import prompts_of
 
 from freehold import LLM, SamplingParams
 from freehold.errors import InvalidParameter, NotFound
@@ -57,11 +58,6 @@ def save(base, name: str, tmp_path_factory):
         if not (merged / file.name).exists():
             shutil.copy(file, merged)
     return folder, merged
-
-
-def prompts_of(counts, seed: int = 0) -> list[list[int]]:
-    rng = np.random.default_rng(seed)
-    return [rng.integers(2, 258, count).tolist() for count in counts]
 
 
 def said(output):

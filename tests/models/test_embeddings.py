@@ -4,16 +4,12 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from tiny_models import prompts_of
 
 from freehold import LLM, SamplingParams
 from freehold.errors import InvalidParameter
 
 EXACT = {"linear_compute": "float32", "kv_cache_dtype": "float32", "audit_interval": 2}
-
-
-def prompts_of(counts, seed: int = 0) -> list[list[int]]:
-    rng = np.random.default_rng(seed)
-    return [rng.integers(2, 258, count).tolist() for count in counts]
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma3", "mamba2"])

@@ -6,7 +6,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from tiny_models import TINY_MODELS, WINDOW
+from tiny_models import TINY_MODELS, WINDOW, prompts_of
 
 from engine.exactness import always_drafting
 from freehold import LLM, SamplingParams
@@ -25,11 +25,6 @@ CASES = [
 ]
 EXACT = {"linear_compute": "float32", "kv_cache_dtype": "float32", "audit_interval": 4}
 GREEDY = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True, logprobs=0)
-
-
-def prompts_of(counts, seed: int = 0) -> list[list[int]]:
-    rng = np.random.default_rng(seed)
-    return [rng.integers(2, 258, count).tolist() for count in counts]
 
 
 def said(output) -> tuple[list[int], list[float]]:

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -97,6 +98,12 @@ TINY_MODELS = {
         "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}, states=True),
     "qwen3.5": TinyModel("Qwen3_5TextConfig", DELTA, states=True),
 }  # fmt: skip
+
+
+def prompts_of(counts, seed: int = 0) -> list[list[int]]:
+    """Of random tokens, of these lengths."""
+    rng = np.random.default_rng(seed)
+    return [rng.integers(2, 258, count).tolist() for count in counts]
 
 
 def save_tokenizer(folder: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import openai
 import pytest
 
 from freehold.server.child import running_server
@@ -16,3 +17,10 @@ def server():
 @pytest.fixture(scope="session")
 def url(server):
     return server
+
+
+@pytest.fixture
+def client(server):
+    """OpenAI's, which asks once."""
+    with openai.OpenAI(base_url=f"{server}/v1", api_key="none", max_retries=0) as client:
+        yield client

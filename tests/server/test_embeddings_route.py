@@ -2,17 +2,11 @@
 
 import httpx
 import numpy as np
-import openai
 import pytest
 
 from freehold import LLM
 
 TEXTS = ["The cat sat on the mat.", "A kitten was sitting on a rug.", "Interest rates rose in March."]
-
-
-@pytest.fixture(scope="module")
-def client(server):
-    return openai.OpenAI(base_url=f"{server}/v1", api_key="none", max_retries=0)
 
 
 @pytest.fixture(scope="module")

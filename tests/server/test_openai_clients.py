@@ -10,12 +10,6 @@ QUESTION = [{"role": "user", "content": "What is the capital of France? Answer i
 
 
 @pytest.fixture
-def client(server):
-    with openai.OpenAI(base_url=f"{server}/v1", api_key="none", max_retries=0) as client:
-        yield client
-
-
-@pytest.fixture
 def model(client):
     return client.models.list().data[0].id
 

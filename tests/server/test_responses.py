@@ -27,12 +27,6 @@ class Zone(BaseModel):
     zone: str
 
 
-@pytest.fixture
-def client(server):
-    with openai.OpenAI(base_url=f"{server}/v1", api_key="none", max_retries=0) as client:
-        yield client
-
-
 def test_a_response_is_what_chat_completions_say(client):
     response = client.responses.create(**OPTIONS, instructions="Be brief.", input="Name a river.")
     chat = client.chat.completions.create(

@@ -4,7 +4,6 @@ import json
 import time
 
 import httpx
-import openai
 import pytest
 from jsonschema import validate
 from pydantic import BaseModel
@@ -21,12 +20,6 @@ ASKED = [{"role": "user", "content": "Describe a cat as JSON, with its name and 
 class Animal(BaseModel):
     name: str
     legs: int
-
-
-@pytest.fixture
-def client(server):
-    with openai.OpenAI(base_url=f"{server}/v1", api_key="none", max_retries=0) as client:
-        yield client
 
 
 def test_the_client_parses_what_it_asked_for(client):

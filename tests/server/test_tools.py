@@ -5,7 +5,6 @@ from typing import Literal
 
 import anthropic
 import httpx
-import openai
 import pytest
 from jsonschema import validate
 
@@ -33,12 +32,6 @@ ASKED = [{"role": "user", "content": "What is the weather in Paris for the next 
 MODEL = "SmolLM2-135M-Instruct"
 OPTIONS = {"model": MODEL, "messages": ASKED, "temperature": 0, "max_tokens": 120}
 NAMED = {"type": "function", "function": {"name": "get_time"}}
-
-
-@pytest.fixture
-def client(server):
-    with openai.OpenAI(base_url=f"{server}/v1", api_key="none", max_retries=0) as client:
-        yield client
 
 
 def from_stream(chunks):

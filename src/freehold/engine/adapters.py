@@ -21,7 +21,8 @@ class Adapters:
 
     def __init__(self, model: PlacedModel, checkpoint: Checkpoint, limit: int):
         self._model = model
-        modules = {name: checkpoint.module(name) for name in model.adaptable}
+        self._shapes = model.adaptable
+        modules = {name: checkpoint.module(name) for name in self._shapes}
         self._tensors = {module: name for name, module in modules.items() if module is not None}
         self._limit = limit
         self._loaded: dict[str, Adapter] = {}
@@ -44,7 +45,7 @@ class Adapters:
             self._loaded[name] = Adapter(name, fingerprint, factors)
 
     def unload(self, name: str) -> None:
-        """New requests don't find it; those that have it go on with it. Raises NotFound."""
+        """New requests don't find it; requests that began with it finish with it. Raises NotFound."""
         with self._lock:
             self.find(name)
             del self._loaded[name]
@@ -61,7 +62,7 @@ class Adapters:
         for module, pair in matrices.items():
             if module not in self._tensors:
                 raise InvalidParameter("lora_path", f"{path}: {module} of this model can't be adapted")
-            shape = self._model.adaptable[self._tensors[module]]
+            shape = self._shapes[self._tensors[module]]
             if (len(pair.up), pair.down.shape[1]) != shape:
                 raise InvalidParameter("lora_path", f"{path}: {module} has another shape than the model's, {shape}")
             found[self._tensors[module]] = pair

@@ -326,7 +326,7 @@ class AsyncEngine:
         self._serve_adapters({**self.config.adapter_paths, name: path})
 
     async def unload_adapter(self, name: str) -> None:
-        """Requests that have begun with it end with it. Raises NotFound."""
+        """Requests that began with it finish with it. Raises NotFound."""
         await self.call("unload_adapter", name)
         self._serve_adapters({known: path for known, path in self.config.adapter_paths.items() if known != name})
 

@@ -139,7 +139,8 @@ class EngineLoop:
                 print(f"freehold: memory audit failed: {error}", file=sys.stderr, flush=True)
             self._audit = None
             self._send(msg.Progress([], [], {}, [], stats=self._stats()))
-        self._poller.poll(self._patience_ms())
+        if any(woken == self._woken for woken, _ in self._poller.poll(self._patience_ms())):
+            os.read(self._woken, 4096)
 
     def _wake_up(self) -> None:
         """Called by another thread: something that was waited for is there."""
@@ -202,19 +203,20 @@ class EngineLoop:
                 self._send(msg.Reply(call.number, failure=failure))
 
     def _submit(self, command: msg.Submit) -> None:
-        request = Request(
-            id=command.id,
-            prompt=np.frombuffer(command.prompt, np.int32),
-            params=command.params,
-            seed=command.seed,
-            **{**msgspec.structs.asdict(command.options), "adapter": None},
-        )
+        options = msgspec.structs.asdict(command.options)
         try:
-            request.adapter = self._adapters.find(command.options.adapter)
+            options["adapter"] = self._adapters.find(command.options.adapter)
+            request = Request(
+                id=command.id,
+                prompt=np.frombuffer(command.prompt, np.int32),
+                params=command.params,
+                seed=command.seed,
+                **options,
+            )
             if self._parked.park(request, len(self._scheduler.queue), self._scheduler.lifecycle.clock()):
                 return
         except FreeholdError as error:
-            self._send(msg.Rejected(request.id, msg.Failure.of(error)))
+            self._send(msg.Rejected(command.id, msg.Failure.of(error)))
             return
         self._add(request)
 
@@ -228,8 +230,6 @@ class EngineLoop:
 
     def _admit_parked(self) -> None:
         """Requests whose grammar is ready go to the scheduler, and so do those whose time is up: it ends them."""
-        with contextlib.suppress(BlockingIOError):
-            os.read(self._woken, 4096)
         for request, error in self._parked.ready(self._scheduler.lifecycle.clock()):
             if error is None:
                 self._add(request)

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import os
-import signal
 import statistics
 import time
 from dataclasses import asdict
@@ -15,14 +14,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
-from freehold.bench.peers.entrant import Entrant, processor, send, start
-from freehold.bench.peers.export import exported
-from freehold.bench.peers.peer import CONTEXT, FREEHOLD, PEERS
+from freehold.bench.peers.entrant import Entrant, install, processor, send, start_all
 from freehold.bench.peers.report import markdown, plot
 from freehold.bench.peers.result import Result
 from freehold.bench.workloads import WORKLOADS, Workload
-from freehold.config import KV_BYTES_DEFAULT
-from freehold.models.loading.resolve import open_checkpoint, resolve_model
 
 
 def run_peers(names: list[str], rounds: int, workloads: list[str], output: Path) -> int:
@@ -32,20 +27,10 @@ def run_peers(names: list[str], rounds: int, workloads: list[str], output: Path)
     nothing was measured, ValueError for a name that is not known.
     """
     console = Console(stderr=True)
-    chosen = _choose(names, workloads)
-    for peer in (PEERS[name] for name in names):
-        with console.status(f"Installing {peer.name} (once; it may be built from source) ..."):
-            peer.install()
-    # Told to stop, it must not leave frozen engines behind.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    chosen = _choose(workloads)
+    install(names, console)
     with contextlib.ExitStack() as stack:
-        model = exported(resolve_model(None))
-        # As much KV as we would take by default in float32: the same number of tokens for everybody.
-        (layout,) = open_checkpoint(model.gguf).spec.cache_layouts()
-        tokens = KV_BYTES_DEFAULT // layout.page_bytes("float32", 1) // 512 * 512
-        assert tokens > CONTEXT
-        peers = (FREEHOLD, *(PEERS[name] for name in names))
-        entrants = [start(peer, model, tokens, output, stack, console) for peer in peers]
+        entrants = start_all(names, output, stack, console)
         with contextlib.suppress(KeyboardInterrupt):
             _measure_all(entrants, chosen, rounds, console)
         results = [_conclude(entrant) for entrant in entrants]
@@ -62,10 +47,7 @@ def run_peers(names: list[str], rounds: int, workloads: list[str], output: Path)
     return 0 if is_met else 1
 
 
-def _choose(names: list[str], workloads: list[str]) -> list[Workload]:
-    for name in names:
-        if name not in PEERS:
-            raise ValueError(f"peer: {name} is not known; there are {', '.join(PEERS)}")
+def _choose(workloads: list[str]) -> list[Workload]:
     known = {workload.name: workload for workload in WORKLOADS}
     for name in workloads:
         if name not in known:

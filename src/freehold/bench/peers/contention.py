@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import statistics
 import subprocess
 import sys
@@ -16,12 +15,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from freehold.bench.peers.entrant import Entrant, processor, send, start
-from freehold.bench.peers.export import exported
-from freehold.bench.peers.peer import FREEHOLD, PEERS
+from freehold.bench.peers.entrant import Entrant, install, processor, send, start_all
 from freehold.bench.workloads import WORKLOADS
-from freehold.config import KV_BYTES_DEFAULT
-from freehold.models.loading.resolve import open_checkpoint, resolve_model
 
 BUSY = (0, 1, 2)  # processes
 WANTED = ("W1", "W2")
@@ -31,20 +26,10 @@ Figures = dict[tuple[str, str, int], list[float]]  # by engine, workload and bus
 def run_contention(names: list[str], rounds: int, log: Path) -> int:
     """Print tokens a second of each engine -> exit code 0. Raises RuntimeError if an engine does not start, ValueError
     for a name that is not known."""
-    unknown = [name for name in names if name not in PEERS]
-    if unknown:
-        raise ValueError(f"peer: {unknown[0]} is not known; there are {', '.join(PEERS)}")
     console = Console(stderr=True)
-    for peer in (PEERS[name] for name in names):
-        with console.status(f"Installing {peer.name} (once; it may be built from source) ..."):
-            peer.install()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    install(names, console)
     with contextlib.ExitStack() as stack:
-        model = exported(resolve_model(None))
-        (layout,) = open_checkpoint(model.gguf).spec.cache_layouts()
-        tokens = KV_BYTES_DEFAULT // layout.page_bytes("float32", 1) // 512 * 512
-        peers = (FREEHOLD, *(PEERS[name] for name in names))
-        entrants = [start(peer, model, tokens, log, stack, console) for peer in peers]
+        entrants = start_all(names, log, stack, console)
         _show(entrants, _measure(entrants, rounds, console), rounds)
     return 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import platform
+import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +12,12 @@ from pathlib import Path
 import httpx
 from rich.console import Console
 
-from freehold.bench.peers.peer import Model, Peer
+from freehold.bench.peers.export import exported
+from freehold.bench.peers.peer import CONTEXT, FREEHOLD, PEERS, Model, Peer
 from freehold.bench.peers.served import Served
 from freehold.bench.workloads import Figures, Target, Workload
+from freehold.config import KV_BYTES_DEFAULT
+from freehold.models.loading.resolve import open_checkpoint, resolve_model
 
 WAKE_REQUESTS, WAKE_TOKENS = 4, 32
 # A server may close a connection that it has kept just when the next request is sent on it.
@@ -29,7 +33,30 @@ class Entrant:
     cpu_seconds: float = 0.0
 
 
-def start(
+def install(names: list[str], console: Console) -> None:
+    """The peers of these names, once. Raises ValueError for a name that is not known."""
+    unknown = [name for name in names if name not in PEERS]
+    if unknown:
+        raise ValueError(f"peer: {unknown[0]} is not known; there are {', '.join(PEERS)}")
+    for name in names:
+        with console.status(f"Installing {name} (once; it may be built from source) ..."):
+            PEERS[name].install()
+
+
+def start_all(names: list[str], output: Path, stack: contextlib.ExitStack, console: Console) -> list[Entrant]:
+    """Freehold and the peers of these names, frozen; the stack ends them. Raises RuntimeError if one does not start."""
+    # Told to stop, we must not leave frozen engines behind.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    model = exported(resolve_model(None))
+    # As much KV as we would take by default in float32: the same number of tokens for everybody.
+    (layout,) = open_checkpoint(model.gguf).spec.cache_layouts()
+    tokens = KV_BYTES_DEFAULT // layout.page_bytes("float32", 1) // 512 * 512
+    assert tokens > CONTEXT
+    peers = (FREEHOLD, *(PEERS[name] for name in names))
+    return [_start(peer, model, tokens, output, stack, console) for peer in peers]
+
+
+def _start(
     peer: Peer, model: Model, tokens: int, output: Path, stack: contextlib.ExitStack, console: Console
 ) -> Entrant:
     """Frozen as soon as it is ready."""

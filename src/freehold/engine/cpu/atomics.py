@@ -8,10 +8,9 @@ import ctypes
 from llvmlite import binding, ir
 from numba.core import cgutils, types
 
-from freehold.engine.cpu.vectors import intrinsic
+from freehold.engine.cpu.vectors import I8, I64, call, intrinsic
 
-I64, I32 = ir.IntType(64), ir.IntType(32)
-BYTES = ir.PointerType(ir.IntType(8))
+BYTES = ir.PointerType(I8)
 _BLOCK = "freehold_team_words"
 _FUTEX, _WAIT_PRIVATE, _WAKE_PRIVATE = 202, 128, 129  # x86-64; Linux's syscall numbers
 _ORDER = "seq_cst"
@@ -76,10 +75,7 @@ def pause(typingctx):
     """Leave the core to its other thread for some nanoseconds."""
 
     def codegen(context, builder, signature, values):
-        function = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(ir.VoidType(), []), "llvm.x86.sse2.pause"
-        )
-        builder.call(function, [])
+        call(builder, "llvm.x86.sse2.pause", ir.VoidType(), [])
         return context.get_dummy_value()
 
     return types.void(), codegen
@@ -87,9 +83,9 @@ def pause(typingctx):
 
 def _futex(builder, number, operation: int, value):
     kind = ir.FunctionType(I64, [I64] * 7)
-    call = cgutils.get_or_insert_function(builder.module, kind, "syscall")
+    syscall = cgutils.get_or_insert_function(builder.module, kind, "syscall")
     where, zero = builder.ptrtoint(_word(builder, number), I64), ir.Constant(I64, 0)
-    builder.call(call, [ir.Constant(I64, _FUTEX), where, ir.Constant(I64, operation), value, zero, zero, zero])
+    builder.call(syscall, [ir.Constant(I64, _FUTEX), where, ir.Constant(I64, operation), value, zero, zero, zero])
 
 
 @intrinsic

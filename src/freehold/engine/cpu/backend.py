@@ -112,8 +112,8 @@ class CpuBackend:
 
     def pack_adapter(self, matrices: Mapping[str, AdapterMatrices]) -> Factors:
         compile_kernels()
-        changed = {self._adaptable[name].names: self._adaptable[name].pack(matrices) for name in matrices}
-        return {names: added for names, added in changed.items() if added is not None}
+        changed = {self._adaptable[name].names: self._adaptable[name] for name in matrices}
+        return {names: matrix.pack(matrices) for names, matrix in changed.items()}
 
     @contextmanager
     def adapting(self, parts: Sequence[tuple[Factors, Int64]]) -> Iterator[None]:

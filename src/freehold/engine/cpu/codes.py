@@ -13,9 +13,10 @@ import numpy as np
 from gguf import quants
 
 from freehold.arrays import Float32
+from freehold.engine.cpu.integer_tiles import BLOCK
 from freehold.models.tensor import StoredTensor, TensorFormat
 
-BLOCK, SHARE = 32, 16
+SHARE = 16
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,8 @@ def _of_blocks(codes: np.ndarray, scales: Float32, minimums: Float32 | None = No
 
 def _q4_0(raw: np.ndarray) -> Codes:
     """Codes of -8 .. 7 are those of 0 .. 15 with a minimum: exact, for 8 is a power of two."""
-    return _of_blocks(_nibbles(raw[:, :, 2:]), _halves(raw, 0), _halves(raw, 0) * np.float32(-8))
+    scales = _halves(raw, 0)
+    return _of_blocks(_nibbles(raw[:, :, 2:]), scales, scales * np.float32(-8))
 
 
 def _q4_1(raw: np.ndarray) -> Codes:

@@ -30,6 +30,7 @@ from freehold.engine.cpu.integer_tiles import (
     Weights,
     four_rows,
     one_row,
+    panels_at_once,
 )
 from freehold.engine.cpu.isa import Isa
 from freehold.engine.cpu.pointwise import NO_NORM, PLAIN, ROWS_PARALLEL, Preparation, prepare_row
@@ -126,9 +127,9 @@ class _Order(NamedTuple):
     def of_numbers(self, values: Float32, as_halves: bool) -> np.ndarray:
         """[rows, blocks x n] -> [panels, blocks, n, lanes], flat: float32, or the bits of float16."""
         split = values.reshape(-1, self.lanes, self.blocks, values.shape[1] // self.blocks).transpose(0, 2, 3, 1)
-        return np.ascontiguousarray(split.astype(np.float16)).view(np.uint16).ravel() if as_halves else (
-            np.ascontiguousarray(split).ravel()
-        )  # fmt: skip
+        if as_halves:
+            return np.ascontiguousarray(split, np.float16).view(np.uint16).ravel()
+        return np.ascontiguousarray(split).ravel()
 
 
 Packed = tuple[np.ndarray, np.ndarray, np.ndarray]  # codes, scales, minimums
@@ -222,7 +223,7 @@ def _multiply(step, source, norm, epsilon, codes, scales, minimums, x, blocks, l
             weights = Weights(codes, scales, minimums, blocks, loads, isa)
             inputs, outputs = Inputs(x, x_scales, x_sums), Outputs(out, width)
             fours = last - (last - first) % ROWS
-            begin, at_once = group * GROUP // isa.lanes, 1 if isa.lanes == 8 else GROUP // 16
+            begin, at_once = group * GROUP // isa.lanes, panels_at_once(isa.lanes, ROWS)
             for panel in range(begin, begin + GROUP // isa.lanes, at_once):
                 for row in range(first, fours if panel * isa.lanes < width else 0, ROWS):
                     four_rows(weights, inputs, outputs, panel, row)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
+from numba.extending import register_jitable
 
 from freehold.engine.cpu.isa import Avx2, Avx512Vnni, AvxVnni, Isa
 from freehold.engine.cpu.vectors import (
@@ -176,7 +177,7 @@ class _Emitter:
         self.context, self.builder = context, builder
         self.kinds, self.values = signature.args, values
         self.vectors = _Vectors(signature.args[0].types[5].instance_class)
-        self.panels, self.rows = _panels(self.vectors.lanes, rows), rows
+        self.panels, self.rows = panels_at_once(self.vectors.lanes, rows), rows
         self.format = _format(signature.args[0], signature.args[1], self.vectors)
         self.pairs = [(panel, row) for panel in range(self.panels) for row in range(rows)]
         self.blocks, self.loads = self.field(0, 3), self.field(0, 4)
@@ -274,7 +275,8 @@ class _Emitter:
                 builder.store(builder.fadd(builder.load(place), builder.extract_element(result, lane.index)), place)
 
 
-def _panels(lanes: int, rows: int) -> int:
+@register_jitable
+def panels_at_once(lanes: int, rows: int) -> int:
     """How many panels a kernel takes at once: as many as there are registers for their sums."""
     return 1 if rows > 1 and lanes == 8 else GROUP // lanes
 

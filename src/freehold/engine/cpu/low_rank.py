@@ -81,13 +81,11 @@ class AdaptedMatrix:
     def gather(self, rows: Int32) -> Float32:
         return self.matrix.gather(rows)
 
-    def pack(self, matrices: Mapping[str, AdapterMatrices]) -> LowRank | None:
+    def pack(self, matrices: Mapping[str, AdapterMatrices]) -> LowRank:
         """What an adapter adds, given by the names of tensors. Each tensor has ranks of its own, in which the others'
         rows are 0."""
         found = [matrices.get(name) for name in self.names]
         rank = sum(len(one.down) for one in found if one is not None)
-        if not rank:
-            return None
         down, up = np.zeros((self.columns, rank), np.float32), np.zeros((rank, self.rows), np.float32)
         first = at = 0
         for one, rows in zip(found, self.row_counts, strict=True):

@@ -15,7 +15,6 @@ from numba.core.datamodel import models
 from numba.extending import register_model
 
 from freehold.engine.cpu.vectors import (
-    F16,
     F32,
     I8,
     I16,
@@ -195,12 +194,6 @@ def load_bf16(builder, where, dtype):
 def splat_at(builder, where, dtype):
     """array f32[*] -> its element `at` in all 16 lanes."""
     return in_all_lanes(builder, builder.load(where(F32)), FLOATS)
-
-
-@_reading(types.float32)
-def half_at(builder, where, dtype):
-    """array u16[*] holding float16 values -> the one in element `at`, as a float."""
-    return builder.fpext(builder.load(where(F16), align=2), F32)
 
 
 # -- values -------------------------------------------------------------------------------------------

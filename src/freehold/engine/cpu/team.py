@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import threading
+from typing import NamedTuple
 
 import numpy as np
 from llvmlite import binding
@@ -23,9 +24,9 @@ from freehold.engine.cpu.atomics import add, call_piece, exchange_if, get, pause
 PIECES = 4  # of a loop, for each thread
 SPIN_WORK, SPIN_END = 2000, 400  # looks, before a thread sleeps: for the next loop, and for the end of this one
 # A word each, in cache lines of their own where several threads write.
-BUSY, JOB, NEXT, DONE, SLEEPERS, WAITS, STOP = range(0, 56, 8)
-FUNCTION, ARGUMENTS, SIZES, STEPS, DATA, INNER, ARRAYS, PIECE_COUNT, HELPERS = range(56, 65)
-WORDS = 72
+BUSY, JOB, NEXT, DONE, SLEEPERS, WAITS = range(0, 48, 8)
+FUNCTION, ARGUMENTS, SIZES, STEPS, DATA, INNER, ARRAYS, PIECE_COUNT, HELPERS = range(48, 57)
+WORDS = 64
 JOBS = 0x7FFFFFFF  # NEXT has the job and the next piece, 32 bits each
 CLOSED = JOBS << 32
 ARRAYS_MAX, INNER_MAX = 128, 256
@@ -33,16 +34,28 @@ ARRAYS_MAX, INNER_MAX = 128, 256
 _words = place(WORDS)
 
 
+class _Loop(NamedTuple):
+    """A parallel loop as Numba passes it: addresses, and how many sizes and arguments there are. The arguments of piece
+    i begin i steps further."""
+
+    function: int
+    arguments: int
+    sizes: int
+    steps: int
+    data: int
+    inner: int
+    arrays: int
+
+
 @njit(inline="always")
-def _run(piece, arguments, sizes):
+def _run(loop, piece, arguments, sizes):
     """Call the loop's function for one piece; `arguments` and `sizes` are the thread's own."""
-    count = get(ARRAYS)
-    for i in range(count):
-        arguments[i] = read(get(ARGUMENTS), i) + piece * read(get(STEPS), i)
+    for i in range(loop.arrays):
+        arguments[i] = read(loop.arguments, i) + piece * read(loop.steps, i)
     sizes[0] = 1
-    for i in range(1, get(INNER) + 1):
-        sizes[i] = read(get(SIZES), i)
-    call_piece(get(FUNCTION), arguments.ctypes.data, sizes.ctypes.data, get(STEPS), get(DATA))
+    for i in range(1, loop.inner + 1):
+        sizes[i] = read(loop.sizes, i)
+    call_piece(loop.function, arguments.ctypes.data, sizes.ctypes.data, loop.steps, loop.data)
 
 
 @njit(inline="always")
@@ -56,7 +69,8 @@ def _take(job, arguments, sizes):
         if not exchange_if(NEXT, word, word + 1):
             continue
         # The job can't end before this piece is done, so what it says stays.
-        _run(piece, arguments, sizes)
+        loop = _Loop(get(FUNCTION), get(ARGUMENTS), get(SIZES), get(STEPS), get(DATA), get(INNER), get(ARRAYS))
+        _run(loop, piece, arguments, sizes)
         add(DONE, 1)
         if get(WAITS):
             wake(DONE)
@@ -67,7 +81,7 @@ def _help(number):
     """A helper's life. It takes part if the job has room for so many."""
     arguments, sizes = np.empty(ARRAYS_MAX, np.int64), np.empty(INNER_MAX, np.int64)
     job = get(JOB)
-    while not get(STOP):
+    while True:
         spun = 0
         while get(JOB) == job and spun < SPIN_WORK:
             pause()
@@ -82,22 +96,15 @@ def _help(number):
             _take(job, arguments, sizes)
 
 
-_PARALLEL_FOR = types.void(*[types.int64] * 8)
-
-
-@cfunc(_PARALLEL_FOR, cache=True)
+@cfunc(types.void(*[types.int64] * 8), cache=True)
 def _parallel_for(function, arguments, sizes, steps, data, inner, arrays, threads):
-    """Numba calls this for each parallel loop: `sizes[0]` pieces. The arguments of piece i begin i steps further."""
+    """Numba calls this for each parallel loop: `sizes[0]` pieces."""
     own, inner_sizes = np.empty(ARRAYS_MAX, np.int64), np.empty(INNER_MAX, np.int64)
     count = read(sizes, 0)
     if threads == 1 or count == 1 or not exchange_if(BUSY, 0, 1):
+        loop = _Loop(function, arguments, sizes, steps, data, inner, arrays)
         for piece in range(count):
-            for i in range(arrays):
-                own[i] = read(arguments, i) + piece * read(steps, i)
-            inner_sizes[0] = 1
-            for i in range(1, inner + 1):
-                inner_sizes[i] = read(sizes, i)
-            call_piece(function, own.ctypes.data, inner_sizes.ctypes.data, steps, data)
+            _run(loop, piece, own, inner_sizes)
         return
     job = (get(JOB) + 1) % JOBS
     put(FUNCTION, function)
@@ -129,7 +136,7 @@ def _parallel_for(function, arguments, sizes, steps, data, inner, arrays, thread
     put(BUSY, 0)
 
 
-@cfunc(types.int64(types.int64, types.int64, types.int64, types.int64), cache=True)
+@cfunc(types.int64(*[types.int64] * 4), cache=True)
 def _piece_count(threads, dimensions, starts, ends):
     """Numba asks this how many pieces a loop shall have."""
     total = 1

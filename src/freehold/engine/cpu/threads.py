@@ -13,10 +13,15 @@ from numba.np.ufunc import parallel
 _config: Any = config
 _parallel: Any = parallel
 
+# How often a thread of OpenMP's that waits for the others looks again before it sleeps. More is hardly faster alone;
+# and beside busy processes of others it keeps the core from the very thread that is waited for.
+SPIN_COUNT = 1000
+
 
 def choose_threads() -> None:
     """Who runs parallel loops, before the first one does: our team, or a layer of Numba's where the team can't be, or
     if NUMBA_THREADING_LAYER names one."""
+    os.environ.setdefault("GOMP_SPINCOUNT", str(SPIN_COUNT))
     if "NUMBA_THREADING_LAYER" in os.environ:
         return
     # Numba's own pool takes 100 us to start a loop, OpenMP 5.

@@ -40,7 +40,7 @@ def adapter_routes(engine: AsyncEngine, models: ServedModels) -> APIRouter:
     @routes.post("/v1/unload_lora_adapter")
     @routes.post("/unload_lora_adapter")
     async def unload(body: UnloadAdapterBody) -> dict[str, Any]:
-        """Requests that have begun with it end with it."""
+        """Requests that began with it finish with it."""
         await engine.unload_adapter(body.lora_name)
         return loaded(f"The adapter '{body.lora_name}' is unloaded.")
 

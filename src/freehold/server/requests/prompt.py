@@ -42,6 +42,8 @@ async def tokens_of(
     prompts: Sequence[str | list[int]], field: str, engine: AsyncEngine, may_be_empty: bool = False
 ) -> list[Int32]:
     """Each prompt's tokens int32 [n]. `field` is what the body calls them. Raises InvalidParameter."""
+    if list(prompts) in ([], [[]]):
+        raise InvalidParameter(field, "must not be empty")
     try:
         found = [
             await engine.encode(one, True) if isinstance(one, str) else check_token_ids(one, engine.info.vocab_size)
@@ -50,7 +52,6 @@ async def tokens_of(
     except InvalidParameter as error:
         error.field = field
         raise
-    is_nothing = not found or (len(found) == 1 and len(prompts[0]) == 0 and not isinstance(prompts[0], str))
-    if is_nothing or (not may_be_empty and any(len(one) == 0 for one in found)):
+    if not may_be_empty and any(len(one) == 0 for one in found):
         raise InvalidParameter(field, "must not be empty")
     return found

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import sqlite3
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import orjson
 
-from freehold.errors import NotFound, StoreFailed
+from freehold.errors import NotFound
+from freehold.server.sqlite_errors import failing_as
 
 POINTS_MAX = 10_000
 BYTES_MAX = 256 << 20
 
+UNSTORED = "the response can't be stored"
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS responses (
     id TEXT PRIMARY KEY, owner TEXT NOT NULL, expires REAL NOT NULL, size INTEGER NOT NULL,
@@ -58,7 +58,7 @@ class ResponseStore:
         tokens = np.array(stored.tokens, np.int32).tobytes()
         fields = orjson.dumps({"response": stored.response, "items": stored.items, "messages": stored.messages})
         size = len(tokens) + len(fields)
-        with _failures():
+        with failing_as(UNSTORED):
             self._forget("expires < ?", time.time())
             row = (stored.id, owner, time.time() + self._ttl, size, tokens, fields.decode())
             self._database.execute("INSERT OR REPLACE INTO responses VALUES (?, ?, ?, ?, ?, ?)", row)
@@ -79,7 +79,7 @@ class ResponseStore:
 
     def delete(self, name: str) -> None:
         """Raises StoreFailed."""
-        with _failures():
+        with failing_as(UNSTORED):
             self._forget("id = ?", name)
 
     def _forget(self, where: str, *values: Any) -> None:
@@ -88,11 +88,3 @@ class ResponseStore:
 
     def close(self) -> None:
         self._database.close()
-
-
-@contextlib.contextmanager
-def _failures() -> Iterator[None]:
-    try:
-        yield
-    except sqlite3.Error as error:
-        raise StoreFailed(f"the response can't be stored: {error}") from error

@@ -15,7 +15,9 @@ from typing import IO, Any
 import numpy as np
 
 from freehold.errors import StoreFailed
+from freehold.server.sqlite_errors import failing_as
 
+UNSTORED = "the session store can't be written"
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS sessions (
     id TEXT PRIMARY KEY, tokens BLOB NOT NULL, turns INTEGER NOT NULL, messages TEXT NOT NULL, settings TEXT NOT NULL
@@ -68,7 +70,7 @@ class SessionStore:
     def save(self, session: StoredSession) -> None:
         """Raises StoreFailed; then the disk has what it had."""
         if self._database is not None:
-            with _failures():
+            with failing_as(UNSTORED):
                 self._catch_up(self._database)
                 _write(self._database, session)
 
@@ -76,7 +78,7 @@ class SessionStore:
         """On disk as soon as there is room for that."""
         self._deleted.add(name)
         if self._database is not None:
-            with contextlib.suppress(StoreFailed), _failures():
+            with contextlib.suppress(StoreFailed), failing_as(UNSTORED):
                 self._catch_up(self._database)
 
     def _catch_up(self, database: sqlite3.Connection) -> None:
@@ -91,14 +93,6 @@ class SessionStore:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
-
-
-@contextlib.contextmanager
-def _failures() -> Iterator[None]:
-    try:
-        yield
-    except sqlite3.Error as error:
-        raise StoreFailed(f"the session store can't be written: {error}") from error
 
 
 def _lock(path: Path) -> IO[str]:
