@@ -6,6 +6,7 @@ import time
 import numpy as np
 import pytest
 
+from freehold import storage_backend
 from freehold.engine.storage_io import StorageIO
 from freehold.errors import BadRequest
 from freehold.memory import CacheGroup, Memory, MemoryShape, PrefetchPolicy, TierPlan
@@ -13,6 +14,7 @@ from freehold.mover import Kind, Order
 from freehold.storage_backend import Backend, StorageBackend
 from freehold.store.disk import DiskStore
 from freehold.store.store import StoreUnavailable
+from freehold.tier_plan import open_storage
 
 KEYS = [[bytes([n]) * 32 for n in range(3)]]
 PAGES = [np.array([1, 2, 3], np.int32)]
@@ -133,11 +135,19 @@ def settled(storage):
     return storage.status()
 
 
-def test_storage_is_attached_cleared_and_detached(backend, tmp_path):
+def test_storage_is_attached_cleared_and_detached(backend, tmp_path, monkeypatch):
     memory, mover, storage = backend
+    may_open = threading.Event()
+
+    def open_when_told(*where):
+        assert may_open.wait(10)
+        return open_storage(*where)
+
+    monkeypatch.setattr(storage_backend, "open_storage", open_when_told)
     storage.attach(place(tmp_path))
     with pytest.raises(BadRequest, match="attaching"):
         storage.attach(place(tmp_path))
+    may_open.set()
     assert settled(storage)["hicache_storage_backend"] == "file"
     assert memory.tiers.storage is not None
     pages = memory.tiers.host.pages[0]
