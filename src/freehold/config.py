@@ -16,7 +16,7 @@ WRITE_POLICIES = ("write_through", "write_through_selective", "write_back")
 FORCED_MAX = 8
 GRAMMAR_BACKENDS = ("llguidance", "none")
 PREFETCH_POLICIES = ("best_effort", "wait_complete", "timeout")
-CPU_ISAS = ("auto", "avx512-vnni", "avx-vnni", "avx2", "portable")
+CPU_ISAS = ("auto", "amx", "avx512-vnni", "avx-vnni", "avx2", "portable")
 STORAGE_BACKENDS = ("file", "redis", "s3")
 STORAGE_BYTES_DEFAULT = 64 << 30
 

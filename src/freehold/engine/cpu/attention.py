@@ -16,6 +16,21 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit, prange
 
+from freehold.engine.cpu.attention_amx import (
+    TILE,
+    can_multiply,
+    pair_keys,
+    pair_values,
+    score_rows,
+    split,
+    weigh_rows,
+)
+from freehold.engine.cpu.attention_amx import (
+    begin as begin_products,
+)
+from freehold.engine.cpu.attention_amx import (
+    end as end_products,
+)
 from freehold.engine.cpu.items import SEGMENT, WHOLE, Item, Members
 from freehold.engine.cpu.pointwise import ROWS_PARALLEL, Heads, LayerKV, Rotation, rotate_and_write
 from freehold.engine.cpu.simd import add, element, exp, load, mul, reciprocal, splat, store, sub
@@ -40,7 +55,7 @@ class Scoring(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """The cache of a layer, and how it is looked at. `lookback` 0 is all."""
+    """The cache of a layer, and how it is looked at. `lookback` 0 is all. `isa` is that of products of bfloat16."""
 
     kv: Any
     tables: Any
@@ -48,16 +63,23 @@ class Layer(NamedTuple):
     lookback: int
     scoring: Any
     heads: Any
+    isa: Any
 
 
 class Scratch(NamedTuple):
     """What is known of each row, which is one of an item's queries: [rows, size] the scaled query, [rows, KEYS] the
-    scores of a block. Tiles of keys and values, where pages are smaller than a tile."""
+    scores of a block. Tiles of keys and values, where pages are smaller than a tile. For products of bfloat16
+    (`attention_amx`) both halves of queries and of probabilities, and keys and values of a block in pairs; then rows
+    are followed by those that fill a register."""
 
     queries: Any
     scores: Any
     tiles_k: Any
     tiles_v: Any
+    split_queries: Any
+    split_scores: Any
+    paired_keys: Any
+    paired_values: Any
 
 
 class Block(NamedTuple):
@@ -144,6 +166,39 @@ def _score(scratch, kv, pages, block, head, heads):
 
 
 @njit(inline="always")
+def _pair_block(scratch, layer, pages, block, head):
+    """Keys and values of a block in pairs. Where there is no key, values are 0."""
+    kv, heads, isa = layer.kv, layer.heads, layer.isa
+    for number in range(KEYS // LANES):
+        base = block.start + number * LANES
+        count = min(LANES, block.end - base)
+        if pages.size >= LANES or count <= 0:
+            tile = ((_slot(pages, base) // LANES) * heads.kv + head) * LANES if count > 0 else 0
+            size, room = heads.value_size, scratch.paired_values
+            pair_values(isa, kv.values, tile * size, size, room, number, count)
+            if count > 0:
+                pair_keys(isa, kv.keys, tile * heads.size, heads.size, scratch.paired_keys, number)
+        else:
+            _gather_pairs(scratch, kv, pages, base, count, number, head, heads)
+
+
+@njit(inline="always")
+def _gather_pairs(scratch, kv, pages, base, count, number, head, heads):
+    """The same for a tile that lies in several pages."""
+    size, value_size = heads.size, heads.value_size
+    for j in range(LANES):
+        is_there = j < count
+        slot = _slot(pages, base + j) if is_there else 0
+        row, lane = (slot // LANES) * heads.kv + head, slot % LANES
+        for k in range(size if is_there else 0):
+            at = ((number * size // 2 + k // 2) * LANES + j) * 2 + k % 2
+            scratch.paired_keys[at] = kv.keys[(row * size + k) * LANES + lane]
+        for k in range(value_size):
+            at = ((k // LANES * KEYS + number * LANES + j // 2 * 2) * LANES + k % LANES * 2) + j % 2
+            scratch.paired_values[at] = kv.values[(row * LANES + lane) * value_size + k] if is_there else 0
+
+
+@njit(inline="always")
 def _cap(scratch, block, cap):
     """score = cap * tanh(score / cap), as cap - 2 cap / (exp(2 score / cap) + 1)."""
     slope, top, twice = splat(np.float32(2) / cap), splat(cap), splat(np.float32(2) * cap)
@@ -179,8 +234,13 @@ def _add_values(scratch, softmax, kv, pages, block, head, heads):
 
 @njit(inline="always")
 def _attend_block(scratch, softmax, layer, pages, block, head):
-    kv, heads = layer.kv, layer.heads
-    _score(scratch, kv, pages, block, head, heads)
+    kv, heads, isa = layer.kv, layer.heads, layer.isa
+    is_split = len(scratch.split_queries) > 0
+    if is_split:
+        _pair_block(scratch, layer, pages, block, head)
+        score_rows(isa, scratch.split_queries, block.row, block.rows, heads.size, scratch.paired_keys, scratch.scores)
+    else:
+        _score(scratch, kv, pages, block, head, heads)
     if layer.scoring.cap > 0:
         _cap(scratch, block, layer.scoring.cap)
     for r in range(block.rows):
@@ -190,7 +250,13 @@ def _attend_block(scratch, softmax, layer, pages, block, head):
             take_block(softmax, scratch.scores, row, hidden, own + 1, heads.value_size)
         else:
             scratch.scores[row * KEYS : (row + 1) * KEYS] = np.float32(0)
-    _add_values(scratch, softmax, kv, pages, block, head, heads)
+    if is_split:
+        at, half = block.row * KEYS, len(scratch.split_scores) // 2
+        split(isa, scratch.scores, at, scratch.split_scores, at, half, block.rows * KEYS)
+        size = heads.value_size
+        weigh_rows(isa, scratch.split_scores, block.row, block.rows, scratch.paired_values, softmax.sums, size)
+    else:
+        _add_values(scratch, softmax, kv, pages, block, head, heads)
 
 
 @njit(inline="always")
@@ -204,17 +270,28 @@ def _make_scratch(q, layer, members, item, head):
     heads, is_gathered = layer.heads, layer.page_size < LANES
     size, group, row = heads.size, heads.queries // heads.kv, 0
     rows = _row_count(members, item, heads)
-    queries = np.empty(rows * size, np.float32)
+    is_split = can_multiply(layer.isa, layer.kv.keys, heads)
+    room = rows + TILE if is_split else rows
+    queries = np.zeros(room * size, np.float32)
     for m in range(item.first, item.stop):
         for r in range(members.counts[m] * group):
             at = ((members.tokens[m] + r // group) * heads.queries + head * group + r % group) * size
             for k in range(size):
                 queries[row * size + k] = q[at + k] * layer.scoring.scale
             row += 1
-    tile_k = LANES * size if is_gathered else 0
-    tile_v = LANES * heads.value_size if is_gathered or heads.is_latent else 0
+    tile_k = LANES * size if is_gathered and not is_split else 0
+    tile_v = LANES * heads.value_size if (is_gathered or heads.is_latent) and not is_split else 0
+    split_queries = np.empty(2 * room * size if is_split else 0, np.uint16)
+    split(layer.isa, queries, 0, split_queries, 0, room * size, room * size if is_split else 0)
     return Scratch(
-        queries, np.empty(rows * KEYS, np.float32), np.zeros(tile_k, np.float32), np.zeros(tile_v, np.float32)
+        queries,
+        np.empty(room * KEYS, np.float32),
+        np.zeros(tile_k, np.float32),
+        np.zeros(tile_v, np.float32),
+        split_queries,
+        np.empty(2 * room * KEYS if is_split else 0, np.uint16),
+        np.empty(KEYS * size if is_split else 0, np.uint16),
+        np.empty(KEYS * heads.value_size if is_split else 0, np.uint16),
     )
 
 
@@ -223,6 +300,8 @@ def _attend_segment(scratch, softmax, layer, members, item, segment, head):
     """The softmax of all rows over one segment. Blocks that no row looks back on are not read."""
     heads, low = layer.heads, segment * SEGMENT
     softmax.sums[:], softmax.highest[:], softmax.weights[:] = 0, -np.inf, 0
+    is_split = len(scratch.split_queries) > 0
+    begin_products(layer.isa, is_split, min(_row_count(members, item, heads), TILE))
     group, row = heads.queries // heads.kv, 0
     for m in range(item.first - 1, item.stop):  # first what all share, through the table of the first
         is_shared = m < item.first
@@ -237,6 +316,7 @@ def _attend_segment(scratch, softmax, layer, members, item, segment, head):
             _attend_block(scratch, softmax, layer, pages, block, head)
         if not is_shared:
             row += rows
+    end_products(layer.isa, is_split)
 
 
 @njit(inline="always")
@@ -318,7 +398,7 @@ def attend(
     qkv, token_positions, slots, tables, item_members, item_shared, rows, tokens, counts, positions,
     part_items, part_segments, part_places, kept_queries, joined_items, joined_segments, joined_places, out,
     cos, sin, pairs, rotary_start, q_norm, k_norm, epsilon, keys, values, key_scales, value_scales,
-    page_size, lookback, scale, cap, sinks, query_heads, kv_heads, size, value_size, is_latent,
+    page_size, lookback, scale, cap, sinks, query_heads, kv_heads, size, value_size, is_latent, isa,
 ):  # fmt: skip
     """Rotate queries and keys, write keys and values to their slots, attend: out flat [tokens, heads, value size].
 
@@ -349,7 +429,7 @@ def attend(
         head, part = work // parts, work % parts
         kv = LayerKV(keys, values, key_scales, value_scales)
         heads = Heads(query_heads, kv_heads, size, value_size, is_latent)
-        layer = Layer(kv, tables, page_size, lookback, Scoring(scale, cap, sinks), heads)
+        layer = Layer(kv, tables, page_size, lookback, Scoring(scale, cap, sinks), heads, isa)
         number = part_items[part]
         item = Item(item_members[number], item_members[number + 1], item_shared[number])
         members = Members(rows, tokens, counts, positions)
@@ -360,7 +440,7 @@ def attend(
     for join in range(len(joined_items)):
         kv = LayerKV(keys, values, key_scales, value_scales)
         heads = Heads(query_heads, kv_heads, size, value_size, is_latent)
-        layer = Layer(kv, tables, page_size, lookback, Scoring(scale, cap, sinks), heads)
+        layer = Layer(kv, tables, page_size, lookback, Scoring(scale, cap, sinks), heads, isa)
         number = joined_items[join]
         item = Item(item_members[number], item_members[number + 1], item_shared[number])
         members = Members(rows, tokens, counts, positions)

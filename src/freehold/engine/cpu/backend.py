@@ -250,7 +250,7 @@ class CpuBackend:
         fixed = (cos, sin, pairs, looks.rotary_start, q_norm, k_norm, self._epsilon,
                  kv.keys, kv.values, kv.key_scales, kv.value_scales,
                  group.page_size, looks.lookback, np.float32(looks.scale), np.float32(looks.cap), sinks,
-                 heads, cache.head_count, cache.key_size, cache.value_size, cache.is_latent)  # fmt: skip
+                 heads, cache.head_count, cache.key_size, cache.value_size, cache.is_latent, self._isa)  # fmt: skip
         width = heads * cache.value_size
 
         def run(qkv: Float32, batch: Sequence[Any]) -> Float32:

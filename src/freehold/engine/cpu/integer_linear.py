@@ -20,10 +20,10 @@ from numba import njit, prange
 
 from freehold.arrays import Float32, Int32
 from freehold.engine.cpu.codes import CODED, Codes, codes_of, joined
+from freehold.engine.cpu.integer_amx import LANES, PANEL_BLOCK, TILE, sixteen_rows, widen
 from freehold.engine.cpu.integer_tiles import (
     BLOCK,
     GROUP,
-    ORDER,
     ROWS,
     Inputs,
     Outputs,
@@ -34,9 +34,10 @@ from freehold.engine.cpu.integer_tiles import (
 )
 from freehold.engine.cpu.isa import Isa
 from freehold.engine.cpu.pointwise import NO_NORM, PLAIN, ROWS_PARALLEL, Preparation, prepare_row
-from freehold.engine.cpu.simd import bits_of, float_of
+from freehold.engine.cpu.quantize import IN_ORDER, IN_ROW, IN_TILE, quantize_block
 from freehold.models.tensor import StoredTensor, TensorFormat
 
+TILE_LEAST = 5  # rows for which a tile of 16 is worth while
 X_BYTES = 96 << 10  # of inputs at a time: they should stay in L2 while all weights go by
 FOUR_BITS = frozenset({TensorFormat.Q4_0, TensorFormat.Q4_1, TensorFormat.Q4_K})
 # One scale for 32 columns, a float16; and no minimum that float16 can't hold.
@@ -86,7 +87,7 @@ class IntegerMatrix:
         self, x: Float32, out: Float32, step: int = PLAIN, norm: Float32 = NO_NORM, epsilon: float = 0.0
     ) -> None:
         """out [n, rows] += prepared(x) [n, columns] @ weight.T, all C-contiguous."""
-        room = np.empty(len(out) * self.columns, self.inputs)
+        room = np.empty((len(out) + TILE) * self.columns, self.inputs)
         _multiply(
             step, x.ravel(), norm, np.float32(epsilon), self.codes, self.scales, self.minimums,
             room, self.columns // BLOCK, self._loads, len(out), out.ravel(), self.rows, self.isa,
@@ -156,70 +157,76 @@ def _pack_bytes(codes: Codes, order: _Order, is_coarse: bool) -> Packed:
 
 
 @njit(inline="always")
-def _largest(x, at):
-    """The largest absolute value of a block. Floats without their sign bit are ordered like integers, and integers are
-    compared eight at a time."""
-    largest = np.int32(0)
-    for k in range(BLOCK):
-        largest = max(largest, bits_of(x[at + k]) & np.int32(0x7FFFFFFF))
-    return float_of(largest)
-
-
-@njit(inline="always")
-def _rounded(value):
-    """Round to the nearest integer, ties to even, for |value| < 2**22. Adding 1.5 * 2**23 leaves no bits for a
-    fraction."""
-    return np.int32((value + np.float32(12582912)) - np.float32(12582912))
-
-
-@njit(inline="always")
-def _place(row, count):
+def _place(row, count, tiled):
     """Where the blocks of a row are stored: the first row of its tile, its position in the tile, and the rows of the
-    tile. The four rows of a tile are multiplied together, and are contiguous in memory."""
-    if row < count - count % ROWS:
-        return row - row % ROWS, row % ROWS, ROWS
+    tile. The rows of a tile are multiplied together, and are contiguous in memory: 16 of the first `tiled`, 4 of those
+    behind, and one of the last."""
+    if row < tiled:
+        return row - row % TILE, row % TILE, TILE
+    if row < count - (count - tiled) % ROWS:
+        return row - (row - tiled) % ROWS, (row - tiled) % ROWS, ROWS
     return row, 0, 1
 
 
 # Not inlined: Numba takes assignments to arrays in records for dead code where it looks into parallel loops.
 @njit(nogil=True, error_model="numpy")
-def _quantize_row(preparation, x, row, count, blocks, order, inputs):
-    """Prepare a row of x -> `inputs`; in each block codes are stored in this order."""
+def _quantize_row(preparation, x, row, count, tiled, blocks, how, inputs):
+    """Prepare a row of x -> `inputs`; those of `how` are where there is no tile of 16 rows."""
     floats = np.empty(blocks * BLOCK, np.float32)
     prepare_row(preparation, x, row, blocks * BLOCK, floats, 0)
-    limit = np.float32((1 << (8 * inputs.codes.itemsize - 1)) - 1)
-    first, side, beside = _place(np.int64(row), count)
+    first, side, beside = _place(np.int64(row), count, tiled)
+    if beside == TILE:
+        how = IN_TILE
+    width = BLOCK // inputs.codes.itemsize if beside == TILE else BLOCK  # of a row's codes, or one plane of them
     for block in range(blocks):
-        start, at = block * BLOCK, first * blocks + block * beside + side
-        largest = _largest(floats, start)
-        factor = limit / largest if largest > 0 else np.float32(0)
-        total = np.int32(0)
-        for k in range(BLOCK):
-            code = _rounded(floats[start + order[k]] * factor)
-            inputs.codes[at * BLOCK + k] = code
-            total += code
-        inputs.scales[at] = largest / limit
-        inputs.sums[at] = largest / limit * np.float32(total)
+        at = first * blocks + block * beside
+        quantize_block(floats, block * BLOCK, inputs, at + side, at * BLOCK + side * width, how)
+
+
+@njit(inline="always")
+def _tiled(count, tile):
+    """How many rows are in tiles of 16. The last tile may lack some."""
+    if tile == 0:
+        return 0
+    return count + -count % tile if count % tile >= TILE_LEAST else count - count % tile
+
+
+@njit(nogil=True, error_model="numpy")
+def _multiply_tiles(weights, inputs, outputs, group, count):
+    """The first `count` rows, which are in tiles, times a group of weights."""
+    room = np.empty(weights.blocks * PANEL_BLOCK, np.int8)
+    for panel in range(group * GROUP // LANES, (group + 1) * GROUP // LANES):
+        if panel * LANES < outputs.width:
+            widen(weights, panel, room)
+            for row in range(0, count, TILE):
+                sixteen_rows(weights, inputs, outputs, room, panel, row, min(TILE, count - row))
 
 
 @njit(parallel=True, nogil=True, cache=True, error_model="numpy")
 def _multiply(step, source, norm, epsilon, codes, scales, minimums, x, blocks, loads, count, out, width, isa):
     """out [count, width] += prepared source @ weight.T; `x` is room for the codes of inputs, of their type, and a
     scale's columns of a panel take `loads` loads."""
-    order = ORDER if x.itemsize == 2 and loads == NIBBLE_LOADS else np.arange(BLOCK)
-    x_scales, x_sums = np.empty(count * blocks, np.float32), np.empty(count * blocks, np.float32)
+    how = IN_ORDER if x.itemsize == 2 and loads == NIBBLE_LOADS else IN_ROW
+    tiled = _tiled(count, isa.tile)
+    rows = max(count, tiled)
+    x_scales, x_sums = np.zeros(rows * blocks, np.float32), np.zeros(rows * blocks, np.float32)
     if count < ROWS_PARALLEL:
         for row in range(count):
             inputs, preparation = Inputs(x, x_scales, x_sums), Preparation(step, norm, epsilon)
-            _quantize_row(preparation, source, row, count, blocks, order, inputs)
+            _quantize_row(preparation, source, row, count, tiled, blocks, how, inputs)
     else:
         for row in prange(count):
             inputs, preparation = Inputs(x, x_scales, x_sums), Preparation(step, norm, epsilon)
-            _quantize_row(preparation, source, row, count, blocks, order, inputs)
-    together = max(X_BYTES // (blocks * BLOCK * x.itemsize) // ROWS * ROWS, ROWS)
-    for first in range(0, count, together):
+            _quantize_row(preparation, source, row, count, tiled, blocks, how, inputs)
+    together = max(X_BYTES // (blocks * BLOCK * x.itemsize) // TILE * TILE, TILE)
+    groups = (width + GROUP - 1) // GROUP
+    for group in prange(min(tiled, 1) * groups):
+        weights = Weights(codes, scales, minimums, blocks, loads, isa)
+        inputs, outputs = Inputs(x, x_scales, x_sums), Outputs(out, width)
+        _multiply_tiles(weights, inputs, outputs, group, min(count, tiled))
+    for first in range(min(tiled, count), count, together):
         last = min(first + together, count)
-        for group in prange((width + GROUP - 1) // GROUP):
+        for group in prange(groups):
             weights = Weights(codes, scales, minimums, blocks, loads, isa)
             inputs, outputs = Inputs(x, x_scales, x_sums), Outputs(out, width)
             fours = last - (last - first) % ROWS

@@ -15,7 +15,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import register_jitable
 
-from freehold.engine.cpu.isa import Avx2, Avx512Vnni, AvxVnni, Isa
+from freehold.engine.cpu.isa import WITH_VNNI, Avx2, Isa
 from freehold.engine.cpu.vectors import (
     F16,
     F32,
@@ -82,11 +82,11 @@ class _Vectors:
     @property
     def byte_total(self) -> ir.VectorType:
         """What products of bytes are added up as in a block: without an instruction for more, words are enough."""
-        return self.ints if self.isa in (AvxVnni, Avx512Vnni) else self.words
+        return self.ints if self.isa in WITH_VNNI else self.words
 
     def add_bytes(self, builder, total, weights, inputs):
         """total + bytes of 0 .. 15 times signed ones, added two by two or four by four."""
-        if self.isa in (AvxVnni, Avx512Vnni):
+        if self.isa in WITH_VNNI:
             return self._vnni(builder, "vpdpbusd", total, weights, inputs)
         if self.isa is Avx2:
             return builder.add(total, call(builder, "llvm.x86.avx2.pmadd.ub.sw", self.words, [weights, inputs]))
@@ -100,7 +100,7 @@ class _Vectors:
 
     def add_words(self, builder, total, weights, inputs):
         """total + words of `weights` times words of `inputs`, added two by two."""
-        if self.isa in (AvxVnni, Avx512Vnni):
+        if self.isa in WITH_VNNI:
             return self._vnni(builder, "vpdpwssd", total, weights, inputs)
         return builder.add(total, self._sums_of_pairs(builder, weights, inputs))
 
@@ -170,18 +170,12 @@ def _format(weights, inputs, vectors: _Vectors) -> _Format:
 # -- kernels ------------------------------------------------------------------------------------------
 
 
-class _Emitter:
-    """Emits one kernel: panels from `panel` on meet `rows` rows of inputs from `row` on."""
+class Records:
+    """The arguments of an intrinsic that takes records of arrays and numbers."""
 
-    def __init__(self, context, builder, signature, values, rows: int):
+    def __init__(self, context, builder, signature, values):
         self.context, self.builder = context, builder
         self.kinds, self.values = signature.args, values
-        self.vectors = _Vectors(signature.args[0].types[5].instance_class)
-        self.panels, self.rows = panels_at_once(self.vectors.lanes, rows), rows
-        self.format = _format(signature.args[0], signature.args[1], self.vectors)
-        self.pairs = [(panel, row) for panel in range(self.panels) for row in range(rows)]
-        self.blocks, self.loads = self.field(0, 3), self.field(0, 4)
-        self.panel, self.row = values[3], values[4]
 
     def field(self, argument: int, index: int):
         """A number in a record."""
@@ -203,6 +197,23 @@ class _Emitter:
                 product = self.builder.mul(product, number)
             total = self.builder.add(total, product)
         return total
+
+    def array(self, argument: int, at, kind):
+        """A pointer into an array that is an argument itself."""
+        return pointer(self.context, self.builder, self.kinds[argument], self.values[argument], at, kind)
+
+
+class _Emitter(Records):
+    """Emits one kernel: panels from `panel` on meet `rows` rows of inputs from `row` on."""
+
+    def __init__(self, context, builder, signature, values, rows: int):
+        super().__init__(context, builder, signature, values)
+        self.vectors = _Vectors(signature.args[0].types[5].instance_class)
+        self.panels, self.rows = panels_at_once(self.vectors.lanes, rows), rows
+        self.format = _format(signature.args[0], signature.args[1], self.vectors)
+        self.pairs = [(panel, row) for panel in range(self.panels) for row in range(rows)]
+        self.blocks, self.loads = self.field(0, 3), self.field(0, 4)
+        self.panel, self.row = values[3], values[4]
 
     def emit(self) -> None:
         builder = self.builder

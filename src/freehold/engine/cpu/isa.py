@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 import llvmlite.binding as llvm
 
+from freehold.engine.cpu.amx import permitted
+
 AUTO = "auto"
 
 
@@ -18,40 +20,54 @@ class Portable(NamedTuple):
     """Whatever LLVM makes of the arithmetic."""
 
     lanes: int = 8
+    tile: int = 0
 
 
 class Avx2(NamedTuple):
     lanes: int = 8
+    tile: int = 0
 
 
 class AvxVnni(NamedTuple):
     """256 bits; a product and its sum are one instruction."""
 
     lanes: int = 8
+    tile: int = 0
 
 
 class Avx512Vnni(NamedTuple):
     """The same with 512 bits."""
 
     lanes: int = 16
+    tile: int = 0
 
 
-Isa = Portable | Avx2 | AvxVnni | Avx512Vnni
+class Amx(NamedTuple):
+    """The same, and registers of 16 rows of inputs for where there are as many."""
+
+    lanes: int = 16
+    tile: int = 16  # rows of inputs in a register
+
+
+WITH_VNNI = (AvxVnni, Avx512Vnni, Amx)
+Isa = Portable | Avx2 | AvxVnni | Avx512Vnni | Amx
 ISAS: dict[str, Isa] = {
-    "portable": Portable(), "avx2": Avx2(), "avx-vnni": AvxVnni(), "avx512-vnni": Avx512Vnni(),
+    "portable": Portable(), "avx2": Avx2(), "avx-vnni": AvxVnni(), "avx512-vnni": Avx512Vnni(), "amx": Amx(),
 }  # fmt: skip
 _NEEDS = {
     "portable": [()],
     "avx2": [("avx2",)],
     "avx-vnni": [("avxvnni",), ("avx512vnni", "avx512vl")],
     "avx512-vnni": [("avx512vnni", "avx512bw", "avx512vl")],
+    "amx": [("avx512vnni", "avx512bw", "avx512vl", "avx512bf16", "amx-tile", "amx-int8", "amx-bf16")],
 }
 
 
 def available() -> list[str]:
     """The sets that this processor has, the best last."""
     has = llvm.get_host_cpu_features()
-    return [name for name, ways in _NEEDS.items() if any(all(has.get(one) for one in way) for way in ways)]
+    there = [name for name, ways in _NEEDS.items() if any(all(has.get(one) for one in way) for way in ways)]
+    return [name for name in there if name != "amx" or permitted()]
 
 
 def choose(name: str = AUTO) -> str:

@@ -1,0 +1,245 @@
+"""Products of attention in the matrix registers of AMX (`amx.py`), where KV is bfloat16.
+
+A query, and a probability, is the sum of two bfloat16 numbers, which differ from it by 2**-16 of it at most: KV is
+rounded 100 times coarser. A right factor has pairs: of each key two numbers that are neighbours, of each column of
+values two keys that are neighbours. Products of a block begin at 0, and are added to what was before as floats, so that
+a row does not depend on which other rows are multiplied with it.
+"""
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import njit
+from numba.core import cgutils, types
+
+from freehold.engine.cpu import amx
+from freehold.engine.cpu.integer_tiles import Records
+from freehold.engine.cpu.isa import Amx
+from freehold.engine.cpu.softmax import KEYS
+from freehold.engine.cpu.vectors import F32, I16, I32, I64, constant, intrinsic
+
+LANES = 16
+TILE = amx.TILE
+DEPTH = 32  # bfloat16 numbers in a row of a register
+VALUES = 4 * LANES  # columns of values that are multiplied together
+_LEFT, _LOWER, _RIGHT = 4, 5, 6
+_FLOATS, _INTS = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
+
+
+class _Emitter(Records):
+    def bfloats(self, argument: int, at):
+        return self.array(argument, at, I16)
+
+    def floats(self, argument: int, at):
+        return self.array(argument, at, _FLOATS)
+
+    def sums(self, chunks, left, right) -> None:
+        """Registers 0 to 3 = left x right, summed over `chunks`: left(chunk) is where the upper and lower halves of
+        the left factor are, and their stride in bytes, right(number, chunk) where the right one is, and its stride."""
+        builder = self.builder
+        for number in range(4):
+            amx.clear(builder, number)
+        with cgutils.for_range(builder, chunks) as loop:
+            upper, lower, stride = left(loop.index)
+            amx.load(builder, _LEFT, upper, stride)
+            amx.load(builder, _LOWER, lower, stride)
+            for number in range(4):
+                register = _RIGHT + number % 2
+                amx.load(builder, register, *right(number, loop.index))
+                amx.add_product(builder, "f16ps", number, _LEFT, register)
+                amx.add_product(builder, "f16ps", number, _LOWER, register)
+
+
+def _is_amx(isa) -> bool:
+    return isa.instance_class is Amx
+
+
+def _where_possible(emit):
+    """Of an intrinsic whose first argument is the instruction set: instructions only where it has the registers."""
+
+    def codegen(context, builder, signature, values):
+        if _is_amx(signature.args[0]):
+            emit(_Emitter(context, builder, signature, values))
+        return context.get_dummy_value()
+
+    return codegen
+
+
+def _define_can(typingctx, isa, keys):
+    def codegen(context, builder, signature, values):
+        return ir.Constant(ir.IntType(1), int(_is_amx(isa) and keys.dtype == types.uint16))
+
+    return types.boolean(isa, keys), codegen
+
+
+def _define_begin(typingctx, isa, is_wanted, rows):
+    """For products of so many rows, 16 at most."""
+
+    def emit(records):
+        rows = records.values[2]
+        with records.builder.if_then(records.values[1]):
+            amx.configure(records.builder, (*((rows, 64),) * 6, *((DEPTH // 2, 64),) * 2))
+
+    return types.void(isa, types.boolean, types.intp), _where_possible(emit)
+
+
+def _define_end(typingctx, isa, is_wanted):
+    def emit(records):
+        with records.builder.if_then(records.values[1]):
+            amx.release(records.builder)
+
+    return types.void(isa, types.boolean), _where_possible(emit)
+
+
+def _define_pair(typingctx, isa, source, at, stride, target, to, count, valid):
+    """The first `count` rows of 16 numbers, which are `stride` numbers apart, two by two: numbers of both in turns. Rows
+    from `valid` on are zeros."""
+
+    def emit(records):
+        builder = records.builder
+        words = ir.VectorType(I16, LANES)
+        order = [lane + LANES * side for lane in range(LANES) for side in range(2)]
+        turns = ir.Constant(ir.VectorType(I32, 2 * LANES), order)
+        _, _, first, stride, _, to, count, valid = records.values
+        with cgutils.for_range(builder, builder.lshr(count, ir.Constant(I64, 1))) as loop:
+            rows = []
+            for side in range(2):
+                row = records.linear((loop.index, 2), side)
+                found = builder.load(records.array(1, records.linear(first, (row, stride)), words), align=2)
+                rows.append(builder.select(builder.icmp_signed("<", row, valid), found, constant(words, 0)))
+            both = builder.shuffle_vector(*rows, turns)
+            place = records.linear(to, (loop.index, 2 * LANES))
+            builder.store(both, records.array(4, place, both.type), align=2)
+
+    numbers = types.intp
+    return types.void(isa, source, numbers, numbers, target, numbers, numbers, numbers), _where_possible(emit)
+
+
+def _define_score(typingctx, isa, queries, half, row, size, keys, scores):
+    """Scores [rows, KEYS] of 16 rows from `row` on: queries [2, rows, size] with `half` numbers in a half, keys
+    [4, size / 2, 16, 2]."""
+
+    def emit(records):
+        builder = records.builder
+        _, _, half, row, size, _, _ = records.values
+
+        def left(chunk):
+            at = records.linear((row, size), (chunk, DEPTH))
+            return records.bfloats(1, at), records.bfloats(1, records.linear(at, half)), records.linear((size, 2))
+
+        def right(number, chunk):
+            return records.bfloats(5, records.linear((size, LANES * number), (chunk, DEPTH * LANES))), 64
+
+        records.sums(builder.sdiv(size, ir.Constant(I64, DEPTH)), left, right)
+        for number in range(4):
+            place = records.array(6, records.linear((row, KEYS), number * LANES), F32)
+            amx.store(builder, number, place, KEYS * 4)
+
+    return types.void(isa, queries, types.intp, types.intp, types.intp, keys, scores), _where_possible(emit)
+
+
+def _define_weigh(typingctx, isa, weights, half, row, rows, values, column, sums, size):
+    """Add to sums [rows, size], for columns `column` to `column + VALUES` of the first `rows` of 16 rows from `row` on:
+    weights [2, rows, KEYS] with `half` numbers in a half, times values [size / 16, KEYS / 2, 16, 2]."""
+
+    def emit(records):
+        builder = records.builder
+        _, _, half, row, rows, _, column, _, size = records.values
+        room = cgutils.alloca_once(builder, ir.ArrayType(F32, TILE * VALUES))
+        room.align = 64
+        found = builder.bitcast(room, F32.as_pointer())
+
+        def left(chunk):
+            at = records.linear((row, KEYS), (chunk, DEPTH))
+            return records.bfloats(1, at), records.bfloats(1, records.linear(at, half)), KEYS * 2
+
+        def right(number, chunk):
+            panel = records.linear((column, KEYS), number * KEYS * LANES)
+            return records.bfloats(5, records.linear(panel, (chunk, DEPTH * LANES))), 64
+
+        records.sums(ir.Constant(I64, KEYS // DEPTH), left, right)
+        for number in range(4):
+            amx.store(builder, number, builder.gep(found, [ir.Constant(I64, number * LANES)]), VALUES * 4)
+        with cgutils.for_range(builder, rows) as loop:
+            for number in range(4):
+                at = records.linear((row, size), (loop.index, size), column, number * LANES)
+                from_ = builder.gep(found, [records.linear((loop.index, VALUES), number * LANES)])
+                more = builder.load(builder.bitcast(from_, _FLOATS.as_pointer()), align=64)
+                place = records.floats(7, at)
+                builder.store(builder.fadd(builder.load(place, align=4), more), place, align=4)
+
+    numbers = types.intp
+    return types.void(isa, weights, numbers, numbers, numbers, values, numbers, sums, numbers), _where_possible(emit)
+
+
+def _define_split(typingctx, isa, floats, at, target, to, half, count):
+    """`count` floats, a multiple of 16, from `at` on -> their upper halves from `to` on, and `half` numbers further
+    what they lack."""
+
+    def emit(records):
+        builder = records.builder
+        _, _, first, _, to, half, count = records.values
+        sixteen, words = constant(_INTS, 16), ir.VectorType(I16, LANES)
+        steps = builder.sdiv(count, ir.Constant(I64, LANES))
+        with cgutils.for_range(builder, steps) as loop:
+            offset = records.linear((loop.index, LANES))
+            value = builder.load(records.floats(1, records.linear(first, offset)), align=4)
+            bits = builder.bitcast(value, _INTS)
+            upper = builder.bitcast(builder.and_(bits, constant(_INTS, -65536)), _FLOATS)
+            rest = builder.add(builder.bitcast(builder.fsub(value, upper), _INTS), constant(_INTS, 0x8000))
+            for shift, part in ((0, bits), (half, rest)):
+                place = records.array(3, records.linear(to, offset, shift), words)
+                builder.store(builder.trunc(builder.lshr(part, sixteen), words), place, align=2)
+
+    numbers = types.intp
+    return types.void(isa, floats, numbers, target, numbers, numbers, numbers), _where_possible(emit)
+
+
+_can: Any = intrinsic(_define_can)
+begin: Any = intrinsic(_define_begin)
+end: Any = intrinsic(_define_end)
+_pair: Any = intrinsic(_define_pair)
+_score: Any = intrinsic(_define_score)
+_weigh: Any = intrinsic(_define_weigh)
+split: Any = intrinsic(_define_split)
+
+
+@njit(inline="always")
+def can_multiply(isa, keys, heads):
+    """Whether products of these heads are to be had."""
+    return _can(isa, keys) and heads.size % DEPTH == 0 and heads.value_size % VALUES == 0 and not heads.is_latent
+
+
+@njit(inline="always")
+def pair_keys(isa, keys, tile, size, room, number):
+    """The 16 keys that begin at `tile`, as tile `number` of four in `room`."""
+    _pair(isa, keys, tile, LANES, room, number * size * LANES, size, size)
+
+
+@njit(inline="always")
+def pair_values(isa, values, tile, size, room, number, count):
+    """The first `count` of the 16 values that begin at `tile`, as tile `number` of four in `room`, and zeros."""
+    for panel in range(size // LANES):
+        to = (panel * KEYS + number * LANES) * LANES
+        _pair(isa, values, tile + panel * LANES, size, room, to, LANES, count)
+
+
+@njit(inline="always")
+def score_rows(isa, queries, row, rows, size, keys, scores):
+    """Scores of rows `row` up to `row + rows`; those behind, which fill the last tile, are overwritten."""
+    for first in range(row, row + rows, TILE):
+        _score(isa, queries, len(queries) // 2, first, size, keys, scores)
+
+
+@njit(inline="always")
+def weigh_rows(isa, weights, row, rows, values, sums, size):
+    """Add weights times values to sums of rows `row` up to `row + rows`."""
+    for first in range(row, row + rows, TILE):
+        for column in range(0, size, VALUES):
+            _weigh(isa, weights, len(weights) // 2, first, min(TILE, row + rows - first), values, column, sums, size)
+
+
+@njit(inline="always")
+def no_room():
+    return np.empty(0, np.uint16)

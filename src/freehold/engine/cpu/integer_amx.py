@@ -1,0 +1,211 @@
+"""Sixteen rows of inputs times a panel of weights, in the matrix registers of AMX (`amx.py`).
+
+The sums of a block are the same integers as in `integer_tiles`, and are scaled and added in the same order, so the bits
+are the same. Weights become bytes first, once for all inputs. Inputs of 16 bits are two planes of bytes, the upper one
+signed: a block of a tile is [planes, 16 rows, 32 columns].
+"""
+
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils, types
+
+from freehold.engine.cpu import amx
+from freehold.engine.cpu.integer_tiles import BLOCK, Records
+from freehold.engine.cpu.isa import Amx
+from freehold.engine.cpu.vectors import F16, F32, I8, I16, I32, I64, constant, intrinsic, math, splat
+
+LANES = 16
+TILE = amx.TILE
+PLANE = TILE * BLOCK  # bytes
+PANEL_BLOCK = LANES * BLOCK  # bytes
+_FLOATS, _INTS, _HALVES = (ir.VectorType(kind, LANES) for kind in (F32, I32, F16))
+_TWO_BLOCKS = ((TILE, 64),) * 4  # the sums of two blocks, each of two planes
+_LEFT, _RIGHT = 4, 6  # the first of two registers each
+
+
+def _is_amx(kind) -> bool:
+    return kind.types[5].instance_class is Amx
+
+
+def _define_widen(typingctx, weights, panel, room):
+    """A panel as signed bytes: room int8 [blocks, 8, 16 lanes, 4 columns]."""
+
+    def codegen(context, builder, signature, values):
+        if not _is_amx(weights):
+            return context.get_dummy_value()
+        records = Records(context, builder, signature, values)
+        blocks = records.field(0, 3)
+        is_nibbles = weights.types[0].dtype == types.uint8
+        size = PANEL_BLOCK // 2 if is_nibbles else PANEL_BLOCK
+        raw = ir.VectorType(I8, 64) if is_nibbles else ir.VectorType(I16, LANES)
+        with cgutils.for_range(builder, blocks) as loop:
+            first = records.linear((values[1], blocks, size), (loop.index, size))
+
+            def read(number):
+                return builder.load(
+                    records.at(0, 0, records.linear(first, number * raw.count * raw.element.width // 8), raw), align=1
+                )
+
+            for step in range(4 if is_nibbles else 8):
+                if is_nibbles:
+                    code = read(step)
+                    quarters = {
+                        step: builder.and_(code, constant(raw, 15)),
+                        4 + step: builder.lshr(code, constant(raw, 4)),
+                    }
+                else:
+                    order = [lane + LANES * side for lane in range(LANES) for side in range(2)]
+                    both = ir.Constant(ir.VectorType(I32, 2 * LANES), order)
+                    quarters = {step: builder.shuffle_vector(read(2 * step), read(2 * step + 1), both)}
+                for number, quarter in quarters.items():
+                    place = records.linear((loop.index, PANEL_BLOCK), number * 64)
+                    builder.store(quarter, records.array(2, place, quarter.type), align=1)
+        return context.get_dummy_value()
+
+    return types.void(weights, types.intp, room), codegen
+
+
+class _Emitter(Records):
+    """Emits: rows `row` up to `row + rows`, 16 at most, of inputs meet the panel that is in `room`."""
+
+    def __init__(self, context, builder, signature, values):
+        super().__init__(context, builder, signature, values)
+        self.blocks, self.panel, self.row, self.rows = self.field(0, 3), *values[4:7]
+        self.planes = 1 if signature.args[1].types[0].dtype == types.int8 else 2
+        self.is_fine = signature.args[0].types[1].dtype == types.float32
+        self.is_nibbles = signature.args[0].types[0].dtype == types.uint8
+        self.has_minimums = self.is_nibbles or self.is_fine
+        self.parts = 2 if self.is_fine and not self.is_nibbles else 1
+        self.sums = builder.bitcast(self._room(2 * 2 * 2 * TILE * LANES, I32), I8.as_pointer())
+
+    def _room(self, count: int, kind):
+        room = cgutils.alloca_once(self.builder, ir.ArrayType(kind, count))
+        room.align = 64
+        return room
+
+    def emit(self) -> None:
+        builder, depth = self.builder, BLOCK // self.parts
+        amx.configure(builder, (*_TWO_BLOCKS, *((TILE, depth),) * 2, *((depth // 4, 64),) * 2))
+        results = [cgutils.alloca_once(builder, _FLOATS) for _ in range(TILE)]
+        for result in results:
+            builder.store(constant(_FLOATS, 0.0), result)
+        one, zero = ir.Constant(I64, 1), ir.Constant(I64, 0)
+        pairs = self.blocks if self.parts == 2 else builder.lshr(self.blocks, one)
+        last = builder.sub(pairs, one)
+        with builder.if_then(builder.icmp_signed(">", pairs, zero)):
+            self.multiply_pair(zero, zero)
+        with cgutils.for_range(builder, pairs) as loop:
+            more = builder.add(loop.index, one)
+            more = builder.select(builder.icmp_signed("<", more, last), more, last)
+            self.multiply_pair(more, builder.and_(builder.add(loop.index, one), one))
+            self.finish_pair(loop.index, builder.and_(loop.index, one), results)
+        if self.parts == 1:
+            with builder.if_then(builder.trunc(self.blocks, ir.IntType(1))):
+                block = builder.sub(self.blocks, one)
+                self.multiply(0, block, 0, zero)
+                self.finish(0, block, 0, zero, results)
+        amx.release(builder)
+        self.add_to_output(results)
+
+    def pair(self, number):
+        if self.parts == 2:
+            return [(number, 0), (number, 1)]
+        return [(self.linear((number, 2), side), 0) for side in range(2)]
+
+    def multiply_pair(self, number, slot):
+        for side, (block, part) in enumerate(self.pair(number)):
+            self.multiply(side, block, part, slot)
+
+    def finish_pair(self, number, slot, results):
+        for side, (block, part) in enumerate(self.pair(number)):
+            self.finish(side, block, part, slot, results)
+
+    def multiply(self, side: int, block, part: int, slot) -> None:
+        builder, depth = self.builder, BLOCK // self.parts
+        weights = self.array(3, self.linear((block, PANEL_BLOCK), part * depth * LANES), I8)
+        amx.load(builder, _RIGHT + side, weights, 64)
+        codes = self.at(1, 0, self.linear((self.row, self.blocks, BLOCK), (block, PLANE)), I8)
+        for plane in range(self.planes):
+            inputs = builder.gep(codes, [ir.Constant(I64, plane * PLANE + part * depth)])
+            total, is_lower = 2 * side + plane, plane + 1 < self.planes
+            amx.load(builder, _LEFT + plane, inputs, BLOCK)
+            amx.clear(builder, total)
+            amx.add_product(builder, "usd" if is_lower else "ssd", total, _LEFT + plane, _RIGHT + side)
+            amx.store(builder, total, self._sum(side, plane, 0, slot), 64)
+
+    def _sum(self, side: int, plane: int, row: int, slot):
+        at = ((2 * side + plane) * TILE + row) * 64
+        return self.builder.gep(self.sums, [self.linear((slot, 4096), at)])
+
+    def _integers(self, side: int, row: int, slot):
+        def read(plane):
+            where = self.builder.bitcast(self._sum(side, plane, row, slot), _INTS.as_pointer())
+            return self.builder.load(where, align=64)
+
+        if self.planes == 1:
+            return read(0)
+        upper = self.builder.shl(read(1), constant(_INTS, 8))
+        return self.builder.add(upper, read(0))
+
+    def finish(self, side: int, block, part: int, slot, results) -> None:
+        """As in `integer_tiles`: result += total x both scales, and, once a block, its minimum x the sum of inputs."""
+        builder = self.builder
+        number = self.linear((self.panel, self.blocks), block)
+        scale = self._of_weights(1, self.linear((number, self.parts * LANES), part * LANES))
+        has_minimum = self.has_minimums and part == 0
+        minimum = self._of_weights(2, self.linear((number, LANES))) if has_minimum else None
+        first = self.linear((self.row, self.blocks), (block, TILE))
+        for row, result in enumerate(results):
+            value = builder.load(result)
+            if minimum is not None:
+                value = math(builder, "fma", [minimum, self._of_inputs(2, first, row), value])
+            integers = builder.sitofp(self._integers(side, row, slot), _FLOATS)
+            both = builder.fmul(scale, self._of_inputs(1, first, row))
+            builder.store(math(builder, "fma", [integers, both, value]), result)
+
+    def _of_weights(self, index: int, at):
+        if self.kinds[0].types[index].dtype == types.float32:
+            return self.builder.load(self.at(0, index, at, _FLOATS), align=4)
+        return self.builder.fpext(self.builder.load(self.at(0, index, at, _HALVES), align=2), _FLOATS)
+
+    def _of_inputs(self, index: int, first, row: int):
+        number = self.builder.load(self.at(1, index, self.linear(first, row), F32))
+        return splat(self.builder, number, _FLOATS)
+
+    def add_to_output(self, results) -> None:
+        """The last tile may have fewer rows, and the last panel fewer lanes."""
+        builder, width = self.builder, self.field(2, 1)
+        found = builder.bitcast(self._room(TILE * LANES, F32), F32.as_pointer())
+        for row, result in enumerate(results):
+            place = builder.gep(found, [ir.Constant(I64, row * LANES)])
+            builder.store(builder.load(result), builder.bitcast(place, _FLOATS.as_pointer()), align=64)
+        column = self.linear((self.panel, LANES))
+        left = builder.sub(width, column)
+        with cgutils.for_range(builder, self.rows) as loop:
+            at = self.linear((self.row, width), (loop.index, width), column)
+            row = builder.gep(found, [self.linear((loop.index, LANES))])
+            with builder.if_else(builder.icmp_signed(">=", left, ir.Constant(I64, LANES))) as (whole, part):
+                with whole:
+                    place = self.at(2, 0, at, _FLOATS)
+                    result = builder.load(builder.bitcast(row, _FLOATS.as_pointer()), align=64)
+                    builder.store(builder.fadd(builder.load(place, align=4), result), place, align=4)
+                with part, cgutils.for_range(builder, left) as lane:
+                    place = self.at(2, 0, builder.add(at, lane.index), F32)
+                    result = builder.load(builder.gep(row, [lane.index]))
+                    builder.store(builder.fadd(builder.load(place), result), place)
+
+
+def _define_rows(typingctx, weights, inputs, outputs, room, panel, row, rows):
+    def codegen(context, builder, signature, values):
+        if _is_amx(weights):
+            _Emitter(context, builder, signature, values).emit()
+        return context.get_dummy_value()
+
+    return types.void(weights, inputs, outputs, room, types.intp, types.intp, types.intp), codegen
+
+
+widen: Any = intrinsic(_define_widen)
+"""(weights, panel, room): a panel of `Weights` as bytes, in `room` int8 [blocks * 512]."""
+sixteen_rows: Any = intrinsic(_define_rows)
+"""(weights, inputs, outputs, room, panel, row, rows). `row` is a multiple of 16; outputs get `rows` rows."""
