@@ -69,8 +69,8 @@ class Layer(NamedTuple):
 class Scratch(NamedTuple):
     """What is known of each row, which is one of an item's queries: [rows, size] the scaled query, [rows, KEYS] the
     scores of a block. Tiles of keys and values, where pages are smaller than a tile. For products of bfloat16
-    (`attention_amx`) both halves of queries and of probabilities, and keys and values of a block in pairs; then rows
-    are followed by those that fill a register."""
+    (`attention_amx`) both halves of queries, scores of 16 rows only and both halves of their probabilities, and keys
+    and values of a block in pairs; then queries are followed by zeros that fill a register."""
 
     queries: Any
     scores: Any
@@ -199,13 +199,13 @@ def _gather_pairs(scratch, kv, pages, base, count, number, head, heads):
 
 
 @njit(inline="always")
-def _cap(scratch, block, cap):
+def _cap(scores, begin, end, cap):
     """score = cap * tanh(score / cap), as cap - 2 cap / (exp(2 score / cap) + 1)."""
     slope, top, twice = splat(np.float32(2) / cap), splat(cap), splat(np.float32(2) * cap)
     one = splat(np.float32(1))
-    for at in range(block.row * KEYS, (block.row + block.rows) * KEYS, LANES):
-        grown = add(exp(mul(slope, load(scratch.scores, at))), one)
-        store(scratch.scores, at, sub(top, mul(twice, reciprocal(grown))))
+    for at in range(begin, end, LANES):
+        grown = add(exp(mul(slope, load(scores, at))), one)
+        store(scores, at, sub(top, mul(twice, reciprocal(grown))))
 
 
 @njit(inline="always")
@@ -233,30 +233,35 @@ def _add_values(scratch, softmax, kv, pages, block, head, heads):
 
 
 @njit(inline="always")
-def _attend_block(scratch, softmax, layer, pages, block, head):
-    kv, heads, isa = layer.kv, layer.heads, layer.isa
-    is_split = len(scratch.split_queries) > 0
-    if is_split:
-        _pair_block(scratch, layer, pages, block, head)
-        score_rows(isa, scratch.split_queries, block.row, block.rows, heads.size, scratch.paired_keys, scratch.scores)
-    else:
-        _score(scratch, kv, pages, block, head, heads)
+def _weights(scores, at, softmax, block, first, rows, layer):
+    """Scores of rows `first` up to `first + rows`, which begin at `at`, become probabilities."""
     if layer.scoring.cap > 0:
-        _cap(scratch, block, layer.scoring.cap)
-    for r in range(block.rows):
-        row, own = block.row + r, block.first + r // block.group - block.start
+        _cap(scores, at, at + rows * KEYS, layer.scoring.cap)
+    for row in range(first, first + rows):
+        own = block.first + (row - block.row) // block.group - block.start
         hidden = own - block.lookback if block.lookback else 0
         if own >= 0 and hidden < KEYS:
-            take_block(softmax, scratch.scores, row, hidden, own + 1, heads.value_size)
+            take_block(softmax, row, scores, at, hidden, own + 1, layer.heads.value_size)
         else:
-            scratch.scores[row * KEYS : (row + 1) * KEYS] = np.float32(0)
-    if is_split:
-        at, half = block.row * KEYS, len(scratch.split_scores) // 2
-        split(isa, scratch.scores, at, scratch.split_scores, at, half, block.rows * KEYS)
-        size = heads.value_size
-        weigh_rows(isa, scratch.split_scores, block.row, block.rows, scratch.paired_values, softmax.sums, size)
-    else:
+            scores[at : at + KEYS] = np.float32(0)
+        at += KEYS
+
+
+@njit(inline="always")
+def _attend_block(scratch, softmax, layer, pages, block, head):
+    kv, heads, scores = layer.kv, layer.heads, scratch.scores
+    if not len(scratch.split_queries):
+        _score(scratch, kv, pages, block, head, heads)
+        _weights(scores, block.row * KEYS, softmax, block, block.row, block.rows, layer)
         _add_values(scratch, softmax, kv, pages, block, head, heads)
+        return
+    _pair_block(scratch, layer, pages, block, head)
+    for row in range(block.row, block.row + block.rows, TILE):  # of which all stays in L1
+        rows = min(TILE, block.row + block.rows - row)
+        score_rows(layer.isa, scratch.split_queries, row, heads.size, scratch.paired_keys, scores)
+        _weights(scores, 0, softmax, block, row, rows, layer)
+        split(layer.isa, scores, 0, scratch.split_scores, 0, TILE * KEYS, rows * KEYS)
+        weigh_rows(layer.isa, scratch.split_scores, scratch.paired_values, softmax.sums, row, rows, heads.value_size)
 
 
 @njit(inline="always")
@@ -285,11 +290,11 @@ def _make_scratch(q, layer, members, item, head):
     split(layer.isa, queries, 0, split_queries, 0, room * size, room * size if is_split else 0)
     return Scratch(
         queries,
-        np.empty(room * KEYS, np.float32),
+        np.empty((TILE if is_split else rows) * KEYS, np.float32),
         np.zeros(tile_k, np.float32),
         np.zeros(tile_v, np.float32),
         split_queries,
-        np.empty(2 * room * KEYS if is_split else 0, np.uint16),
+        np.empty(2 * TILE * KEYS if is_split else 0, np.uint16),
         np.empty(KEYS * size if is_split else 0, np.uint16),
         np.empty(KEYS * heads.value_size if is_split else 0, np.uint16),
     )

@@ -8,7 +8,6 @@ a row does not depend on which other rows are multiplied with it.
 
 from typing import Any
 
-import numpy as np
 from llvmlite import ir
 from numba import njit
 from numba.core import cgutils, types
@@ -93,8 +92,8 @@ def _define_end(typingctx, isa, is_wanted):
 
 
 def _define_pair(typingctx, isa, source, at, stride, target, to, count, valid):
-    """The first `count` rows of 16 numbers, which are `stride` numbers apart, two by two: numbers of both in turns. Rows
-    from `valid` on are zeros."""
+    """The first `count` rows of 16 numbers, which are `stride` numbers apart, two by two: the numbers of both in turns.
+    Rows from `valid` on are zeros."""
 
     def emit(records):
         builder = records.builder
@@ -117,7 +116,7 @@ def _define_pair(typingctx, isa, source, at, stride, target, to, count, valid):
 
 
 def _define_score(typingctx, isa, queries, half, row, size, keys, scores):
-    """Scores [rows, KEYS] of 16 rows from `row` on: queries [2, rows, size] with `half` numbers in a half, keys
+    """scores [16, KEYS] of the rows from `row` on: queries [2, rows, size] with `half` numbers in a half, keys
     [4, size / 2, 16, 2]."""
 
     def emit(records):
@@ -133,30 +132,30 @@ def _define_score(typingctx, isa, queries, half, row, size, keys, scores):
 
         records.sums(builder.sdiv(size, ir.Constant(I64, DEPTH)), left, right)
         for number in range(4):
-            place = records.array(6, records.linear((row, KEYS), number * LANES), F32)
+            place = records.array(6, ir.Constant(I64, number * LANES), F32)
             amx.store(builder, number, place, KEYS * 4)
 
     return types.void(isa, queries, types.intp, types.intp, types.intp, keys, scores), _where_possible(emit)
 
 
-def _define_weigh(typingctx, isa, weights, half, row, rows, values, column, sums, size):
-    """Add to sums [rows, size], for columns `column` to `column + VALUES` of the first `rows` of 16 rows from `row` on:
-    weights [2, rows, KEYS] with `half` numbers in a half, times values [size / 16, KEYS / 2, 16, 2]."""
+def _define_weigh(typingctx, isa, weights, values, column, sums, row, rows, size):
+    """Add to sums [rows, size], for columns `column` to `column + VALUES` of `rows` rows from `row` on: weights
+    [2, 16, KEYS] times values [size / 16, KEYS / 2, 16, 2]."""
 
     def emit(records):
         builder = records.builder
-        _, _, half, row, rows, _, column, _, size = records.values
+        _, _, _, column, _, row, rows, size = records.values
         room = cgutils.alloca_once(builder, ir.ArrayType(F32, TILE * VALUES))
         room.align = 64
         found = builder.bitcast(room, F32.as_pointer())
 
         def left(chunk):
-            at = records.linear((row, KEYS), (chunk, DEPTH))
-            return records.bfloats(1, at), records.bfloats(1, records.linear(at, half)), KEYS * 2
+            at = records.linear((chunk, DEPTH))
+            return records.bfloats(1, at), records.bfloats(1, records.linear(at, TILE * KEYS)), KEYS * 2
 
         def right(number, chunk):
             panel = records.linear((column, KEYS), number * KEYS * LANES)
-            return records.bfloats(5, records.linear(panel, (chunk, DEPTH * LANES))), 64
+            return records.bfloats(2, records.linear(panel, (chunk, DEPTH * LANES))), 64
 
         records.sums(ir.Constant(I64, KEYS // DEPTH), left, right)
         for number in range(4):
@@ -166,31 +165,30 @@ def _define_weigh(typingctx, isa, weights, half, row, rows, values, column, sums
                 at = records.linear((row, size), (loop.index, size), column, number * LANES)
                 from_ = builder.gep(found, [records.linear((loop.index, VALUES), number * LANES)])
                 more = builder.load(builder.bitcast(from_, _FLOATS.as_pointer()), align=64)
-                place = records.floats(7, at)
+                place = records.floats(4, at)
                 builder.store(builder.fadd(builder.load(place, align=4), more), place, align=4)
 
     numbers = types.intp
-    return types.void(isa, weights, numbers, numbers, numbers, values, numbers, sums, numbers), _where_possible(emit)
+    return types.void(isa, weights, values, numbers, sums, numbers, numbers, numbers), _where_possible(emit)
 
 
 def _define_split(typingctx, isa, floats, at, target, to, half, count):
-    """`count` floats, a multiple of 16, from `at` on -> their upper halves from `to` on, and `half` numbers further
-    what they lack."""
+    """`count` floats, a multiple of 32, from `at` on -> their upper halves from `to` on, and `half` numbers further
+    what they lack. A row of a register is written at once: a load waits for stores that are parts of it."""
 
     def emit(records):
         builder = records.builder
         _, _, first, _, to, half, count = records.values
-        sixteen, words = constant(_INTS, 16), ir.VectorType(I16, LANES)
-        steps = builder.sdiv(count, ir.Constant(I64, LANES))
-        with cgutils.for_range(builder, steps) as loop:
-            offset = records.linear((loop.index, LANES))
-            value = builder.load(records.floats(1, records.linear(first, offset)), align=4)
-            bits = builder.bitcast(value, _INTS)
-            upper = builder.bitcast(builder.and_(bits, constant(_INTS, -65536)), _FLOATS)
-            rest = builder.add(builder.bitcast(builder.fsub(value, upper), _INTS), constant(_INTS, 0x8000))
+        floats, ints, words = (ir.VectorType(kind, DEPTH) for kind in (F32, I32, I16))
+        with cgutils.for_range(builder, builder.sdiv(count, ir.Constant(I64, DEPTH))) as loop:
+            offset = records.linear((loop.index, DEPTH))
+            value = builder.load(records.array(1, records.linear(first, offset), floats), align=4)
+            bits = builder.bitcast(value, ints)
+            upper = builder.bitcast(builder.and_(bits, constant(ints, -65536)), floats)
+            rest = builder.add(builder.bitcast(builder.fsub(value, upper), ints), constant(ints, 0x8000))
             for shift, part in ((0, bits), (half, rest)):
                 place = records.array(3, records.linear(to, offset, shift), words)
-                builder.store(builder.trunc(builder.lshr(part, sixteen), words), place, align=2)
+                builder.store(builder.trunc(builder.lshr(part, constant(ints, 16)), words), place, align=2)
 
     numbers = types.intp
     return types.void(isa, floats, numbers, target, numbers, numbers, numbers), _where_possible(emit)
@@ -226,20 +224,13 @@ def pair_values(isa, values, tile, size, room, number, count):
 
 
 @njit(inline="always")
-def score_rows(isa, queries, row, rows, size, keys, scores):
-    """Scores of rows `row` up to `row + rows`; those behind, which fill the last tile, are overwritten."""
-    for first in range(row, row + rows, TILE):
-        _score(isa, queries, len(queries) // 2, first, size, keys, scores)
+def score_rows(isa, queries, row, size, keys, scores):
+    """scores [16, KEYS] of the 16 rows from `row` on."""
+    _score(isa, queries, len(queries) // 2, row, size, keys, scores)
 
 
 @njit(inline="always")
-def weigh_rows(isa, weights, row, rows, values, sums, size):
-    """Add weights times values to sums of rows `row` up to `row + rows`."""
-    for first in range(row, row + rows, TILE):
-        for column in range(0, size, VALUES):
-            _weigh(isa, weights, len(weights) // 2, first, min(TILE, row + rows - first), values, column, sums, size)
-
-
-@njit(inline="always")
-def no_room():
-    return np.empty(0, np.uint16)
+def weigh_rows(isa, weights, values, sums, row, rows, size):
+    """Add weights [2, 16, KEYS] times values to sums of rows `row` up to `row + rows`, 16 at most."""
+    for column in range(0, size, VALUES):
+        _weigh(isa, weights, values, column, sums, row, rows, size)

@@ -5,7 +5,22 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit, prange
 
-from freehold.engine.cpu.simd import add, exp, fma, load, maximum, mul, put, reciprocal, splat, store, sub, sum_lanes
+from freehold.engine.cpu.simd import (
+    add,
+    exp,
+    fma,
+    load,
+    max_lanes,
+    maximum,
+    mul,
+    put,
+    put_apart,
+    reciprocal,
+    splat,
+    store,
+    sub,
+    sum_lanes,
+)
 
 LANES = 16
 ROWS_PARALLEL = 4  # with fewer rows, one thread is done before a second one has started
@@ -135,11 +150,19 @@ class Rotation(NamedTuple):
 
 @njit(inline="always")
 def _rotate(x, at, size, rotation, position, out, out_at):
-    """Rotary embedding, halves layout: pairs (k, k + pairs). The other numbers stay."""
+    """Rotary embedding, halves layout: pairs (k, k + pairs). The other numbers stay. `size` is 16 at least; where it is
+    no multiple, the last numbers are copied twice."""
     pairs, start, angle = rotation.pairs, rotation.start, position * rotation.pairs
-    for k in range(size):
-        out[out_at + k] = x[at + k]
-    for k in range(pairs):
+    for stretch in range(0, size if 2 * pairs < size else 0, LANES):
+        k = min(stretch, size - LANES)
+        store(out, out_at + k, load(x, at + k))
+    whole = pairs - pairs % LANES
+    for k in range(0, whole, LANES):
+        c, s = load(rotation.cos, angle + k), load(rotation.sin, angle + k)
+        low, high = load(x, at + start + k), load(x, at + start + pairs + k)
+        store(out, out_at + start + k, sub(mul(low, c), mul(high, s)))
+        store(out, out_at + start + pairs + k, add(mul(high, c), mul(low, s)))
+    for k in range(whole, pairs):
         c, s = rotation.cos[angle + k], rotation.sin[angle + k]
         low, high = x[at + start + k], x[at + start + pairs + k]
         out[out_at + start + k] = low * c - high * s
@@ -161,9 +184,11 @@ def _scale_of(x, at, size, scales, to):
     """What to multiply `size` floats by so that they fit the KV's format; its inverse goes to scales[to]."""
     if not len(scales):
         return np.float32(1)
-    largest = np.float32(0)
-    for k in range(size):
-        largest = max(largest, abs(x[at + k]))
+    zero, top = splat(np.float32(0)), splat(np.float32(0))
+    for stretch in range(0, size, LANES):
+        value = load(x, at + min(stretch, size - LANES))
+        top = maximum(top, maximum(value, sub(zero, value)))
+    largest = max_lanes(top)
     scales[to] = largest / BYTE_MAX
     return BYTE_MAX / largest if largest > 0 else np.float32(0)
 
@@ -183,12 +208,13 @@ def rotate_and_write(token, qkv, position, slot, rotation, heads, kv, q_out):
         at = token * width + (heads.queries + head) * size
         _norm_and_rotate(qkv, at, size, rotation.k_norm, rotation, position, key, 0)
         row = tile * heads.kv + head
-        factor = _scale_of(key, 0, size, kv.key_scales, row * LANES + lane)
-        for k in range(size):
-            put(kv.keys, row * size * LANES + k * LANES + lane, key[k] * factor)
+        factor = splat(_scale_of(key, 0, size, kv.key_scales, row * LANES + lane))
+        for stretch in range(0, size, LANES):
+            k = min(stretch, size - LANES)
+            put_apart(kv.keys, (row * size + k) * LANES + lane, mul(load(key, k), factor))
         if heads.is_latent:
             continue
         at = token * width + (heads.queries + heads.kv) * size + head * value_size
-        factor = _scale_of(qkv, at, value_size, kv.value_scales, row * LANES + lane)
-        for k in range(value_size):
-            put(kv.values, row * value_size * LANES + lane * value_size + k, qkv[at + k] * factor)
+        factor = splat(_scale_of(qkv, at, value_size, kv.value_scales, row * LANES + lane))
+        for k in range(0, value_size, LANES):
+            put(kv.values, (row * LANES + lane) * value_size + k, mul(load(qkv, at + k), factor))

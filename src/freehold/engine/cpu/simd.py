@@ -126,20 +126,31 @@ def element(builder, where, dtype):
     return builder.sitofp(builder.load(where(I8)), F32) if dtype == types.int8 else builder.load(where(F32))
 
 
-@_writing(types.float32)
-def put(builder, where, dtype, value):
-    """Write one float to what `load` takes, rounded to the nearest that it holds, ties to even; it must fit."""
+def _rounded(builder, dtype, value):
+    """16 floats as what an array of `dtype` holds, rounded to the nearest, ties to even; they must fit."""
     if dtype == types.uint16:
-        bits = builder.bitcast(value, I32)
-        odd = builder.and_(builder.lshr(bits, ir.Constant(I32, 16)), ir.Constant(I32, 1))
-        bits = builder.add(bits, builder.add(odd, ir.Constant(I32, 0x7FFF)))
-        builder.store(builder.trunc(builder.lshr(bits, ir.Constant(I32, 16)), I16), where(I16))
-    elif dtype == types.int8:
-        kind = ir.FunctionType(F32, [F32])
-        rounded = builder.call(builder.module.declare_intrinsic("llvm.rint.f32", (), kind), [value])
-        builder.store(builder.fptosi(rounded, I8), where(I8))
-    else:
-        builder.store(value, where(F32))
+        bits = builder.bitcast(value, INTS)
+        odd = builder.and_(builder.lshr(bits, constant(INTS, 16)), constant(INTS, 1))
+        bits = builder.add(bits, builder.add(odd, constant(INTS, 0x7FFF)))
+        return builder.trunc(builder.lshr(bits, constant(INTS, 16)), WORDS)
+    return builder.fptosi(math(builder, "rint", [value]), BYTES) if dtype == types.int8 else value
+
+
+@_writing(F32x16)
+def put(builder, where, dtype, value):
+    """Write 16 floats to what `load` takes, rounded."""
+    rounded = _rounded(builder, dtype, value)
+    builder.store(rounded, where(rounded.type), align=1)
+
+
+@_writing(F32x16)
+def put_apart(builder, where, dtype, value):
+    """The same, but each 16 elements behind the one before."""
+    rounded = _rounded(builder, dtype, value)
+    first = where(rounded.type.element)
+    for lane in range(LANES):
+        place = builder.gep(first, [ir.Constant(I32, lane * LANES)])
+        builder.store(builder.extract_element(rounded, ir.Constant(I32, lane)), place)
 
 
 @_writing(F32x16)

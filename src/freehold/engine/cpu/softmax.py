@@ -42,10 +42,9 @@ def empty_softmax(rows, size):
 
 
 @njit(inline="always")
-def take_block(softmax, scores, row, hidden, valid, size):
-    """Turn one row of scores [rows, KEYS] into probabilities and rescale what was summed before. Keys `hidden` up to
-    `valid` of the block are visible to this row: the rest get probability 0."""
-    at = row * KEYS
+def take_block(softmax, row, scores, at, hidden, valid, size):
+    """Turn the scores of a row, which begin at `at`, into probabilities, and rescale what was summed before. Keys
+    `hidden` up to `valid` of the block are visible to this row: the rest get probability 0."""
     low = splat(np.float32(-np.inf))
     if hidden > 0:
         scores[at : at + hidden] = np.float32(-np.inf)
