@@ -129,9 +129,10 @@ class _Emitter(Records):
         for plane in range(self.planes):
             inputs = builder.gep(codes, [ir.Constant(I64, plane * PLANE + part * depth)])
             total, is_lower = 2 * side + plane, plane + 1 < self.planes
-            amx.load(builder, _LEFT + plane, inputs, BLOCK)
+            left = _LEFT + (side if self.planes == 1 else plane)
+            amx.load(builder, left, inputs, BLOCK)
             amx.clear(builder, total)
-            amx.add_product(builder, "usd" if is_lower else "ssd", total, _LEFT + plane, _RIGHT + side)
+            amx.add_product(builder, "usd" if is_lower else "ssd", total, left, _RIGHT + side)
             amx.store(builder, total, self._sum(side, plane, 0, slot), 64)
 
     def _sum(self, side: int, plane: int, row: int, slot):
