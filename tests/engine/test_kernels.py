@@ -104,7 +104,7 @@ def test_integer_products_are_exact_but_for_the_rounding_of_inputs(kind, rows, i
     weight = IntegerMatrix.pack([tensor], inputs, isa)
     limit = 127 if inputs == "int8" and kind in FOUR_BITS else 32767
     np.testing.assert_array_equal(weight.gather(np.arange(rows, dtype=np.int32)), tensor.to_float32())
-    for count in (1, 3, 4, 9, 16, 26):
+    for count in (1, 3, 4, 9, 16, 26, 130):
         x = rng.standard_normal((count, COLUMNS)).astype(np.float32)
         x[-1, 32:64] = 0
         right = rounded(x, limit) @ tensor.to_float32().astype(np.float64).T
@@ -132,7 +132,7 @@ def test_sums_never_overflow(inputs):
     tensor = stored(values, TensorFormat.Q4_0)
     for isa in available():
         weight = IntegerMatrix.pack([tensor], inputs, ISAS[isa])
-        for sign, count in itertools.product((1, -1), (4, 16)):
+        for sign, count in itertools.product((1, -1), (4, 16, 128)):
             x = np.full((count, 64), sign, np.float32)
             np.testing.assert_allclose(product(weight, x), x @ tensor.to_float32().T, rtol=1e-5)
 
@@ -144,9 +144,9 @@ def test_all_instruction_sets_give_the_same_bits(kind, inputs):
     rng = np.random.default_rng(3)
     for rows in (1, 17, 40, 96):
         tensor = stored(rng.standard_normal((rows, COLUMNS)).astype(np.float32), kind)
-        x = rng.standard_normal((37, COLUMNS)).astype(np.float32)
+        x = rng.standard_normal((140, COLUMNS)).astype(np.float32)
         weights = [IntegerMatrix.pack([tensor], inputs, ISAS[isa]) for isa in available()]
-        for count in (1, 2, 4, 11, 16, 37):
+        for count in (1, 2, 4, 11, 16, 37, 140):
             first, *others = [product(weight, x[:count]) for weight in weights]
             for other in others:
                 np.testing.assert_array_equal(other, first)

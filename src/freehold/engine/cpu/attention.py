@@ -276,7 +276,7 @@ def _make_scratch(q, layer, members, item, head):
     size, group, row = heads.size, heads.queries // heads.kv, 0
     rows = _row_count(members, item, heads)
     is_split = can_multiply(layer.isa, layer.kv.keys, heads)
-    room = rows + TILE if is_split else rows
+    room = rows + min(rows, TILE) if is_split else rows
     queries = np.zeros(room * size, np.float32)
     for m in range(item.first, item.stop):
         for r in range(members.counts[m] * group):

@@ -66,6 +66,34 @@ def _define_widen(typingctx, weights, panel, room):
     return types.void(weights, types.intp, room), codegen
 
 
+def _parts(weights) -> int:
+    """Of a block, that have a scale each."""
+    return 2 if weights.types[1].dtype == types.float32 and weights.types[0].dtype == types.int8 else 1
+
+
+def _define_begin(typingctx, weights):
+    """Before products with these weights."""
+
+    def codegen(context, builder, signature, values):
+        if _is_amx(weights):
+            depth = BLOCK // _parts(weights)
+            amx.configure(builder, (*_TWO_BLOCKS, *((TILE, depth),) * 2, *((depth // 4, 64),) * 2))
+        return context.get_dummy_value()
+
+    return types.void(weights), codegen
+
+
+def _define_end(typingctx, weights):
+    """After them."""
+
+    def codegen(context, builder, signature, values):
+        if _is_amx(weights):
+            amx.release(builder)
+        return context.get_dummy_value()
+
+    return types.void(weights), codegen
+
+
 class _Emitter(Records):
     """Emits: rows `row` up to `row + rows`, 16 at most, of inputs meet the panel that is in `room`."""
 
@@ -76,7 +104,7 @@ class _Emitter(Records):
         self.is_fine = signature.args[0].types[1].dtype == types.float32
         self.is_nibbles = signature.args[0].types[0].dtype == types.uint8
         self.has_minimums = self.is_nibbles or self.is_fine
-        self.parts = 2 if self.is_fine and not self.is_nibbles else 1
+        self.parts = _parts(signature.args[0])
         self.sums = builder.bitcast(self._room(2 * 2 * 2 * TILE * LANES, I32), I8.as_pointer())
 
     def _room(self, count: int, kind):
@@ -85,8 +113,7 @@ class _Emitter(Records):
         return room
 
     def emit(self) -> None:
-        builder, depth = self.builder, BLOCK // self.parts
-        amx.configure(builder, (*_TWO_BLOCKS, *((TILE, depth),) * 2, *((depth // 4, 64),) * 2))
+        builder = self.builder
         results = [cgutils.alloca_once(builder, _FLOATS) for _ in range(TILE)]
         for result in results:
             builder.store(constant(_FLOATS, 0.0), result)
@@ -105,7 +132,6 @@ class _Emitter(Records):
                 block = builder.sub(self.blocks, one)
                 self.multiply(0, block, 0, zero)
                 self.finish(0, block, 0, zero, results)
-        amx.release(builder)
         self.add_to_output(results)
 
     def pair(self, number):
@@ -177,24 +203,34 @@ class _Emitter(Records):
     def add_to_output(self, results) -> None:
         """The last tile may have fewer rows, and the last panel fewer lanes."""
         builder, width = self.builder, self.field(2, 1)
+        column = self.linear((self.panel, LANES))
+        left = builder.sub(width, column)
+        is_whole = builder.and_(
+            builder.icmp_signed(">=", left, ir.Constant(I64, LANES)),
+            builder.icmp_signed("==", self.rows, ir.Constant(I64, TILE)),
+        )
+        with builder.if_else(is_whole) as (whole, part):
+            with whole:
+                for row, result in enumerate(results):
+                    place = self.at(2, 0, self.linear((self.row, width), (row, width), column), _FLOATS)
+                    builder.store(builder.fadd(builder.load(place, align=4), builder.load(result)), place, align=4)
+            with part:
+                self.add_part(results, column, left)
+
+    def add_part(self, results, column, left) -> None:
+        """Number by number."""
+        builder, width = self.builder, self.field(2, 1)
         found = builder.bitcast(self._room(TILE * LANES, F32), F32.as_pointer())
         for row, result in enumerate(results):
             place = builder.gep(found, [ir.Constant(I64, row * LANES)])
             builder.store(builder.load(result), builder.bitcast(place, _FLOATS.as_pointer()), align=64)
-        column = self.linear((self.panel, LANES))
-        left = builder.sub(width, column)
-        with cgutils.for_range(builder, self.rows) as loop:
-            at = self.linear((self.row, width), (loop.index, width), column)
-            row = builder.gep(found, [self.linear((loop.index, LANES))])
-            with builder.if_else(builder.icmp_signed(">=", left, ir.Constant(I64, LANES))) as (whole, part):
-                with whole:
-                    place = self.at(2, 0, at, _FLOATS)
-                    result = builder.load(builder.bitcast(row, _FLOATS.as_pointer()), align=64)
-                    builder.store(builder.fadd(builder.load(place, align=4), result), place, align=4)
-                with part, cgutils.for_range(builder, left) as lane:
-                    place = self.at(2, 0, builder.add(at, lane.index), F32)
-                    result = builder.load(builder.gep(row, [lane.index]))
-                    builder.store(builder.fadd(builder.load(place), result), place)
+        lanes = ir.Constant(I64, LANES)
+        lanes = builder.select(builder.icmp_signed("<", left, lanes), left, lanes)
+        with cgutils.for_range(builder, self.rows) as loop, cgutils.for_range(builder, lanes) as lane:
+            at = self.linear((self.row, width), (loop.index, width), column, lane.index)
+            place = self.at(2, 0, at, F32)
+            result = builder.load(builder.gep(found, [self.linear((loop.index, LANES), lane.index)]))
+            builder.store(builder.fadd(builder.load(place), result), place)
 
 
 def _define_rows(typingctx, weights, inputs, outputs, room, panel, row, rows):
@@ -206,6 +242,8 @@ def _define_rows(typingctx, weights, inputs, outputs, room, panel, row, rows):
     return types.void(weights, inputs, outputs, room, types.intp, types.intp, types.intp), codegen
 
 
+begin: Any = intrinsic(_define_begin)
+end: Any = intrinsic(_define_end)
 widen: Any = intrinsic(_define_widen)
 """(weights, panel, room): a panel of `Weights` as bytes, in `room` int8 [blocks * 512]."""
 sixteen_rows: Any = intrinsic(_define_rows)

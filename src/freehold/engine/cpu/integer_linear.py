@@ -21,6 +21,8 @@ from numba import njit, prange
 from freehold.arrays import Float32, Int32
 from freehold.engine.cpu.codes import CODED, Codes, codes_of, joined
 from freehold.engine.cpu.integer_amx import LANES, PANEL_BLOCK, TILE, sixteen_rows, widen
+from freehold.engine.cpu.integer_amx import begin as begin_products
+from freehold.engine.cpu.integer_amx import end as end_products
 from freehold.engine.cpu.integer_tiles import (
     BLOCK,
     GROUP,
@@ -37,7 +39,8 @@ from freehold.engine.cpu.pointwise import NO_NORM, PLAIN, ROWS_PARALLEL, Prepara
 from freehold.engine.cpu.quantize import IN_ORDER, IN_ROW, IN_TILE, quantize_block
 from freehold.models.tensor import StoredTensor, TensorFormat
 
-TILE_LEAST = 5  # rows for which a tile of 16 is worth while
+# How many inputs, and rows of the last tile, it takes for tiles of 16 rows to be faster: of 8 bits, of 16 bits.
+TILED_BYTES, TILED_WORDS, TILE_LEAST = 128, 12, 12
 X_BYTES = 96 << 10  # of inputs at a time: they should stay in L2 while all weights go by
 FOUR_BITS = frozenset({TensorFormat.Q4_0, TensorFormat.Q4_1, TensorFormat.Q4_K})
 # One scale for 32 columns, a float16; and no minimum that float16 can't hold.
@@ -184,9 +187,9 @@ def _quantize_row(preparation, x, row, count, tiled, blocks, how, inputs):
 
 
 @njit(inline="always")
-def _tiled(count, tile):
+def _tiled(count, tile, from_):
     """How many rows are in tiles of 16. The last tile may lack some."""
-    if tile == 0:
+    if tile == 0 or count < from_:
         return 0
     return count + -count % tile if count % tile >= TILE_LEAST else count - count % tile
 
@@ -195,11 +198,13 @@ def _tiled(count, tile):
 def _multiply_tiles(weights, inputs, outputs, group, count):
     """The first `count` rows, which are in tiles, times a group of weights."""
     room = np.empty(weights.blocks * PANEL_BLOCK, np.int8)
+    begin_products(weights)
     for panel in range(group * GROUP // LANES, (group + 1) * GROUP // LANES):
         if panel * LANES < outputs.width:
             widen(weights, panel, room)
             for row in range(0, count, TILE):
                 sixteen_rows(weights, inputs, outputs, room, panel, row, min(TILE, count - row))
+    end_products(weights)
 
 
 @njit(parallel=True, nogil=True, cache=True, error_model="numpy")
@@ -207,7 +212,7 @@ def _multiply(step, source, norm, epsilon, codes, scales, minimums, x, blocks, l
     """out [count, width] += prepared source @ weight.T; `x` is room for the codes of inputs, of their type, and a
     scale's columns of a panel take `loads` loads."""
     how = IN_ORDER if x.itemsize == 2 and loads == NIBBLE_LOADS else IN_ROW
-    tiled = _tiled(count, isa.tile)
+    tiled = _tiled(count, isa.tile, TILED_BYTES if x.itemsize == 1 else TILED_WORDS)
     rows = max(count, tiled)
     x_scales, x_sums = np.zeros(rows * blocks, np.float32), np.zeros(rows * blocks, np.float32)
     if count < ROWS_PARALLEL:
