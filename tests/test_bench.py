@@ -18,19 +18,30 @@ from freehold.bench.workloads import WORKLOADS, latency
 W1, W4 = WORKLOADS[0], WORKLOADS[3]
 
 
-def result(name: str, tokens: float, seconds: float) -> Result:
+def result(name: str, tokens: float, seconds: float, is_ours: bool = False) -> Result:
     figures = {"W1": {W1.unit: tokens, "first token p50, ms": 5.0}, "W4": {W4.unit: seconds}}
-    return Result(name, "int8", figures, 1.5, 1.9, 3.0)
+    spread = {name: {unit: (value - 1, value + 1) for unit, value in of.items()} for name, of in figures.items()}
+    return Result(name, "int8", figures, spread, 1.5, 1.9, 3.0, is_ours)
 
 
 def test_ratios_are_over_the_best_peer_whichever_way_is_better():
-    results = [result("freehold", 100, 5), result("a", 40, 20), result("b", 50, 30)]
+    results = [
+        result("freehold", 100, 5, True),
+        result("fastest", 110, 4, True),
+        result("a", 40, 20),
+        result("b", 50, 30),
+    ]
     table, is_met = markdown("machine", 3, [W1, W4], results)
     lines = table.splitlines()
-    assert any(line.startswith("| W1") and "**2.00 x** | 1.7 x" in line for line in lines)
-    assert any(line.startswith("| W4") and "**4.00 x** | 2.5 x" in line for line in lines)
+    assert any(
+        line.startswith("| W1") and "| 100.0 (99.0 to 101.0) |" in line and "**2.00 x** | **2.20 x** | 1.7 x" in line
+        for line in lines
+    )
+    assert any(line.startswith("| W4") and "**4.00 x** | **5.00 x** | 2.5 x" in line for line in lines)
     assert is_met
-    assert not markdown("machine", 3, [W1, W4], [result("freehold", 80, 5), *results[1:]])[1], "1.6 x is not enough"
+    assert not markdown("machine", 3, [W1, W4], [result("freehold", 80, 5, True), *results[1:]])[1], (
+        "1.6 x is not enough"
+    )
 
 
 def test_the_plot_is_a_picture(tmp_path):

@@ -5,23 +5,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import statistics
 import time
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import Progress
 
-from freehold.bench.peers.entrant import Entrant, install, processor, send, start_all
+from freehold.bench.peers.entrant import Entrant, install, machine, send, start_all
 from freehold.bench.peers.report import markdown, plot
 from freehold.bench.peers.result import Result
 from freehold.bench.workloads import WORKLOADS, Workload
 
 
 def run_peers(names: list[str], rounds: int, workloads: list[str], output: Path) -> int:
-    """Measure, print the table and write `output`.json, .md and .png -> exit code 0 if all goals are met.
+    """Measure, print the table, write `output`.json, .md and .png, and add a line to `output`-history.jsonl -> exit
+    code 0 if all goals are met.
 
     An interrupt ends it early, with what has been measured. Raises RuntimeError if an engine does not start or
     nothing was measured, ValueError for a name that is not known.
@@ -37,10 +38,12 @@ def run_peers(names: list[str], rounds: int, workloads: list[str], output: Path)
     chosen = [workload for workload in chosen if all(workload.name in result.figures for result in results)]
     if not chosen:
         raise RuntimeError("interrupted before anything was measured")
-    machine = f"{processor()}, {os.cpu_count()} cores"
     done = min(len(entrant.rounds[workload.name]) for entrant in entrants for workload in chosen)
-    table, is_met = markdown(machine, done, chosen, results)
-    output.with_suffix(".json").write_text(json.dumps({"machine": machine, "engines": [asdict(r) for r in results]}))
+    table, is_met = markdown(machine(), done, chosen, results)
+    found = {"machine": machine(), "rounds": done, "engines": [asdict(result) for result in results]}
+    output.with_suffix(".json").write_text(json.dumps(found))
+    with output.with_name(f"{output.name}-history.jsonl").open("a") as history:
+        history.write(json.dumps({"date": datetime.now(UTC).isoformat(timespec="seconds"), **found}) + "\n")
     output.with_suffix(".md").write_text(table)
     plot(output.with_suffix(".png"), chosen, results)
     print(table)
@@ -84,6 +87,11 @@ def _conclude(entrant: Entrant) -> Result:
         name: {key: statistics.median(one[key] for one in rounds) for key in rounds[0]}
         for name, rounds in entrant.rounds.items()
     }
+    spread = {
+        name: {key: (min(one[key] for one in rounds), max(one[key] for one in rounds)) for key in rounds[0]}
+        for name, rounds in entrant.rounds.items()
+    }
     peer, served = entrant.served.peer, entrant.served
     busy = entrant.cpu_seconds / max(entrant.awake_seconds, 1e-9)
-    return Result(peer.name, peer.precision, figures, served.peak_memory() / 1e9, busy, entrant.start_seconds)
+    memory = served.peak_memory() / 1e9
+    return Result(peer.name, peer.precision, figures, spread, memory, busy, entrant.start_seconds, peer.is_ours)

