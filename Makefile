@@ -49,7 +49,7 @@ conformance: $(SETUP)  ## Programs of others beside Freehold: Dynamo's indexer, 
 mutants: $(SETUP)  ## Plant bugs one at a time; the tests must catch each
 	@$(BIN)/python tests/mutants
 
-PEERS ?= vllm openvino llama.cpp
+PEERS ?= vllm openvino llama.cpp llama.cpp-q4_0
 bench: $(SETUP)  ## Five workloads beside other engines (llama.cpp builds for half an hour, once: PEERS="vllm openvino")
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
 	@$(BIN)/freehold bench peers $(PEERS:%=--peer %)

