@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SETUP := .venv/.setup
 
-.PHONY: demo test lint exact load soak hostile conformance mutants bench format clean
+.PHONY: demo test lint exact load soak hostile conformance mutants bench bench-check format clean
 .DEFAULT_GOAL := test
 
 $(SETUP): pyproject.toml constraints.txt
@@ -53,6 +53,9 @@ PEERS ?= vllm openvino llama.cpp llama.cpp-q4_0
 bench: $(SETUP)  ## Five workloads beside other engines (llama.cpp builds for half an hour, once: PEERS="vllm openvino")
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
 	@$(BIN)/freehold bench peers $(PEERS:%=--peer %)
+
+bench-check: $(SETUP)  ## Is anything slower than the last time on this kind of processor?
+	@$(BIN)/freehold bench check
 
 format: $(SETUP)
 	@$(BIN)/ruff check --fix .

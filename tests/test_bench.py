@@ -1,5 +1,6 @@
 """The comparison with other engines: its report, and engines that hold their breath."""
 
+import json
 import sys
 import time
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from freehold.bench.check import last_figures, losses
 from freehold.bench.client import Sample
 from freehold.bench.peers.compare import run_peers
 from freehold.bench.peers.peer import Model, Peer
@@ -42,6 +44,17 @@ def test_ratios_are_over_the_best_peer_whichever_way_is_better():
     assert not markdown("machine", 3, [W1, W4], [result("freehold", 80, 5, True), *results[1:]])[1], (
         "1.6 x is not enough"
     )
+
+
+def test_a_loss_of_speed_is_seen_beside_the_last_figures_of_the_same_machine(tmp_path):
+    history = tmp_path / "check.jsonl"
+    assert last_figures(history, "a") == {}
+    lines = [("a", 9.0), ("a", 10.0), ("b", 20.0)]
+    history.write_text("".join(json.dumps({"machine": kind, "figures": {"W1": value}}) + "\n" for kind, value in lines))
+    before = last_figures(history, "a")
+    assert before == {"W1": 10.0}
+    assert losses({"W1": 9.1, "W2": 1.0}, before) == []
+    assert losses({"W1": 8.9}, before) == ["W1"]
 
 
 def test_the_plot_is_a_picture(tmp_path):

