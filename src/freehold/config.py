@@ -91,6 +91,9 @@ class EngineConfig:
         None, "With --schedule-policy priority: preempt requests whose priority is lower by at least this.",
         SCHEDULING, _POSITIVE,
     )  # fmt: skip
+    stream_interval: int = option(
+        1, "Tokens that are streamed together, after the first. More cost the server less.", SCHEDULING, _POSITIVE
+    )
     disable_overlap_schedule: bool = option(False, "Plan a step only after the one before it is done.", SCHEDULING)
     request_timeout: float | None = option(None, "Seconds after which a request is ended.", SCHEDULING, _SECONDS)
     waiting_timeout: float | None = option(

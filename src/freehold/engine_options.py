@@ -25,6 +25,7 @@ class EngineOptions(TypedDict, total=False):
     max_overtaken: int
     fair_decode_rows: int | None
     priority_scheduling_preemption_threshold: int | None
+    stream_interval: int
     disable_overlap_schedule: bool
     request_timeout: float | None
     waiting_timeout: float | None

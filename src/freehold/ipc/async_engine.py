@@ -232,7 +232,7 @@ class AsyncEngine:
                         raise InvalidParameter("rid", f"request id {base} is already in flight")
                     detokenizer = Detokenizer(self.tokenizer, params, skip_special_tokens, marks)
                     accepted = asyncio.get_running_loop().create_future()
-                    stream = Stream(len(streams), detokenizer, deltas, accepted)
+                    stream = Stream(len(streams), detokenizer, deltas, accepted, self.config.stream_interval)
                     streams[request.id] = self._streams[request.id] = stream
                     await self._child.send(
                         msg.Submit(request.id, request.prompt.tobytes(), request.params, request.seed, options)
@@ -384,4 +384,4 @@ class AsyncEngine:
                 stream.index, text, tokens, logprobs, end, stream.cached_tokens, scores, ends,
                 embedding=progress.embeddings.get(name, b""),
             )  # fmt: skip
-            stream.deltas.put_nowait(delta)
+            stream.take(delta)

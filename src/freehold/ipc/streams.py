@@ -30,13 +30,34 @@ class Delta:
     reasoning_tokens: int = 0
     embedding: bytes = b""
 
+    def followed_by(self, later: Delta) -> Delta:
+        """Both as one, before anybody has read what they say."""
+        return Delta(
+            self.index, self.text + later.text, self.tokens + later.tokens, self.logprobs + later.logprobs,
+            later.ended, later.cached_tokens, self.prompt_logprobs + later.prompt_logprobs, self.ends + later.ends,
+            embedding=self.embedding or later.embedding,
+        )  # fmt: skip
+
 
 @dataclass
 class Stream:
-    """One output on its way to whoever asked."""
+    """One output on its way to whoever asked: its first news at once, then `interval` tokens at a time."""
 
     index: int
     detokenizer: Detokenizer
     deltas: asyncio.Queue[Delta | Exception]
     accepted: asyncio.Future[None]
+    interval: int = 1
     cached_tokens: int = 0
+    _kept: Delta | None = None
+    _has_sent: bool = False
+
+    def take(self, delta: Delta) -> None:
+        """Send news, or keep them until there are enough."""
+        if self._kept is not None:
+            delta = self._kept.followed_by(delta)
+        if self._has_sent and delta.ended is None and len(delta.tokens) < self.interval:
+            self._kept = delta
+            return
+        self._kept, self._has_sent = None, True
+        self.deltas.put_nowait(delta)
