@@ -88,6 +88,20 @@ MUTANTS = [
         "            pass\n",
     ),
     Mutant(
+        "kept tokens are not sent with the next ones",
+        "the server",
+        "ipc/streams.py",
+        "            delta = self._kept.followed_by(delta)\n",
+        "            pass\n",
+    ),
+    Mutant(
+        "the end of an output waits for more tokens",
+        "the server",
+        "ipc/streams.py",
+        "if self._has_sent and delta.ended is None and len(",
+        "if self._has_sent and len(",
+    ),
+    Mutant(
         "an order does not wait for the step in flight",
         "the server",
         "ipc/engine_process.py",
