@@ -21,6 +21,7 @@ PLANE = TILE * BLOCK  # bytes
 PANEL_BLOCK = LANES * BLOCK  # bytes
 _FLOATS, _INTS, _HALVES = (ir.VectorType(kind, LANES) for kind in (F32, I32, F16))
 _TWO_BLOCKS = ((TILE, 64),) * 4  # the sums of two blocks, each of two planes
+_SLOT_BYTES = 4 * TILE * 64
 _LEFT, _RIGHT = 4, 6  # the first of two registers each
 
 
@@ -105,7 +106,7 @@ class _Emitter(Records):
         self.is_nibbles = signature.args[0].types[0].dtype == types.uint8
         self.has_minimums = self.is_nibbles or self.is_fine
         self.parts = _parts(signature.args[0])
-        self.sums = builder.bitcast(self._room(2 * 2 * 2 * TILE * LANES, I32), I8.as_pointer())
+        self.sums = builder.bitcast(self._room(2 * _SLOT_BYTES // 4, I32), I8.as_pointer())
 
     def _room(self, count: int, kind):
         room = cgutils.alloca_once(self.builder, ir.ArrayType(kind, count))
@@ -135,15 +136,17 @@ class _Emitter(Records):
         self.add_to_output(results)
 
     def pair(self, number):
+        """What is multiplied together: two blocks, or both parts of one."""
         if self.parts == 2:
             return [(number, 0), (number, 1)]
         return [(self.linear((number, 2), side), 0) for side in range(2)]
 
-    def multiply_pair(self, number, slot):
+    def multiply_pair(self, number, slot) -> None:
+        """A pair is multiplied while the one before is scaled, so there are two slots for sums."""
         for side, (block, part) in enumerate(self.pair(number)):
             self.multiply(side, block, part, slot)
 
-    def finish_pair(self, number, slot, results):
+    def finish_pair(self, number, slot, results) -> None:
         for side, (block, part) in enumerate(self.pair(number)):
             self.finish(side, block, part, slot, results)
 
@@ -163,7 +166,7 @@ class _Emitter(Records):
 
     def _sum(self, side: int, plane: int, row: int, slot):
         at = ((2 * side + plane) * TILE + row) * 64
-        return self.builder.gep(self.sums, [self.linear((slot, 4096), at)])
+        return self.builder.gep(self.sums, [self.linear((slot, _SLOT_BYTES), at)])
 
     def _integers(self, side: int, row: int, slot):
         def read(plane):
