@@ -15,7 +15,7 @@ from freehold.engine.cpu.batch import CpuBatch
 from freehold.engine.cpu.caches import GroupCache
 from freehold.engine.cpu.heads import HeadMatrices, multiply_heads
 from freehold.engine.cpu.integer_linear import IntegerMatrix, can_pack
-from freehold.engine.cpu.isa import ISAS, Isa, choose
+from freehold.engine.cpu.isa import ISAS, Amx, Isa, Portable, choose
 from freehold.engine.cpu.linear import PackedMatrix, pack
 from freehold.engine.cpu.low_rank import AdaptedMatrix, AdaptedTokens, Factors, compile_kernels
 from freehold.engine.cpu.page_bytes import PageBytes
@@ -57,6 +57,8 @@ class CpuBackend:
         self.caches = caches
         self._epsilon, self._position_count, self._compute = np.float32(epsilon), position_count, compute
         self._isa = ISAS[choose()] if isa is None else isa
+        # Attention is compiled for one of the others only: they don't differ there.
+        self._attention_isa = self._isa if isinstance(self._isa, Amx) else Portable()
         self._adapts, self._adapted_tokens = adapts, AdaptedTokens()
         self._adaptable: dict[str, AdaptedMatrix] = {}  # by the names of tensors
         self._rotary: dict[Rotary | None, tuple[Float32, Float32]] = {None: (NO_NORM, NO_NORM)}
@@ -250,7 +252,8 @@ class CpuBackend:
         fixed = (cos, sin, pairs, looks.rotary_start, q_norm, k_norm, self._epsilon,
                  kv.keys, kv.values, kv.key_scales, kv.value_scales,
                  group.page_size, looks.lookback, np.float32(looks.scale), np.float32(looks.cap), sinks,
-                 heads, cache.head_count, cache.key_size, cache.value_size, cache.is_latent, self._isa)  # fmt: skip
+                 heads, cache.head_count, cache.key_size, cache.value_size, cache.is_latent,
+                 self._attention_isa)  # fmt: skip
         width = heads * cache.value_size
 
         def run(qkv: Float32, batch: Sequence[Any]) -> Float32:
