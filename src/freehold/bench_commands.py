@@ -70,12 +70,12 @@ def bench_serve(chosen: LoadOptions) -> None:
         fail(error)
 
 
-PEERS = "vllm, openvino, llama.cpp or llama.cpp-q4_0. Repeat it for several."
+PEER_HELP = "vllm, openvino, llama.cpp or llama.cpp-q4_0. Repeat it for several."
 
 
 @bench_app.command("peers")
 def bench_peers(
-    peer: Annotated[list[str] | None, typer.Option(help=PEERS)] = None,
+    peer: Annotated[list[str] | None, typer.Option(help=PEER_HELP)] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Measured rounds, after one to warm up.")] = 3,
     workload: Annotated[list[str] | None, typer.Option(help="W1 to W5. Repeat it for several. Default: all.")] = None,
     output: Annotated[Path, typer.Option(help="Where to write .json, .md and .png.")] = Path("peers"),
@@ -92,7 +92,7 @@ def bench_peers(
 
 @bench_app.command("contention")
 def bench_contention(
-    peer: Annotated[list[str] | None, typer.Option(help=PEERS)] = None,
+    peer: Annotated[list[str] | None, typer.Option(help=PEER_HELP)] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Measured rounds, after one to warm up.")] = 3,
     output: Annotated[Path, typer.Option(help="Where to write the engines' logs.")] = Path("contention"),
 ) -> None:

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from freehold.bench.load import VOCABULARY
-from freehold.bench.peers.entrant import machine
+from freehold.bench.machine import machine
 from freehold.bench.scheduler import decode_step_us
 from freehold.llm import LLM
 from freehold.models.loading.bundled import models_folder
@@ -32,7 +32,8 @@ Figures = dict[str, float]  # by workload, how often it would be done during the
 def run_check(history: Path | None = None) -> int:
     """Measure, print, and add a line to `history` -> exit code 1 if anything has become more than 10 % slower."""
     history = history or models_folder().parent / "bench" / "check.jsonl"
-    kind, before = machine(), last_figures(history, machine())
+    kind = machine()
+    before = last_figures(history, kind)
     with Console(stderr=True).status("Measuring, about three minutes ..."):
         figures = _measure()
     table = Table("workload", "now", "the last time", "ratio", title=f"Work during a fixed calculation: {kind}")

@@ -7,17 +7,22 @@ import contextlib
 import json
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TypeVar
 
 from rich.console import Console
 from rich.progress import Progress
 
-from freehold.bench.peers.entrant import Entrant, install, machine, send, start_all
+from freehold.bench.machine import machine
+from freehold.bench.peers.entrant import Entrant, install, send, start_all
 from freehold.bench.peers.report import markdown, plot
 from freehold.bench.peers.result import Result
 from freehold.bench.workloads import WORKLOADS, Workload
+
+Combined = TypeVar("Combined")
 
 
 def run_peers(names: list[str], rounds: int, workloads: list[str], output: Path) -> int:
@@ -83,15 +88,16 @@ def _measure(entrant: Entrant, workload: Workload, number: int) -> None:
 
 
 def _conclude(entrant: Entrant) -> Result:
-    figures = {
-        name: {key: statistics.median(one[key] for one in rounds) for key in rounds[0]}
-        for name, rounds in entrant.rounds.items()
-    }
-    spread = {
-        name: {key: (min(one[key] for one in rounds), max(one[key] for one in rounds)) for key in rounds[0]}
-        for name, rounds in entrant.rounds.items()
-    }
+    figures, spread = _over(entrant, statistics.median), _over(entrant, lambda values: (min(values), max(values)))
     peer, served = entrant.served.peer, entrant.served
     busy = entrant.cpu_seconds / max(entrant.awake_seconds, 1e-9)
     memory = served.peak_memory() / 1e9
     return Result(peer.name, peer.precision, figures, spread, memory, busy, entrant.start_seconds, peer.is_ours)
+
+
+def _over(entrant: Entrant, combine: Callable[[list[float]], Combined]) -> dict[str, dict[str, Combined]]:
+    """Of each figure of each workload, what `combine` makes of its rounds."""
+    return {
+        name: {key: combine([one[key] for one in rounds]) for key in rounds[0]}
+        for name, rounds in entrant.rounds.items()
+    }

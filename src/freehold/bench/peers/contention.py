@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from freehold.bench.peers.entrant import Entrant, install, machine, send, start_all
+from freehold.bench.machine import machine
+from freehold.bench.peers.entrant import Entrant, install, send, start_all
 from freehold.bench.workloads import WORKLOADS
 
 BUSY = (0, 1, 2)  # processes

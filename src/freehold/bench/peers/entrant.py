@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import platform
 import signal
 import time
 from dataclasses import dataclass
@@ -18,7 +16,6 @@ from freehold.bench.peers.peer import CONTEXT, OURS, PEERS, Model, Peer
 from freehold.bench.peers.served import Served
 from freehold.bench.workloads import Figures, Target, Workload
 from freehold.config import KV_BYTES_DEFAULT
-from freehold.engine.cpu.isa import available
 from freehold.models.loading.resolve import open_checkpoint, resolve_model
 
 WAKE_REQUESTS, WAKE_TOKENS = 4, 32
@@ -81,16 +78,3 @@ async def send(url: str, workload: Workload, seed: int) -> Figures:
         for _ in range(WAKE_REQUESTS):
             await target.complete(target.tokens(WAKE_TOKENS), WAKE_TOKENS)
         return await workload.run(target)
-
-
-def machine() -> str:
-    """The processor, its cores and its instruction sets."""
-    return f"{_processor()}, {os.cpu_count()} cores, {', '.join(available())}"
-
-
-def _processor() -> str:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()

@@ -22,7 +22,6 @@ from numba.core import cgutils
 from freehold.engine.cpu.vectors import I8, I64, call
 
 TILE = 16  # rows of a register
-ROW_BYTES = 64
 REGISTERS = 8
 _ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18  # x86-64 Linux
 

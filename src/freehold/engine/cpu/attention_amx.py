@@ -16,7 +16,7 @@ from freehold.engine.cpu import amx
 from freehold.engine.cpu.integer_tiles import Records
 from freehold.engine.cpu.isa import Amx
 from freehold.engine.cpu.softmax import KEYS
-from freehold.engine.cpu.vectors import F32, I16, I32, I64, constant, intrinsic
+from freehold.engine.cpu.vectors import F32, I16, I32, I64, constant, in_turns, intrinsic
 
 LANES = 16
 TILE = amx.TILE
@@ -73,8 +73,6 @@ def _define_can(typingctx, isa, keys):
 
 
 def _define_begin(typingctx, isa, is_wanted, rows):
-    """For products of so many rows, 16 at most."""
-
     def emit(records):
         rows = records.values[2]
         with records.builder.if_then(records.values[1]):
@@ -98,8 +96,6 @@ def _define_pair(typingctx, isa, source, at, stride, target, to, count, valid):
     def emit(records):
         builder = records.builder
         words = ir.VectorType(I16, LANES)
-        order = [lane + LANES * side for lane in range(LANES) for side in range(2)]
-        turns = ir.Constant(ir.VectorType(I32, 2 * LANES), order)
         _, _, first, stride, _, to, count, valid = records.values
         with cgutils.for_range(builder, builder.lshr(count, ir.Constant(I64, 1))) as loop:
             rows = []
@@ -107,7 +103,7 @@ def _define_pair(typingctx, isa, source, at, stride, target, to, count, valid):
                 row = records.linear((loop.index, 2), side)
                 found = builder.load(records.array(1, records.linear(first, (row, stride)), words), align=2)
                 rows.append(builder.select(builder.icmp_signed("<", row, valid), found, constant(words, 0)))
-            both = builder.shuffle_vector(*rows, turns)
+            both = in_turns(builder, *rows)
             place = records.linear(to, (loop.index, 2 * LANES))
             builder.store(both, records.array(4, place, both.type), align=2)
 
@@ -196,7 +192,9 @@ def _define_split(typingctx, isa, floats, at, target, to, half, count):
 
 _can: Any = intrinsic(_define_can)
 begin: Any = intrinsic(_define_begin)
+"""(isa, is_wanted, rows): before products of so many rows, 16 at most."""
 end: Any = intrinsic(_define_end)
+"""(isa, is_wanted): after them."""
 _pair: Any = intrinsic(_define_pair)
 _score: Any = intrinsic(_define_score)
 _weigh: Any = intrinsic(_define_weigh)

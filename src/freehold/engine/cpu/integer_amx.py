@@ -13,7 +13,7 @@ from numba.core import cgutils, types
 from freehold.engine.cpu import amx
 from freehold.engine.cpu.integer_tiles import BLOCK, Records
 from freehold.engine.cpu.isa import Amx
-from freehold.engine.cpu.vectors import F16, F32, I8, I16, I32, I64, constant, intrinsic, math, splat
+from freehold.engine.cpu.vectors import F16, F32, I8, I16, I32, I64, constant, in_turns, intrinsic, math, splat
 
 LANES = 16
 TILE = amx.TILE
@@ -56,9 +56,7 @@ def _define_widen(typingctx, weights, panel, room):
                         4 + step: builder.lshr(code, constant(raw, 4)),
                     }
                 else:
-                    order = [lane + LANES * side for lane in range(LANES) for side in range(2)]
-                    both = ir.Constant(ir.VectorType(I32, 2 * LANES), order)
-                    quarters = {step: builder.shuffle_vector(read(2 * step), read(2 * step + 1), both)}
+                    quarters = {step: in_turns(builder, read(2 * step), read(2 * step + 1))}
                 for number, quarter in quarters.items():
                     place = records.linear((loop.index, PANEL_BLOCK), number * 64)
                     builder.store(quarter, records.array(2, place, quarter.type), align=1)

@@ -174,24 +174,34 @@ def _place(row, count, tiled):
 # Not inlined: Numba takes assignments to arrays in records for dead code where it looks into parallel loops.
 @njit(nogil=True, error_model="numpy")
 def _quantize_row(preparation, x, row, count, tiled, blocks, how, inputs):
-    """Prepare a row of x -> `inputs`; those of `how` are where there is no tile of 16 rows."""
+    """Prepare a row of x -> `inputs`. Outside tiles of 16 rows, codes are stored as `how` says."""
     floats = np.empty(blocks * BLOCK, np.float32)
     prepare_row(preparation, x, row, blocks * BLOCK, floats, 0)
     first, side, beside = _place(np.int64(row), count, tiled)
+    width = BLOCK  # of a row's codes, or one plane of them
     if beside == TILE:
-        how = IN_TILE
-    width = BLOCK // inputs.codes.itemsize if beside == TILE else BLOCK  # of a row's codes, or one plane of them
+        how, width = IN_TILE, BLOCK // inputs.codes.itemsize
     for block in range(blocks):
         at = first * blocks + block * beside
         quantize_block(floats, block * BLOCK, inputs, at + side, at * BLOCK + side * width, how)
 
 
 @njit(inline="always")
-def _tiled(count, tile, from_):
+def _tiled(count, tile, least):
     """How many rows are in tiles of 16. The last tile may lack some."""
-    if tile == 0 or count < from_:
+    if tile == 0 or count < least:
         return 0
     return count + -count % tile if count % tile >= TILE_LEAST else count - count % tile
+
+
+# Not with `np.zeros` where it is used: there, filling an array is a parallel region of its own.
+@njit(nogil=True, error_model="numpy")
+def _clear_padding(inputs, blocks, count, rows):
+    """Rows `count` up to `rows`, which fill the last tile, have scales and sums of 0."""
+    for row in range(count, rows):
+        for block in range(blocks):
+            at = (row - row % TILE) * blocks + block * TILE + row % TILE
+            inputs.scales[at] = inputs.sums[at] = np.float32(0)
 
 
 @njit(nogil=True, error_model="numpy")
@@ -214,7 +224,8 @@ def _multiply(step, source, norm, epsilon, codes, scales, minimums, x, blocks, l
     how = IN_ORDER if x.itemsize == 2 and loads == NIBBLE_LOADS else IN_ROW
     tiled = _tiled(count, isa.tile, TILED_BYTES if x.itemsize == 1 else TILED_WORDS)
     rows = max(count, tiled)
-    x_scales, x_sums = np.zeros(rows * blocks, np.float32), np.zeros(rows * blocks, np.float32)
+    x_scales, x_sums = np.empty(rows * blocks, np.float32), np.empty(rows * blocks, np.float32)
+    _clear_padding(Inputs(x, x_scales, x_sums), blocks, count, rows)
     if count < ROWS_PARALLEL:
         for row in range(count):
             inputs, preparation = Inputs(x, x_scales, x_sums), Preparation(step, norm, epsilon)

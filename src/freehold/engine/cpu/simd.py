@@ -298,15 +298,3 @@ def exp(builder, a):
 def reciprocal(builder, a):
     """1 / a, correctly rounded."""
     return builder.fdiv(constant(FLOATS, 1.0), a)
-
-
-@_operation(types.int32, types.float32)
-def bits_of(builder, value):
-    """float32 -> int32 with the same bits."""
-    return builder.bitcast(value, I32)
-
-
-@_operation(types.float32, types.int32)
-def float_of(builder, bits):
-    """int32 -> float32 with the same bits."""
-    return builder.bitcast(bits, F32)

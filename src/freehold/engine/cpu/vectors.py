@@ -51,6 +51,13 @@ def math(builder, name, arguments):
     return call(builder, f"llvm.{name}.v{vector.count}f32", vector, arguments)
 
 
+def in_turns(builder, a, b):
+    """The first number of `a`, the first of `b`, the second of `a`, ...: twice as many lanes."""
+    count = a.type.count
+    order = [lane + count * side for lane in range(count) for side in range(2)]
+    return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(I32, 2 * count), order))
+
+
 def pairwise(builder, value, combine):
     """Combine neighbours: half as many lanes."""
     half = value.type.count // 2
