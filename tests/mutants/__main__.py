@@ -3,6 +3,7 @@ caught it. Exit code 1 if a bug survives. With arguments: only those whose names
 
 from __future__ import annotations
 
+import argparse
 import os
 import queue
 import re
@@ -88,9 +89,15 @@ def table(verdicts: list[Verdict]) -> str:
     return "\n".join(rows)
 
 
-def main(names: list[str]) -> int:
+def share_of(text: str) -> slice:
+    """2/3: the second of three parts of the catalogue, each as mixed as the whole."""
+    number, _, count = text.partition("/")
+    return slice(int(number) - 1, None, int(count))
+
+
+def main(names: list[str], share: slice) -> int:
     console = Console()
-    chosen = [mutant for mutant in MUTANTS if not names or any(name in mutant.name for name in names)]
+    chosen = [mutant for mutant in MUTANTS if not names or any(name in mutant.name for name in names)][share]
     lines = [lines_of(mutant) for mutant in chosen]
     workers = os.cpu_count() or 1
     with console.status("Measuring which tests run which lines ..."):
@@ -107,7 +114,7 @@ def main(names: list[str]) -> int:
             console.print(f"{len(verdicts):3}/{len(chosen)} {verdict.mutant.name}: {outcome} ({verdict.seconds:.0f} s)",
                           highlight=False, markup=False, soft_wrap=True)  # fmt: skip
     caught = sum(verdict.caught_by is not None for verdict in verdicts)
-    if not names:
+    if len(chosen) == len(MUTANTS):
         PAGE.write_text(f"{HEAD}\n{table(verdicts)}\n")
     for verdict in verdicts:
         if verdict.caught_by is None:
@@ -117,4 +124,8 @@ def main(names: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    parser = argparse.ArgumentParser(prog="make mutants", description=__doc__)
+    parser.add_argument("names", nargs="*", help="only bugs whose names contain one of these")
+    parser.add_argument("--share", type=share_of, default=slice(None), help="such as 2/3: the second third of them")
+    options = parser.parse_args()
+    sys.exit(main(options.names, options.share))

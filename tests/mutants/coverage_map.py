@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -29,6 +30,7 @@ MEASURED = [
     ["tests/memory"],
     ["tests/engine/test_grammars.py", "tests/server/test_constraints.py"],
     ["tests/text", "tests/test_llm.py", "tests/server/test_session_table.py", "tests/server/test_engine_loop.py",
+     "tests/server/test_continuation.py",
      "tests/server/test_errors.py", "tests/server/test_restarts.py",
      "tests/server/test_engine_child.py"],
 ]  # fmt: skip
@@ -95,7 +97,9 @@ class CoverageMap:
 
     def _importers(self, file: str) -> list[str]:
         module = "freehold." + file.removesuffix(".py").replace("/", ".")
-        paths = [path for path in self._files.values() if f"from {module} import" in (ROOT / path).read_text()]
+        package, _, name = module.rpartition(".")
+        imported = re.compile(rf"^from ({re.escape(module)} import|{re.escape(package)} import .*\b{name}\b)", re.M)
+        paths = [path for path in self._files.values() if imported.search((ROOT / path).read_text())]
         measured = [node for node in self._seconds if node.partition("::")[0] in paths and "::" in node]
         return measured + [path for path in paths if path not in self._seconds]
 
