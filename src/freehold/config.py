@@ -16,7 +16,7 @@ WRITE_POLICIES = ("write_through", "write_through_selective", "write_back")
 FORCED_MAX = 8
 GRAMMAR_BACKENDS = ("llguidance", "none")
 PREFETCH_POLICIES = ("best_effort", "wait_complete", "timeout")
-CPU_ISAS = ("auto", "amx", "avx512-vnni", "avx-vnni", "avx2", "portable")
+CPU_ISAS = ("auto", "amx", "avx512-vnni", "avx-vnni", "avx2", "neon", "portable")
 STORAGE_BACKENDS = ("file", "redis", "s3")
 STORAGE_BYTES_DEFAULT = 64 << 30
 
@@ -182,7 +182,7 @@ class EngineConfig:
         None, "Draft with only the first layers of the draft model.", SPECULATION, _POSITIVE
     )
     cpu_isa: str = option(
-        "auto", "Instruction set of products: auto (the best there is), amx, avx512-vnni, avx-vnni, avx2, portable. "
+        "auto", "Instruction set of products: auto (the best there is), amx, avx512-vnni, avx-vnni, avx2, neon, portable. "
         "Integer products are the same bits with all. Attention differs with amx by rounding, where KV is bfloat16.",
         DEVICES, Limits(choices=CPU_ISAS),
     )  # fmt: skip

@@ -2,7 +2,6 @@
 
 import itertools
 
-import gguf
 import numpy as np
 import pytest
 import torch
@@ -21,41 +20,14 @@ from freehold.engine.reference_attention import reference_attention
 from freehold.models.backend import AttentionTensors, CachePlace
 from freehold.models.families.rotary import base_frequencies
 from freehold.models.spec import Attention, CacheLayout, Latent, Rotary
-from freehold.models.tensor import StoredTensor, TensorFormat
+from freehold.models.tensor import TensorFormat
+from random_tensors import stored
 
 FORMATS = list(TensorFormat)
 PLAIN_TENSORS = AttentionTensors()
 BEST = ISAS[choose()]
 INTEGER_FORMATS = sorted(CODED)
-WRITTEN = {TensorFormat.Q4_0, TensorFormat.Q4_1, TensorFormat.Q5_0, TensorFormat.Q5_1, TensorFormat.Q8_0}
 COLUMNS = 256  # of super-blocks
-
-
-def stored(values: np.ndarray, kind: TensorFormat) -> StoredTensor:
-    rows, columns = values.shape
-    if kind is TensorFormat.BF16:
-        data = torch.from_numpy(values).bfloat16().view(torch.uint8).numpy().reshape(rows, -1)
-    elif kind in (TensorFormat.F32, TensorFormat.F16):
-        data = values.astype(np.float32 if kind is TensorFormat.F32 else np.float16).view(np.uint8)
-    elif kind in WRITTEN:
-        data = gguf.quantize(values, gguf.GGMLQuantizationType[kind.value])
-    else:
-        data = random_blocks(values.shape, kind)
-    return StoredTensor(kind, rows, columns, data)
-
-
-def random_blocks(shape: tuple[int, int], kind: TensorFormat) -> np.ndarray:
-    """Of formats that nobody writes in Python: any bytes, with scales of a sensible size."""
-    rng, (rows, columns) = np.random.default_rng(5), shape
-    block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind.value]]
-    data = rng.integers(0, 256, (rows, columns // block, size), np.uint8)
-    starts = {TensorFormat.Q4_K: (0, 2), TensorFormat.Q5_K: (0, 2), TensorFormat.Q6_K: (208,), TensorFormat.MXFP4: ()}
-    if kind is TensorFormat.MXFP4:
-        data[:, :, 0] = rng.integers(118, 124, data.shape[:2])
-    for at in starts.get(kind, (0,)):
-        scales = rng.uniform(0.001, 0.02, (rows, columns // block, 1)).astype(np.float16)
-        data[:, :, at : at + 2] = scales.view(np.uint8)
-    return data.reshape(rows, -1)
 
 
 def product(weight, x) -> np.ndarray:

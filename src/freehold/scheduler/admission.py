@@ -83,32 +83,39 @@ class Admission:
         self._drafts = drafts
         self.growth = GrowthEstimate()
         self._refusals = _Refusals()
+        self._left_waiting = 0  # in the last pass: for what others compute or load, or for their client's turn
 
     def lacks_room(self, request: Request) -> bool:
         """Whether it had no room in the last passes, whatever estimates say, and nobody has gone since."""
         last = self._refusals
         return last.request == request.id and last.times >= REFUSALS_MAX and len(self._running) >= last.running
 
+    def candidates(self) -> int:
+        """How many waiting requests may get a row in the next step, as far as the last pass can tell."""
+        head = self._queue.peek()
+        if head is None or self.lacks_room(head):
+            return 0
+        return min(max(len(self._queue) - self._left_waiting, 0), self._memory.leases.free_row_count)
+
     def admit(self, budget: PromptBudget) -> list[Batch]:
         """Give what is left of the budget to waiting requests -> the rows they got."""
         admitted: list[Batch] = []
         queue, leases = self._queue, self._memory.leases
-        if budget.left <= 0 or leases.free_row_count == 0:
+        if budget.is_spent or leases.free_row_count == 0:
             return admitted
         queue.rank(self._memory.tree.version, lambda request: self.match(request).length)
         sharing = self.pages_being_computed()
         reserved = self.reserved_page_counts()
-        left_waiting = 0
+        self._left_waiting = 0
         for request in queue.in_turn():
-            if budget.left <= 0 or leases.free_row_count == 0 or left_waiting == LOOKED_AT_MAX:
+            if budget.is_spent or leases.free_row_count == 0 or self._left_waiting == LOOKED_AT_MAX:
                 break
-            offer = budget.offer(request.client_number)
-            verdict, count = self._try_admit(request, offer, reserved, sharing) if offer else (_Verdict.WAITS, 0)
+            verdict, count = self._try_admit(request, budget, reserved, sharing)
             if verdict is _Verdict.NO_ROOM:
                 self._refusals = self._refusals.after(request.id, len(self._running))
                 break
             if verdict is _Verdict.WAITS:
-                left_waiting += 1
+                self._left_waiting += 1
                 continue
             assert request.lease is not None
             rows = np.array([request.lease.row])
@@ -117,10 +124,14 @@ class Admission:
             reserved += self.growth_page_counts(rows)
         return admitted
 
-    def _try_admit(self, request: Request, budget: int, reserved: Int64, sharing: set[PageKey]) -> tuple[_Verdict, int]:
+    def _try_admit(
+        self, request: Request, budget: PromptBudget, reserved: Int64, sharing: set[PageKey]
+    ) -> tuple[_Verdict, int]:
         """A request that is not admitted leaves no trace: it keeps its place in the queue, and nothing counts as
         used."""
         memory = self._memory
+        if budget.offer(request.client_number, 1) == 0:
+            return _Verdict.WAITS, 0
         tokens, match = request.tokens, self.match(request)
         tail = self._tail(request, match, tokens)
         if self.waits(request, match, sharing) or (tail is not None and not memory.epochs.passed(tail.fence)):
@@ -163,13 +174,13 @@ class Admission:
             return None
         return self._memory.find_tail(request.session, match, tokens, request.computed_from)
 
-    def _lease(self, request: Request, match: Match, tail: Tail | None, budget: int) -> Lease | None:
+    def _lease(self, request: Request, match: Match, tail: Tail | None, budget: PromptBudget) -> Lease | None:
         """A lease with pages for the first chunk; or None, and it was never there. It pins the match, so that
         making room cannot evict it."""
         memory, is_alone = self._memory, len(self._running) == 0
         size = memory.page_size
         begin, covered = (match.length, match.length) if tail is None else (tail.end, match.length + size)
-        target = min(len(request.tokens), begin + budget)
+        target = begin + budget.offer(request.client_number, len(request.tokens) - begin)
         needed = memory.shape.pages_of_a_chunk(max(target - covered, 0))
         if not memory.room.can_be_made(needed, match, may_unpin=is_alone):
             return None

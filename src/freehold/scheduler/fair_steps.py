@@ -65,14 +65,16 @@ class FairSteps:
         """The step that was planned last is under way."""
         self._last = self._next_last
 
-    def prompts(self, tokens: int, prompts: Int64) -> PromptBudget:
-        """How `tokens` for prompts are shared, if those of rows `prompts` [m] go on beside what `decoding` gave."""
+    def prompts(self, tokens: int, together: int | None, prompts: Int64) -> PromptBudget:
+        """How `tokens` for prompts are shared, of which several have `together`, if those of rows `prompts` [m] go on
+        beside what `decoding` gave."""
         clients = set(self._running.client[prompts].tolist()) | self._queue.clients()
         even = max(-(-tokens // max(len(clients), 1)), PROMPT_MIN)
         if not self._time.token or not self._time.is_known:
-            return PromptBudget(tokens, dict.fromkeys(clients, even))
+            return PromptBudget(tokens, dict.fromkeys(clients, even), together)
         affordable = {client: int(self._parts.of(client) / self._time.token) for client in clients}
-        return PromptBudget(tokens, {client: min(max(affordable[client], PROMPT_MIN), even) for client in clients})
+        shares = {client: min(max(affordable[client], PROMPT_MIN), even) for client in clients}
+        return PromptBudget(tokens, shares, together)
 
     def _row_limit(self, client: int, counts: Int64) -> int:
         if self._time.is_known:

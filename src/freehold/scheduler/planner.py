@@ -114,10 +114,11 @@ class Planner:
             rows = self._fair.decoding(rows, prompts, now)
         decoder_count = len(rows)
         counts = np.ones(decoder_count, np.int64)
-        tokens = self._chunks.tokens(decoder_count)
-        budget = self._fair.prompts(tokens, prompts) if is_contested else PromptBudget(tokens)
+        tokens, waiting = self._chunks.tokens(decoder_count), self.admission.candidates()
+        together = self._chunks.together() if len(prompts) + waiting > 1 else None
+        budget = self._fair.prompts(tokens, together, prompts) if is_contested else PromptBudget(tokens, None, together)
         if len(prompts):
-            sizes = self._chunk_sizes(prompts, todo, budget)
+            sizes = self._chunk_sizes(prompts, todo, budget, waiting > 0)
             rows = np.concatenate([rows, prompts[sizes > 0]])
             counts = np.concatenate([counts, sizes[sizes > 0]])
         drafts = np.zeros(len(rows), np.int64)
@@ -125,12 +126,24 @@ class Planner:
             drafts[:decoder_count] = self._drafts.choose(rows[:decoder_count], int(counts.sum()))
         return running.batch(rows, counts, drafts), budget
 
-    def _chunk_sizes(self, rows: Int64, todo: Int64, budget: PromptBudget) -> Int64:
-        """How many of `todo` [n] prompt tokens of `rows` [n] the next step computes."""
-        sizes = np.zeros(len(rows), np.int64)
-        for i, (client, rest) in enumerate(zip(self._running.client[rows].tolist(), todo.tolist(), strict=True)):
-            sizes[i] = min(rest, budget.offer(client))
-            budget.spend(client, int(sizes[i]))
+    def _chunk_sizes(self, rows: Int64, todo: Int64, budget: PromptBudget, somebody_waits: bool) -> Int64:
+        """How many of `todo` [n] prompt tokens of `rows` [n] the next step computes. Among equals the prompt that is
+        soonest done goes first, so that short turns need not wait for long prompts. But the one that came first has
+        half of the step, so it is never overtaken for ever; and if it is long, the other half is for others."""
+        running = self._running
+        sizes, clients = np.zeros(len(rows), np.int64), running.client[rows].tolist()
+
+        def give(i: int, wanted: int) -> None:
+            tokens = budget.offer(clients[i], wanted)
+            budget.spend(clients[i], tokens)
+            sizes[i] += tokens
+
+        if len(rows) > 1 or somebody_waits:
+            first = int(np.lexsort((running.arrival[rows], -running.priority[rows]))[0])
+            give(first, min(int(todo[first]), max(budget.together // 2, 1)))
+        for i in np.lexsort((running.arrival[rows], todo, -running.priority[rows])).tolist():
+            if not (somebody_waits and todo[i] > budget.together):
+                give(i, int(todo[i] - sizes[i]))
         return sizes
 
     def _make_room(self, batch: Batch, may_unpin: bool = False) -> bool:

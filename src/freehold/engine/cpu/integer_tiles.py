@@ -15,7 +15,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import register_jitable
 
-from freehold.engine.cpu.isa import WITH_VNNI, Avx2, Isa
+from freehold.engine.cpu.isa import WITH_VNNI, Avx2, Isa, Neon
 from freehold.engine.cpu.vectors import (
     F16,
     F32,
@@ -26,8 +26,10 @@ from freehold.engine.cpu.vectors import (
     call,
     constant,
     intrinsic,
+    joined,
     math,
     pairwise,
+    part,
     pointer,
     splat,
 )
@@ -82,7 +84,7 @@ class _Vectors:
     @property
     def byte_total(self) -> ir.VectorType:
         """What products of bytes are added up as in a block: without an instruction for more, words are enough."""
-        return self.ints if self.isa in WITH_VNNI else self.words
+        return self.ints if self.isa in (*WITH_VNNI, Neon) else self.words
 
     def add_bytes(self, builder, total, weights, inputs):
         """total + bytes of 0 .. 15 times signed ones, added two by two or four by four."""
@@ -90,6 +92,8 @@ class _Vectors:
             return self._vnni(builder, "vpdpbusd", total, weights, inputs)
         if self.isa is Avx2:
             return builder.add(total, call(builder, "llvm.x86.avx2.pmadd.ub.sw", self.words, [weights, inputs]))
+        if self.isa is Neon:
+            return self._dot(builder, total, weights, inputs)
         wide = ir.VectorType(I16, self.bytes.count)
         product = builder.mul(builder.zext(weights, wide), builder.sext(inputs, wide))
         return builder.add(total, pairwise(builder, product, builder.add))
@@ -108,11 +112,28 @@ class _Vectors:
         a, b = (builder.bitcast(one, self.ints) for one in (weights, inputs))
         return call(builder, f"llvm.x86.avx512.{name}.{32 * self.lanes}", self.ints, [total, a, b])
 
+    def _dot(self, builder, total, weights, inputs):
+        """Both factors are signed: weights of four bits are never negative."""
+        halves = [
+            [part(builder, one, one.type.count // 2, half) for one in (total, weights, inputs)] for half in range(2)
+        ]
+        name, kind = "llvm.aarch64.neon.sdot.v4i32.v16i8", ir.VectorType(I32, 4)
+        return joined(builder, *(call(builder, name, kind, arguments) for arguments in halves))
+
     def _sums_of_pairs(self, builder, a, b):
         if self.isa is Avx2:
             return call(builder, "llvm.x86.avx2.pmadd.wd", self.ints, [a, b])
+        if self.isa is Neon:
+            fours = [self._products_of_words(builder, a, b, number) for number in range(a.type.count // 4)]
+            name = "llvm.aarch64.neon.addp.v4i32"
+            return joined(builder, *(call(builder, name, fours[0].type, fours[i : i + 2]) for i in (0, 2)))
         wide = ir.VectorType(I32, self.words.count)
         return pairwise(builder, builder.mul(builder.sext(a, wide), builder.sext(b, wide)), builder.add)
+
+    def _products_of_words(self, builder, a, b, number):
+        """Of four, from `4 * number` on: one instruction."""
+        wide = ir.VectorType(I32, 4)
+        return builder.mul(*(builder.sext(part(builder, one, 4, number), wide) for one in (a, b)))
 
 
 # -- formats ------------------------------------------------------------------------------------------

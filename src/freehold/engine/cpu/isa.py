@@ -42,6 +42,13 @@ class Avx512Vnni(NamedTuple):
     tile: int = 0
 
 
+class Neon(NamedTuple):
+    """Arm's 128 bits, in pairs; a product of bytes and its sum are one instruction."""
+
+    lanes: int = 8
+    tile: int = 0
+
+
 class Amx(NamedTuple):
     """The same, and registers of 16 rows of inputs for where there are as many."""
 
@@ -50,12 +57,14 @@ class Amx(NamedTuple):
 
 
 WITH_VNNI = (AvxVnni, Avx512Vnni, Amx)
-Isa = Portable | Avx2 | AvxVnni | Avx512Vnni | Amx
+Isa = Portable | Neon | Avx2 | AvxVnni | Avx512Vnni | Amx
 ISAS: dict[str, Isa] = {
-    "portable": Portable(), "avx2": Avx2(), "avx-vnni": AvxVnni(), "avx512-vnni": Avx512Vnni(), "amx": Amx(),
+    "portable": Portable(), "neon": Neon(), "avx2": Avx2(), "avx-vnni": AvxVnni(), "avx512-vnni": Avx512Vnni(),
+    "amx": Amx(),
 }  # fmt: skip
 _NEEDS = {
     "portable": [()],
+    "neon": [("dotprod",)],
     "avx2": [("avx2",)],
     "avx-vnni": [("avxvnni",), ("avx512vnni", "avx512vl")],
     "avx512-vnni": [("avx512vnni", "avx512bw", "avx512vl")],

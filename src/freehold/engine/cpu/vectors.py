@@ -58,6 +58,18 @@ def in_turns(builder, a, b):
     return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(I32, 2 * count), order))
 
 
+def part(builder, value, count, number):
+    """`count` lanes: those behind `number` times as many."""
+    order = ir.Constant(ir.VectorType(I32, count), list(range(number * count, (number + 1) * count)))
+    return builder.shuffle_vector(value, ir.Constant(value.type, ir.Undefined), order)
+
+
+def joined(builder, a, b):
+    """The lanes of `a`, then those of `b`."""
+    count = 2 * a.type.count
+    return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(I32, count), list(range(count))))
+
+
 def pairwise(builder, value, combine):
     """Combine neighbours: half as many lanes."""
     half = value.type.count // 2

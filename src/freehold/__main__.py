@@ -1,0 +1,5 @@
+"""`python -m freehold`: the command."""
+
+from freehold.cli import app
+
+app()
