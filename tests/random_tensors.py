@@ -28,7 +28,13 @@ def random_blocks(shape: tuple[int, int], kind: TensorFormat) -> np.ndarray:
     rng, (rows, columns) = np.random.default_rng(5), shape
     block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind.value]]
     data = rng.integers(0, 256, (rows, columns // block, size), np.uint8)
-    starts = {TensorFormat.Q4_K: (0, 2), TensorFormat.Q5_K: (0, 2), TensorFormat.Q6_K: (208,), TensorFormat.MXFP4: ()}
+    starts = {
+        TensorFormat.Q4_K: (0, 2),
+        TensorFormat.Q5_K: (0, 2),
+        TensorFormat.Q6_K: (208,),
+        TensorFormat.Q3_K: (108,),
+        TensorFormat.MXFP4: (),
+    }
     if kind is TensorFormat.MXFP4:
         data[:, :, 0] = rng.integers(118, 124, data.shape[:2])
     for at in starts.get(kind, (0,)):

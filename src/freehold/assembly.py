@@ -19,8 +19,9 @@ from freehold.memory.events import CacheEvent, EventLog
 from freehold.memory_plan import plan_memory
 from freehold.models.loading.content import content_fingerprint
 from freehold.models.loading.resolve import open_checkpoint, resolve_model
+from freehold.models.quantize import Quantizer
 from freehold.models.spec import ModelSpec
-from freehold.models.tensor import Checkpoint
+from freehold.models.tensor import Checkpoint, TensorFormat
 from freehold.scheduler.scheduler import Scheduler
 from freehold.step import KVShape
 from freehold.text.loading import load_tokenizer
@@ -44,6 +45,7 @@ class Assembly:
     grammars: Grammars | None
     adapters: Adapters | None
     cpu_isa: str
+    quantized: str  # what became of weights that are floats
 
     def publish(self, events: Sequence[CacheEvent]) -> None:
         """Tell followers, if there may be any."""
@@ -73,7 +75,8 @@ def assemble(config: EngineConfig, checkpoint: Checkpoint | None = None) -> Asse
     kv_shape = KVShape(
         tuple(shape.page_counts), shape.page_size, shape.row_count, shape.token_limit, config.kv_cache_dtype, drafts
     )
-    device = CpuDevice(config.num_threads, config.cpu_isa)
+    quantizer = None if config.quantize is None else Quantizer(TensorFormat(config.quantize.upper()))
+    device = CpuDevice(config.num_threads, config.cpu_isa, quantizer)
     runner = Runner(config, checkpoint, kv_shape, device, tokenizer.eos_tokens)
     engine = StepThread(runner)
     engine.wait_until_warm()
@@ -91,7 +94,7 @@ def assemble(config: EngineConfig, checkpoint: Checkpoint | None = None) -> Asse
             runner.adapters.load(name, path)
     return Assembly(
         config, checkpoint.path, checkpoint.spec, tokenizer, scheduler, engine, mover, publisher, grammars,
-        runner.adapters, device.isa,
+        runner.adapters, device.isa, "" if quantizer is None else quantizer.report,
     )  # fmt: skip
 
 

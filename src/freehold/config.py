@@ -8,6 +8,7 @@ from freehold.options import Limits, check_limits, option
 
 SCHEDULE_POLICIES = ("fcfs", "lpm", "priority")
 SPECULATIVE_ALGORITHMS = ("ngram", "draft")
+QUANTIZED = ("q8_0", "q4_1", "q4_k")
 LINEAR_COMPUTE = ("float32", "int16", "int8")
 KV_CACHE_DTYPES = ("float32", "bfloat16", "int8")
 EVICTION_POLICIES = ("reuse", "lru", "lfu", "fifo", "priority")
@@ -46,6 +47,10 @@ class EngineConfig:
     linear_compute: str = option(
         "int16", "What inputs of quantized weights are rounded to: int16, int8, or float32 (not at all).", MODEL,
         Limits(choices=LINEAR_COMPUTE),
+    )  # fmt: skip
+    quantize: str | None = option(
+        None, "What weights that are stored as floats become when they are loaded: q8_0, q4_1 or q4_k.", MODEL,
+        Limits(choices=QUANTIZED),
     )  # fmt: skip
     page_size: int = option(16, "Tokens in a page.", MEMORY, _POSITIVE, flags=("--block-size",))
     num_pages: int | None = option(
@@ -182,7 +187,8 @@ class EngineConfig:
         None, "Draft with only the first layers of the draft model.", SPECULATION, _POSITIVE
     )
     cpu_isa: str = option(
-        "auto", "Instruction set of products: auto (the best there is), amx, avx512-vnni, avx-vnni, avx2, neon, portable. "
+        "auto",
+        "Instruction set of products: auto (the best there is), amx, avx512-vnni, avx-vnni, avx2, neon, portable. "
         "Integer products are the same bits with all. Attention differs with amx by rounding, where KV is bfloat16.",
         DEVICES, Limits(choices=CPU_ISAS),
     )  # fmt: skip

@@ -12,6 +12,7 @@ class EngineOptions(TypedDict, total=False):
     max_model_len: int | None
     chat_template: str | None
     linear_compute: str
+    quantize: str | None
     page_size: int
     num_pages: int | None
     kv_cache_memory_bytes: int

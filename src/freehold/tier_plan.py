@@ -51,6 +51,7 @@ def _identity(config: EngineConfig, checkpoint: Checkpoint) -> bytes:
         "layout": "tiles of 16" if config.page_size % 16 == 0 else "slots",
         "page": config.page_size,
         "compute": config.linear_compute,
+        "quantize": str(config.quantize),
         "rank": 0,
         "ranks": 1,
     }

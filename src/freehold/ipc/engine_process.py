@@ -337,6 +337,7 @@ def main(address: str, options: str, parent: int) -> None:
                     capacity_tokens=shape.page_count * shape.page_size,
                     hidden_size=assembly.spec.hidden_size,
                     cpu_isa=assembly.cpu_isa,
+                    quantized=assembly.quantized,
                 )
             )
         )

@@ -78,6 +78,7 @@ class Ready(msgspec.Struct, tag=True):
     capacity_tokens: int
     hidden_size: int = 0
     cpu_isa: str = ""
+    quantized: str = ""
 
 
 class Failed(msgspec.Struct, tag=True):

@@ -62,6 +62,10 @@ class Packing(Protocol[PackedArray, PackedWeight]):
         may change it; it is only ever multiplied with all tokens of a batch, in their order."""
         ...
 
+    def pack_vocabulary(self, table: StoredTensor) -> PackedWeight:
+        """A matrix whose rows are tokens, which reads them or scores them."""
+        ...
+
     def pack_heads(self, heads: Sequence[StoredTensor]) -> PackedWeight:
         """One matrix for each head, for `heads_linear`."""
         ...

@@ -71,11 +71,11 @@ class Decoder(Generic[Array, Weight, Batch]):
             for group, layout in enumerate(layouts)
             for number, member in enumerate(layout.members)
         }
-        self._embedding = backend.pack([checkpoint.tensor("embedding.weight")])
+        self._embedding = backend.pack_vocabulary(checkpoint.tensor("embedding.weight"))
         self._layers = [self._load_layer(checkpoint, index, places) for index in range(self.spec.layer_count)]
         self._norm = backend.vector([checkpoint.tensor("norm.weight")])
         tied = self.spec.tied_embeddings
-        self._head = self._embedding if tied else backend.pack([checkpoint.tensor("head.weight")])
+        self._head = self._embedding if tied else backend.pack_vocabulary(checkpoint.tensor("head.weight"))
 
     def _load_layer(
         self, checkpoint: Checkpoint, index: int, places: dict[tuple[int, int], CachePlace]

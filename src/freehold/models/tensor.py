@@ -24,6 +24,7 @@ class TensorFormat(StrEnum):
     Q8_0 = "Q8_0"
     IQ4_NL = "IQ4_NL"
     MXFP4 = "MXFP4"
+    Q3_K = "Q3_K"
     Q4_K = "Q4_K"
     Q5_K = "Q5_K"
     Q6_K = "Q6_K"

@@ -141,6 +141,8 @@ async def _start(engine: AsyncEngine, served: ServedFormat) -> None:
     with contextlib.suppress(EngineUnavailable):
         await engine.start()
         print(f"freehold: {served.describe()}", file=sys.stderr)
+        if engine.info.quantized:
+            print(f"freehold: weights are {engine.info.quantized}", file=sys.stderr)
         print(f"freehold: ready after {time.monotonic() - before:.1f} s", file=sys.stderr, flush=True)
 
 

@@ -22,6 +22,7 @@ from freehold.engine.cpu.page_bytes import PageBytes
 from freehold.engine.cpu.pointwise import CLAMPED, GEGLU, NO_NORM, NORM, SWIGLU
 from freehold.engine.cpu.state_batch import StateBatch
 from freehold.models.backend import Attend, AttentionTensors, CachePlace, ExpertWeights, ScanTensors
+from freehold.models.quantize import Quantizer
 from freehold.models.spec import Activation, Attention, GatedDelta, KVCache, Latent, Mamba2, Rotary, Routing
 from freehold.models.tensor import AdapterMatrices, StoredTensor
 
@@ -43,7 +44,7 @@ class _Looks(NamedTuple):
 class CpuBackend:
     """Implements `freehold.models.backend.Backend` for float32 arrays, with the caches of each group. `compute` says
     what inputs are rounded to for products with weights that are stored in a few bits: int16, int8, or nothing
-    (float32). `adapts`: adapters may be added."""
+    (float32). `adapts`: adapters may be added. `quantizer`: what makes other formats of weights that are floats."""
 
     def __init__(
         self,
@@ -53,12 +54,14 @@ class CpuBackend:
         compute: str = "float32",
         adapts: bool = False,
         isa: Isa | None = None,
+        quantizer: Quantizer | None = None,
     ):
         self.caches = caches
         self._epsilon, self._position_count, self._compute = np.float32(epsilon), position_count, compute
         self._isa = ISAS[choose()] if isa is None else isa
         # Attention is compiled for one of the others only: they don't differ there.
         self._attention_isa = self._isa if isinstance(self._isa, Amx) else Portable()
+        self._quantizer = quantizer
         self._adapts, self._adapted_tokens = adapts, AdaptedTokens()
         self._adaptable: dict[str, AdaptedMatrix] = {}  # by the names of tensors
         self._rotary: dict[Rotary | None, tuple[Float32, Float32]] = {None: (NO_NORM, NO_NORM)}
@@ -92,7 +95,13 @@ class CpuBackend:
         self._adaptable.update(dict.fromkeys(names, adapted))
         return adapted
 
+    def pack_vocabulary(self, table: StoredTensor) -> Matrix:
+        return self._packed([table if self._quantizer is None else self._quantizer.convert_vocabulary(table)])
+
     def _pack(self, tensors: Sequence[StoredTensor]) -> PackedMatrix | IntegerMatrix:
+        return self._packed(tensors if self._quantizer is None else [self._quantizer.convert(one) for one in tensors])
+
+    def _packed(self, tensors: Sequence[StoredTensor]) -> PackedMatrix | IntegerMatrix:
         if self._compute != "float32" and can_pack(tensors):
             return IntegerMatrix.pack(tensors, self._compute, self._isa)
         return pack(tensors)

@@ -115,6 +115,20 @@ def _q5_k(raw: np.ndarray) -> Codes:
     return _of_blocks(_super_nibbles(raw[:, :, 48:]) | fifth, *_of_eight(raw))
 
 
+def _q3_k(raw: np.ndarray) -> Codes:
+    """Codes of two bits, a third bit whose absence is -4, and scales of six bits in two places."""
+    rows, count = raw.shape[:2]
+    third = raw[:, :, :32].reshape(rows, count, 1, 32) >> np.arange(8, dtype=np.uint8)[:, None]
+    low = raw[:, :, 32:96].reshape(rows, count, 2, 1, 32) >> np.array([0, 2, 4, 6], np.uint8)[:, None]
+    codes = (low & 3).astype(np.int8).reshape(rows, count, 256) - 4 * ((third & 1) ^ 1).astype(np.int8).reshape(
+        rows, count, 256
+    )
+    lower = raw[:, :, 96:104].reshape(rows, count, 1, 8) >> np.array([0, 4], np.uint8)[:, None]
+    upper = raw[:, :, 104:108].reshape(rows, count, 1, 4) >> np.array([0, 2, 4, 6], np.uint8)[:, None]
+    scales = (lower & 15).reshape(rows, count, 16) | ((upper & 3) << 4).reshape(rows, count, 16)
+    return _of_blocks(codes, _halves(raw, 108) * (scales.astype(np.float32) - 32))
+
+
 def _q6_k(raw: np.ndarray) -> Codes:
     rows, count = raw.shape[:2]
     low = raw[:, :, :128].reshape(rows, count, 2, 1, 64) >> np.array([0, 4], np.uint8)[:, None]
@@ -132,6 +146,7 @@ _READERS: dict[TensorFormat, tuple[int, Callable[[np.ndarray], Codes]]] = {
     TensorFormat.Q8_0: (34, _q8_0),
     TensorFormat.IQ4_NL: (18, _iq4_nl),
     TensorFormat.MXFP4: (17, _mxfp4),
+    TensorFormat.Q3_K: (110, _q3_k),
     TensorFormat.Q4_K: (144, _q4_k),
     TensorFormat.Q5_K: (176, _q5_k),
     TensorFormat.Q6_K: (210, _q6_k),

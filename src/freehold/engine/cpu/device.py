@@ -11,18 +11,21 @@ from freehold.engine.cpu.compile_progress import CompileProgress
 from freehold.engine.cpu.isa import AUTO, ISAS, choose
 from freehold.engine.cpu.threads import choose_threads, use_threads
 from freehold.engine.device import Drawing
+from freehold.models.quantize import Quantizer
 from freehold.models.spec import CacheLayout
 from freehold.step import KVShape
 
 
 class CpuDevice:
     """Implements `freehold.engine.device.Device`. `thread_count` None is one thread for each core; `isa` is the
-    instruction set of integer products, by default the best there is. Raises ValueError if the processor lacks it."""
+    instruction set of integer products, by default the best there is. `quantizer` makes other formats of weights that
+    are floats. Raises ValueError if the processor lacks the instruction set."""
 
-    def __init__(self, thread_count: int | None = None, isa: str = AUTO):
+    def __init__(self, thread_count: int | None = None, isa: str = AUTO, quantizer: Quantizer | None = None):
         choose_threads()
         self.isa = choose(isa)
         self._thread_count = thread_count
+        self._quantizer = quantizer
 
     @property
     def drawing(self) -> Drawing:
@@ -42,4 +45,4 @@ class CpuDevice:
             GroupCache(layout, pages, shape.page_size, shape.kind, scratch)
             for layout, pages in zip(layouts, shape.page_counts, strict=True)
         ]
-        return CpuBackend(caches, epsilon, shape.token_limit, compute, adapts, ISAS[self.isa])
+        return CpuBackend(caches, epsilon, shape.token_limit, compute, adapts, ISAS[self.isa], self._quantizer)

@@ -29,8 +29,8 @@ from freehold.engine.cpu.vectors import (
     joined,
     math,
     pairwise,
-    part,
     pointer,
+    slice_of,
     splat,
 )
 
@@ -115,7 +115,7 @@ class _Vectors:
     def _dot(self, builder, total, weights, inputs):
         """Both factors are signed: weights of four bits are never negative."""
         halves = [
-            [part(builder, one, one.type.count // 2, half) for one in (total, weights, inputs)] for half in range(2)
+            [slice_of(builder, one, one.type.count // 2, half) for one in (total, weights, inputs)] for half in range(2)
         ]
         name, kind = "llvm.aarch64.neon.sdot.v4i32.v16i8", ir.VectorType(I32, 4)
         return joined(builder, *(call(builder, name, kind, arguments) for arguments in halves))
@@ -133,7 +133,7 @@ class _Vectors:
     def _products_of_words(self, builder, a, b, number):
         """Of four, from `4 * number` on: one instruction."""
         wide = ir.VectorType(I32, 4)
-        return builder.mul(*(builder.sext(part(builder, one, 4, number), wide) for one in (a, b)))
+        return builder.mul(*(builder.sext(slice_of(builder, one, 4, number), wide) for one in (a, b)))
 
 
 # -- formats ------------------------------------------------------------------------------------------

@@ -58,7 +58,7 @@ def in_turns(builder, a, b):
     return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(I32, 2 * count), order))
 
 
-def part(builder, value, count, number):
+def slice_of(builder, value, count, number):
     """`count` lanes: those behind `number` times as many."""
     order = ir.Constant(ir.VectorType(I32, count), list(range(number * count, (number + 1) * count)))
     return builder.shuffle_vector(value, ir.Constant(value.type, ir.Undefined), order)

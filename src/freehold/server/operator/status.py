@@ -89,6 +89,7 @@ def _server_info(engine: AsyncEngine, model_name: str) -> dict[str, Any]:
         "max_req_input_len": info.max_model_len - 1,
         "chunked_prefill_size": config.chunked_prefill_size,
         "cpu_isa": info.cpu_isa,
+        "quantized": info.quantized,
         "internal_states": [{"pages": engine.stats.pages, "running": engine.stats.running}],
     }
 
