@@ -114,6 +114,14 @@ def bench_floor() -> None:
     raise typer.Exit(run_floor())
 
 
+@bench_app.command("kernels")
+def bench_kernels() -> None:
+    """Show what each kernel reads and multiplies, and how near it is to what this machine can do."""
+    from freehold.bench.kernels import run_kernels
+
+    raise typer.Exit(run_kernels())
+
+
 @bench_app.command("check")
 def bench_check() -> None:
     """Fail if a workload is more than 10 % slower than the last time on this kind of processor."""

@@ -2,8 +2,8 @@
 
 There is a sum for each pair of a panel and a row. Inside a block of 32 columns sums are integers, exact. What differs
 between formats is how a load of codes becomes vectors that meet inputs (`_Format`), and between instruction sets how
-many lanes a vector has and what a product is (`_Vectors`). The rest is one description, from which the instructions of
-each kernel are made.
+many lanes a vector has and what a product is (`IntegerVectors`). The rest is one description, from which the
+instructions of each kernel are made.
 """
 
 from collections.abc import Callable
@@ -72,7 +72,7 @@ class Outputs(NamedTuple):
 # -- products -----------------------------------------------------------------------------------------
 
 
-class _Vectors:
+class IntegerVectors:
     """The registers of an instruction set, and products of integers in them."""
 
     def __init__(self, isa: type):
@@ -175,7 +175,7 @@ def _widened(builder, raw):
     return [builder.sext(raw, ir.VectorType(I16, raw.type.count))]
 
 
-def _format(weights, inputs, vectors: _Vectors) -> _Format:
+def _format(weights, inputs, vectors: IntegerVectors) -> _Format:
     lanes, words, of_bytes = vectors.lanes, vectors.words, vectors.bytes
     if weights.types[0].dtype == types.int8:
         load, is_fine = ir.VectorType(I8, 2 * lanes), weights.types[1].dtype == types.float32
@@ -229,7 +229,7 @@ class _Emitter(Records):
 
     def __init__(self, context, builder, signature, values, rows: int):
         super().__init__(context, builder, signature, values)
-        self.vectors = _Vectors(signature.args[0].types[5].instance_class)
+        self.vectors = IntegerVectors(signature.args[0].types[5].instance_class)
         self.panels, self.rows = panels_at_once(self.vectors.lanes, rows), rows
         self.format = _format(signature.args[0], signature.args[1], self.vectors)
         self.pairs = [(panel, row) for panel in range(self.panels) for row in range(rows)]

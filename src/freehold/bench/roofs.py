@@ -1,0 +1,130 @@
+"""How fast this machine can be at best: bytes from memory, and products of each instruction set.
+
+All are measured, with all threads: no table knows what a shared core gives.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import get_num_threads, njit, prange
+from numba.core import cgutils, types
+
+from freehold.engine.cpu import amx
+from freehold.engine.cpu.integer_tiles import IntegerVectors
+from freehold.engine.cpu.isa import ISAS, Amx
+from freehold.engine.cpu.vectors import F32, I16, I32, constant, intrinsic, math
+
+BYTES, WORDS, FLOATS, HALVES = "bytes", "words", "floats", "halves"  # what is multiplied; halves are bfloat16
+ROUNDS, SUMS, REPEATS = 20_000, 12, 7
+MEMORY_BYTES = 512 << 20
+_FLOATS = ir.VectorType(F32, 16)
+
+
+def bandwidth() -> float:
+    """Bytes a second that are read from memory."""
+    array = np.ones(MEMORY_BYTES // 8, np.int64)
+    return array.nbytes / _seconds(lambda: _sum(array, get_num_threads()))
+
+
+def products(isa: str, kind: str) -> float:
+    """Multiplications with an addition, a second, of numbers in registers. Without registers for it, 0."""
+    is_tiled = ISAS[isa].tile > 0
+    if kind == HALVES and not is_tiled:
+        return 0.0
+    run, lanes = _KERNELS[kind], ISAS[isa].lanes
+    each = {BYTES: 4 * lanes, WORDS: 2 * lanes, FLOATS: 16, HALVES: 0}[kind]
+    if is_tiled and kind != FLOATS:
+        each = {BYTES: 64, WORDS: 32, HALVES: 32}[kind] * amx.TILE * amx.TILE  # words are two planes of bytes
+    threads = get_num_threads()
+    return threads * ROUNDS * SUMS * each / _seconds(lambda: run(ISAS[isa], ROUNDS, np.zeros(16 * threads, np.int32)))
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    work()
+    seconds: list[float] = []
+    for _ in range(REPEATS):
+        started = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - started)
+    return statistics.median(seconds)
+
+
+@njit(parallel=True, nogil=True)
+def _sum(array: Any, threads: int) -> Any:
+    size, sums = len(array) // (8 * threads), np.zeros(8 * threads, np.int64)
+    for part in prange(8 * threads):
+        total = 0
+        for i in range(part * size, (part + 1) * size):
+            total += array[i]
+        sums[part] = total
+    return sums
+
+
+def _multiplying(kind: str) -> Any:
+    """A kernel (isa, rounds, out): each thread has SUMS sums in registers, to which it adds `rounds` products each. Its
+    number in `out` int32 [16 x threads] is touched, so that the work is not thrown away."""
+
+    def define(typingctx, isa, rounds, out, at):
+        def codegen(context, builder, signature, values):
+            where = builder.gep(context.make_array(out)(context, builder, values[2]).data, [values[3]])
+            if isa.instance_class is Amx and kind != FLOATS:
+                _add_tiles(builder, kind, values[1])
+            else:
+                _add_vectors(builder, IntegerVectors(isa.instance_class), kind, values[1], where)
+            return context.get_dummy_value()
+
+        return types.void(isa, rounds, out, at), codegen
+
+    multiply: Any = intrinsic(define)
+
+    @njit(parallel=True, nogil=True)
+    def run(isa, rounds, out):
+        for thread in prange(len(out) // 16):
+            multiply(isa, rounds, out, 16 * thread)
+
+    return run
+
+
+def _add_vectors(builder, vectors: IntegerVectors, kind: str, rounds, where) -> None:
+    operand = {BYTES: vectors.bytes, WORDS: vectors.words, FLOATS: _FLOATS}[kind]
+    total_kind = {BYTES: vectors.byte_total, WORDS: vectors.ints, FLOATS: _FLOATS}[kind]
+    weights, nothing = constant(operand, 1.0 if kind == FLOATS else 1), 0.0 if kind == FLOATS else 0
+    totals = [cgutils.alloca_once_value(builder, constant(total_kind, nothing)) for _ in range(SUMS)]
+    inputs = cgutils.alloca_once_value(builder, weights)
+    with cgutils.for_range(builder, rounds):
+        # Other inputs in each round: products of the same numbers would be computed once.
+        before = builder.load(inputs)
+        given = builder.fadd(before, weights) if kind == FLOATS else builder.add(before, weights)
+        builder.store(given, inputs)
+        for total in totals:
+            builder.store(_added(builder, vectors, kind, builder.load(total), weights, given), total)
+    for total in totals:
+        width = total_kind.count // 2 if total_kind.element == I16 else total_kind.count
+        numbers = builder.bitcast(builder.load(total), ir.VectorType(I32, width))
+        first = builder.extract_element(numbers, ir.Constant(I32, 0))
+        builder.store(builder.add(builder.load(where), first), where)
+
+
+def _added(builder, vectors: IntegerVectors, kind: str, total, weights, inputs):
+    if kind == FLOATS:
+        return math(builder, "fma", [inputs, weights, total])
+    add = vectors.add_bytes if kind == BYTES else vectors.add_words
+    return add(builder, total, weights, inputs)
+
+
+def _add_tiles(builder, kind: str, rounds) -> None:
+    amx.configure(builder, ((amx.TILE, 64),) * amx.REGISTERS)
+    with cgutils.for_range(builder, rounds):
+        for number in range(SUMS):
+            name = "f16ps" if kind == HALVES else "ssd"
+            amx.add_product(builder, name, number % 4, 4 + number % 2, 6 + number % 2)
+    amx.release(builder)
+
+
+_KERNELS = {kind: _multiplying(kind) for kind in (BYTES, WORDS, FLOATS, HALVES)}
