@@ -70,7 +70,7 @@ def bench_serve(chosen: LoadOptions) -> None:
         fail(error)
 
 
-PEER_HELP = "vllm, openvino, llama.cpp or llama.cpp-q4_0. Repeat it for several."
+PEER_HELP = "vllm, openvino, transformers, llama.cpp or llama.cpp-q4_0. Repeat it for several."
 
 
 @bench_app.command("peers")

@@ -118,6 +118,10 @@ def _openvino(python: Path, model: Model, port: int, tokens: int) -> list[str]:
     return [str(python), str(FOLDER / "openvino_server.py"), str(model.folder), str(port), str(tokens)]
 
 
+def _transformers(python: Path, model: Model, port: int, tokens: int) -> list[str]:
+    return [str(python), str(FOLDER / "transformers_server.py"), str(model.folder), str(port), str(tokens)]
+
+
 OURS = (
     Peer("freehold", "Q4_1 weights, int16 products: the default", (), _freehold, is_ours=True),
     Peer("freehold int8", "Q4_1 weights, int8 products: the fastest", (), _fastest, is_ours=True),
@@ -144,6 +148,13 @@ PEERS = {
             "int8 weights",
             (TORCH, "openvino-genai>=2026.4", "optimum-intel[openvino]>=2", "starlette", "uvicorn"),
             _openvino,
+            unwanted=NOT_FOR_TEXT,
+        ),
+        Peer(
+            "transformers",
+            "float32, continuous batching",
+            (TORCH, "transformers>=5.20,<6", "starlette", "uvicorn"),
+            _transformers,
             unwanted=NOT_FOR_TEXT,
         ),
         Peer("llama.cpp", "Q4_1 weights, KV float16", LLAMA, _llama, built_with=WITHOUT_AMX),
