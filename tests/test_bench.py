@@ -114,3 +114,28 @@ def test_an_engine_that_does_not_start_says_where_its_output_is(tmp_path):
     peer = Peer("broken", "", (), lambda python, model, port, tokens: [sys.executable, "-c", "raise SystemExit(3)"])
     with pytest.raises(RuntimeError, match=r"broken: the server ended with code 3.*log"):
         Served(peer, Model(Path(), Path()), 0, tmp_path / "log")
+
+
+def test_roofs_of_products(monkeypatch):
+    """Registers of tiles multiply bfloat16, the others don't."""
+    from freehold.bench import roofs
+    from freehold.engine.cpu.device import CpuDevice
+    from freehold.engine.cpu.isa import ISAS, available
+
+    CpuDevice().prepare_thread()
+    monkeypatch.setattr(roofs, "REPEATS", 2)
+    best = available()[-1]
+    found = {kind: roofs.products(best, kind) for kind in (roofs.BYTES, roofs.WORDS, roofs.FLOATS, roofs.HALVES)}
+    assert (found.pop(roofs.HALVES) > 0) == (ISAS[best].tile > 0)
+    assert all(1e9 < speed < 1e15 for speed in found.values())
+
+
+def test_what_a_product_must_read_and_multiply():
+    from freehold.bench.kernels import COLUMNS, INPUTS, ROWS, _linear
+    from freehold.models.tensor import TensorFormat
+
+    works = list(_linear(TensorFormat.F32, "float32", "portable"))
+    assert [work.operations for work in works] == [rows * ROWS * COLUMNS for rows in INPUTS]
+    assert works[0].bytes == 4 * (ROWS * COLUMNS + COLUMNS + 2 * ROWS)
+    for work in works:
+        work.run()
