@@ -119,7 +119,7 @@ def _add_vectors(builder, vectors: IntegerVectors, kind: str, rounds, factors, w
         builder.store(builder.add(builder.load(where), first), where)
 
 
-def _added(builder, vectors: IntegerVectors, kind: str, total, weights, inputs):
+def _added(builder, vectors: IntegerVectors, kind: str, total, weights, inputs) -> Any:
     if kind == FLOATS:
         return math(builder, "fma", [inputs, weights, total])
     add = vectors.add_bytes if kind == BYTES else vectors.add_words
