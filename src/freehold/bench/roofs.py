@@ -71,8 +71,8 @@ def _multiplying(kind: str) -> Any:
     each, with weights of their own: int8 [SUMS, 64]. Its number in `out` int32 [16 x threads] is touched, so that the
     work is not thrown away."""
 
-    def define(typingctx, isa, rounds, weights, out, at):
-        def codegen(context, builder, signature, values):
+    def define(typingctx, isa, rounds, weights, out, at) -> Any:
+        def codegen(context, builder, signature, values) -> Any:
             where = builder.gep(context.make_array(out)(context, builder, values[3]).data, [values[4]])
             factors = context.make_array(weights)(context, builder, values[2]).data
             if isa.instance_class is Amx and kind != FLOATS:
