@@ -45,7 +45,7 @@ class Assembly:
     grammars: Grammars | None
     adapters: Adapters | None
     cpu_isa: str
-    quantized: str  # what became of weights that are floats
+    quantized: str  # size and error of converted weights; empty without `quantize`
 
     def publish(self, events: Sequence[CacheEvent]) -> None:
         """Tell followers, if there may be any."""

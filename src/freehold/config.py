@@ -49,7 +49,7 @@ class EngineConfig:
         Limits(choices=LINEAR_COMPUTE),
     )  # fmt: skip
     quantize: str | None = option(
-        None, "What weights that are stored as floats become when they are loaded: q8_0, q4_1 or q4_k.", MODEL,
+        None, "Format that float weights are converted to while loading: q8_0, q4_1 or q4_k. Default: none.", MODEL,
         Limits(choices=QUANTIZED),
     )  # fmt: skip
     page_size: int = option(16, "Tokens in a page.", MEMORY, _POSITIVE, flags=("--block-size",))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -13,7 +12,7 @@ from rich.table import Table
 
 from freehold.arrays import Float32, Int64
 from freehold.bench.machine import machine
-from freehold.bench.roofs import BYTES, FLOATS, HALVES, WORDS, bandwidth, products
+from freehold.bench.roofs import BYTES, FLOATS, HALVES, WORDS, bandwidth, products, times
 from freehold.engine.cpu import rows as row_kernels
 from freehold.engine.cpu.backend import CpuBackend, Matrix
 from freehold.engine.cpu.batch import CpuBatch
@@ -33,7 +32,7 @@ REPEATS = 5
 HEADS, KV_HEADS, SIZE, PAGE = 9, 3, 64, 16
 # Sequences, tokens of each, and positions before them.
 LOOKS = {"decode, 1 x 1,500": (1, 1, 1500), "decode, 16 x 500": (16, 1, 500), "512 after 1,024": (1, 512, 1024)}
-KV = {"float32": (4, FLOATS), "bfloat16": (2, FLOATS), "int8": (1, FLOATS)}
+KV_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
 
 
 @dataclass(frozen=True)
@@ -56,12 +55,12 @@ def run_kernels() -> int:
     with console.status("Measuring, about a minute ..."):
         speed = bandwidth()
         peaks = {(isa, kind): products(isa, kind) for isa in available() for kind in (BYTES, WORDS, FLOATS, HALVES)}
-        shown = [(work, _seconds(work.run)) for work in _all()]
-    print_roofs(console, speed, peaks)
+        shown = [(work, statistics.median(times(work.run, REPEATS))) for work in _all()]
+    _print_roofs(console, speed, peaks)
     table = Table("kernel", "instructions", "us", "MB", "million products", "bound by", "of the roof",
                   title=f"Kernels on {machine()}")  # fmt: skip
     for work, seconds in shown:
-        of_memory, of_products = work.bytes / speed, _least(work.operations, peaks.get((work.isa, work.kind), 0.0))
+        of_memory, of_products = work.bytes / speed, work.operations / peaks[work.isa, work.kind]
         bound = "memory" if of_memory > of_products else "products"
         table.add_row(
             work.name, work.isa, f"{1e6 * seconds:,.0f}", f"{work.bytes / 1e6:.2f}", f"{work.operations / 1e6:,.1f}",
@@ -71,7 +70,7 @@ def run_kernels() -> int:
     return 0
 
 
-def print_roofs(console: Console, speed: float, peaks: dict[tuple[str, str], float]) -> None:
+def _print_roofs(console: Console, speed: float, peaks: dict[tuple[str, str], float]) -> None:
     table = Table("instructions", *(f"{kind}, billion/s" for kind in (BYTES, WORDS, FLOATS, HALVES)),
                   title=f"Roofs: {speed / 1e9:.1f} GB/s of memory, and products")  # fmt: skip
     for isa in available():
@@ -80,27 +79,13 @@ def print_roofs(console: Console, speed: float, peaks: dict[tuple[str, str], flo
     console.print(table)
 
 
-def _least(operations: float, peak: float) -> float:
-    return operations / peak if peak else 0.0
-
-
-def _seconds(run: Callable[[], object]) -> float:
-    run()
-    seconds: list[float] = []
-    for _ in range(REPEATS):
-        started = time.perf_counter()
-        run()
-        seconds.append(time.perf_counter() - started)
-    return statistics.median(seconds)
-
-
 def _all() -> Iterator[Work]:
     for isa in available():
         for kind, inputs in (("Q4_1", "int8"), ("Q4_1", "int16"), ("Q4_K", "int8"), ("Q8_0", "int16")):
             yield from _linear(TensorFormat(kind), inputs, isa)
     for kind in ("Q4_1", "BF16", "F32"):
         yield from _linear(TensorFormat(kind), "float32", "portable")
-    for kind in KV:
+    for kind in KV_BYTES:
         for isa in ("portable", *(("amx",) if kind == "bfloat16" and "amx" in available() else ())):
             yield from _attention(kind, isa)
     yield from _by_row()
@@ -114,7 +99,7 @@ def _linear(kind: TensorFormat, inputs: str, isa: str) -> Iterator[Work]:
     backend, tensor = _backend(inputs, isa, []), _tensor(kind)
     one = backend.pack([tensor])
     matrices: list[Matrix] = [one] + [backend.pack([tensor]) for _ in range(COLD_BYTES // _bytes(one))]
-    what = WORDS if inputs == "int16" or kind is TensorFormat.Q8_0 else BYTES
+    what = {"int8": BYTES, "int16": WORDS, "float32": FLOATS}[inputs]
     for count in INPUTS:
         x = np.random.default_rng(0).standard_normal((count, COLUMNS)).astype(np.float32)
         out, turns = np.zeros((count, ROWS), np.float32), iter(range(1 << 30))
@@ -124,7 +109,7 @@ def _linear(kind: TensorFormat, inputs: str, isa: str) -> Iterator[Work]:
 
         size = _bytes(one) + x.nbytes + 2 * out.nbytes
         yield Work(f"product, {kind} x {inputs}, {count} rows", isa, size, count * ROWS * COLUMNS,
-                   FLOATS if inputs == "float32" else what, run)  # fmt: skip
+                   what, run)  # fmt: skip
 
 
 def _tensor(kind: TensorFormat) -> StoredTensor:
@@ -153,7 +138,7 @@ def _attention(kind: str, isa: str) -> Iterator[Work]:
         qkv = np.random.default_rng(0).standard_normal((sequences * tokens, width)).astype(np.float32)
         seen = sequences * (before + tokens)
         pairs = sequences * sum(range(before + 1, before + tokens + 1)) * HEADS
-        size = seen * 2 * KV_HEADS * SIZE * KV[kind][0] + 2 * qkv.nbytes
+        size = seen * 2 * KV_HEADS * SIZE * KV_BYTES[kind] + 2 * qkv.nbytes
 
         def run(attend=attend, qkv: Float32 = qkv, batch: CpuBatch = batch) -> object:
             return attend(qkv, [batch])

@@ -28,7 +28,7 @@ _FLOATS = ir.VectorType(F32, 16)
 def bandwidth() -> float:
     """Bytes a second that are read from memory."""
     array = np.ones(MEMORY_BYTES // 8, np.int64)
-    return array.nbytes / _seconds(lambda: _sum(array, get_num_threads()))
+    return array.nbytes / min(times(lambda: _sum(array, get_num_threads()), REPEATS))
 
 
 def products(isa: str, kind: str) -> float:
@@ -42,17 +42,19 @@ def products(isa: str, kind: str) -> float:
         each = {BYTES: 64, WORDS: 32, HALVES: 32}[kind] * amx.TILE * amx.TILE  # words are two planes of bytes
     threads = get_num_threads()
     weights, out = np.ones(SUMS * 64, np.int8), np.zeros(16 * threads, np.int32)
-    return threads * ROUNDS * SUMS * each / _seconds(lambda: run(ISAS[isa], ROUNDS, weights, out))
+    seconds = min(times(lambda: run(ISAS[isa], ROUNDS, weights, out), REPEATS))
+    return threads * ROUNDS * SUMS * each / seconds
 
 
-def _seconds(work: Callable[[], object]) -> float:
+def times(work: Callable[[], object], repeats: int) -> list[float]:
+    """Seconds that `work` takes each time, after once to warm up."""
     work()
     seconds: list[float] = []
-    for _ in range(REPEATS):
+    for _ in range(repeats):
         started = time.perf_counter()
         work()
         seconds.append(time.perf_counter() - started)
-    return min(seconds)
+    return seconds
 
 
 @njit(parallel=True, nogil=True)

@@ -6,9 +6,9 @@ from freehold.scheduler.step_time import StepTime
 
 CHUNK_MIN = 16  # prompts must get on, however slow the machine is
 CHUNK_FIRST = 64  # while nothing is known about it
-CHUNK_SLOW = 128  # fewer at a time would make a slow machine slower
-STEP_S = 0.25  # a step's prompts take no longer, so that who comes meanwhile need not wait longer
-TOGETHER_S = 0.1  # nor does a step of several prompts
+STEP_S = 0.25  # the prompts of a step take no longer: a request that arrives waits for the step
+CHUNK_SLOW = 128  # but a chunk is not cut below this because of STEP_S: small chunks are less efficient
+TOGETHER_S = 0.1  # several prompts in one step take no longer
 
 
 class ChunkBudget:

@@ -114,12 +114,13 @@ def _vllm(python: Path, model: Model, port: int, tokens: int) -> list[str]:
             "--max-model-len", str(CONTEXT)]  # fmt: skip
 
 
-def _openvino(python: Path, model: Model, port: int, tokens: int) -> list[str]:
-    return [str(python), str(FOLDER / "openvino_server.py"), str(model.folder), str(port), str(tokens)]
+def _program(name: str) -> Callable[[Path, Model, int, int], list[str]]:
+    """A server of this folder, around an engine that has none of its own."""
 
+    def command(python: Path, model: Model, port: int, tokens: int) -> list[str]:
+        return [str(python), str(FOLDER / name), str(model.folder), str(port), str(tokens)]
 
-def _transformers(python: Path, model: Model, port: int, tokens: int) -> list[str]:
-    return [str(python), str(FOLDER / "transformers_server.py"), str(model.folder), str(port), str(tokens)]
+    return command
 
 
 OURS = (
@@ -147,14 +148,14 @@ PEERS = {
             "openvino",
             "int8 weights",
             (TORCH, "openvino-genai>=2026.4", "optimum-intel[openvino]>=2", "starlette", "uvicorn"),
-            _openvino,
+            _program("openvino_server.py"),
             unwanted=NOT_FOR_TEXT,
         ),
         Peer(
             "transformers",
             "float32, continuous batching",
             (TORCH, "transformers>=5.20,<6", "starlette", "uvicorn"),
-            _transformers,
+            _program("transformers_server.py"),
             unwanted=NOT_FOR_TEXT,
         ),
         Peer("llama.cpp", "Q4_1 weights, KV float16", LLAMA, _llama, built_with=WITHOUT_AMX),

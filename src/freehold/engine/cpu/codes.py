@@ -33,9 +33,18 @@ def _halves(raw: np.ndarray, at: int) -> Float32:
     return np.ascontiguousarray(raw[:, :, at : at + 2]).view(np.float16).astype(np.float32)
 
 
+def _numbers(packed: np.ndarray, group: int, bits: int) -> np.ndarray:
+    """Numbers of `bits` bits, packed in groups of bytes [rows, blocks, n] -> [rows, blocks, 8 n / bits]. Of each group
+    the lowest bits of all bytes come first, then the next ones."""
+    rows, count = packed.shape[:2]
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)
+    found = packed.reshape(rows, count, -1, 1, group) >> shifts[:, None] & np.uint8((1 << bits) - 1)
+    return found.reshape(rows, count, -1)
+
+
 def _nibbles(packed: np.ndarray) -> np.ndarray:
     """[rows, blocks, 16] bytes -> [rows, blocks, 32] codes: first the low halves."""
-    return np.concatenate([packed & 15, packed >> 4], axis=2)
+    return _numbers(packed, 16, 4)
 
 
 def _fifth_bits(raw: np.ndarray, at: int) -> np.ndarray:
@@ -96,44 +105,25 @@ def _of_eight(raw: np.ndarray) -> tuple[Float32, Float32]:
     return _halves(raw, 0) * scales, -(_halves(raw, 2) * minimums)
 
 
-def _super_nibbles(packed: np.ndarray) -> np.ndarray:
-    """[rows, super-blocks, 128] -> [rows, super-blocks, 256]: each 32 bytes have one block in their low halves and the
-    next one in the high ones."""
-    rows, count = packed.shape[:2]
-    pairs = packed.reshape(rows, count, 4, 32)
-    return np.stack([pairs & 15, pairs >> 4], axis=3).reshape(rows, count, 256)
-
-
-def _q4_k(raw: np.ndarray) -> Codes:
-    return _of_blocks(_super_nibbles(raw[:, :, 16:]), *_of_eight(raw))
-
-
-def _q5_k(raw: np.ndarray) -> Codes:
-    rows, count = raw.shape[:2]
-    bits = np.ascontiguousarray(raw[:, :, 16:48]).reshape(rows, count, 1, 32) >> np.arange(8, dtype=np.uint8)[:, None]
-    fifth = ((bits & 1) << 4).reshape(rows, count, 256)
-    return _of_blocks(_super_nibbles(raw[:, :, 48:]) | fifth, *_of_eight(raw))
-
-
 def _q3_k(raw: np.ndarray) -> Codes:
     """Codes of two bits, a third bit whose absence is -4, and scales of six bits in two places."""
-    rows, count = raw.shape[:2]
-    third = raw[:, :, :32].reshape(rows, count, 1, 32) >> np.arange(8, dtype=np.uint8)[:, None]
-    low = raw[:, :, 32:96].reshape(rows, count, 2, 1, 32) >> np.array([0, 2, 4, 6], np.uint8)[:, None]
-    codes = (low & 3).astype(np.int8).reshape(rows, count, 256) - 4 * ((third & 1) ^ 1).astype(np.int8).reshape(
-        rows, count, 256
-    )
-    lower = raw[:, :, 96:104].reshape(rows, count, 1, 8) >> np.array([0, 4], np.uint8)[:, None]
-    upper = raw[:, :, 104:108].reshape(rows, count, 1, 4) >> np.array([0, 2, 4, 6], np.uint8)[:, None]
-    scales = (lower & 15).reshape(rows, count, 16) | ((upper & 3) << 4).reshape(rows, count, 16)
+    third, low = _numbers(raw[:, :, :32], 32, 1), _numbers(raw[:, :, 32:96], 32, 2)
+    codes = low.astype(np.int8) - 4 * (third ^ 1).astype(np.int8)
+    scales = _numbers(raw[:, :, 96:104], 8, 4) | _numbers(raw[:, :, 104:108], 4, 2) << 4
     return _of_blocks(codes, _halves(raw, 108) * (scales.astype(np.float32) - 32))
 
 
+def _q4_k(raw: np.ndarray) -> Codes:
+    return _of_blocks(_numbers(raw[:, :, 16:], 32, 4), *_of_eight(raw))
+
+
+def _q5_k(raw: np.ndarray) -> Codes:
+    fifth = _numbers(raw[:, :, 16:48], 32, 1) << 4
+    return _of_blocks(_numbers(raw[:, :, 48:], 32, 4) | fifth, *_of_eight(raw))
+
+
 def _q6_k(raw: np.ndarray) -> Codes:
-    rows, count = raw.shape[:2]
-    low = raw[:, :, :128].reshape(rows, count, 2, 1, 64) >> np.array([0, 4], np.uint8)[:, None]
-    high = raw[:, :, 128:192].reshape(rows, count, 2, 1, 32) >> np.array([0, 2, 4, 6], np.uint8)[:, None]
-    codes = (low & 15).reshape(rows, count, 256) | ((high & 3) << 4).reshape(rows, count, 256)
+    codes = _numbers(raw[:, :, :128], 64, 4) | _numbers(raw[:, :, 128:192], 32, 2) << 4
     scales = np.ascontiguousarray(raw[:, :, 192:208]).view(np.int8).astype(np.float32)
     return _of_blocks(codes.astype(np.int8) - 32, _halves(raw, 208) * scales)
 
