@@ -1,4 +1,4 @@
-"""The smallest OpenAI-compatible server around OpenVINO GenAI's continuous batching.
+"""OpenVINO GenAI with its continuous batching, behind `smallest_server`.
 
 Run with the Python of the environment that has openvino-genai: `openvino_server.py FOLDER PORT TOKENS`.
 Imports nothing of Freehold.
@@ -6,23 +6,17 @@ Imports nothing of Freehold.
 
 # pyright: reportMissingImports=false
 
-import asyncio
 import itertools
-import json
 import queue
 import sys
 import threading
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import openvino
 import openvino_genai
-import uvicorn
-from starlette.applications import Starlette
-from starlette.responses import JSONResponse, StreamingResponse
-from starlette.routing import Route
+from smallest_server import serve
 
 BYTES_A_GB = 1 << 30
 
@@ -68,14 +62,11 @@ class Engine:
     def decode(self, ids: Any) -> str:
         return self._tokenizer.decode(ids)
 
-    def encode(self, prompt: Any) -> Any:
-        if isinstance(prompt, str):
-            return self._tokenizer.encode(prompt).input_ids
-        return openvino.Tensor(np.array([prompt], np.int64))
+    def encode(self, prompt: str | list[int]) -> list[int]:
+        return self._tokenizer.encode(prompt).input_ids.data[0].tolist() if isinstance(prompt, str) else prompt
 
-    def submit(self, ids: Any, count: int, deliver: Any) -> None:
-        """`deliver` is called with lists of token ids, at last with None."""
-        self._arrived.put((ids, count, deliver))
+    def submit(self, ids: list[int], count: int, deliver: Any) -> None:
+        self._arrived.put((openvino.Tensor(np.array([ids], np.int64)), count, deliver))
 
     def _run(self) -> None:
         running = {}
@@ -98,40 +89,6 @@ class Engine:
                     del running[number]
 
 
-def application(engine: Engine) -> Starlette:
-    async def health(request: Any) -> Any:
-        return JSONResponse({})
-
-    async def models(request: Any) -> Any:
-        return JSONResponse({"data": [{"id": "openvino"}]})
-
-    async def completions(request: Any) -> Any:
-        body = await request.json()
-        ids, count = engine.encode(body["prompt"]), body["max_tokens"]
-        loop, arrived = asyncio.get_running_loop(), asyncio.Queue()
-        engine.submit(ids, count, lambda tokens: loop.call_soon_threadsafe(arrived.put_nowait, tokens))
-
-        async def events() -> AsyncIterator[str]:
-            output, shown = [], ""
-            while (tokens := await arrived.get()) is not None:
-                output += tokens
-                text = engine.decode(output)
-                yield f"data: {json.dumps({'choices': [{'index': 0, 'text': text[len(shown) :]}]})}\n\n"
-                shown = text
-            usage = {"prompt_tokens": ids.get_shape()[1], "completion_tokens": len(output)}
-            yield f"data: {json.dumps({'choices': [], 'usage': usage})}\n\ndata: [DONE]\n\n"
-
-        return StreamingResponse(events(), media_type="text/event-stream")
-
-    return Starlette(
-        routes=[
-            Route("/health", health),
-            Route("/v1/models", models),
-            Route("/v1/completions", completions, methods=["POST"]),
-        ]
-    )
-
-
 if __name__ == "__main__":
     source, port, tokens = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-    uvicorn.run(application(Engine(converted(source), tokens)), port=port, log_level="warning")
+    serve(Engine(converted(source), tokens), "openvino", port)
