@@ -12,30 +12,32 @@ from llvmlite import ir
 from numba import typeof
 from numba.core.registry import cpu_target
 
-from freehold.engine.cpu.integer_linear import IntegerMatrix
-from freehold.engine.cpu.integer_tiles import BLOCK, Inputs, Outputs, Weights, _Emitter, panels_at_once
+from freehold.engine.cpu import integer_tiles, row_scaled_tiles
+
+Weights = integer_tiles.Weights | row_scaled_tiles.Weights
+Inputs = integer_tiles.Inputs | row_scaled_tiles.Inputs
+Outputs = integer_tiles.Outputs
 
 TRIPLE, FEATURES = "aarch64-linux-gnu", "+neon,+dotprod,+fullfp16"
 COMPILER, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64-static"
 BYTE, I64 = ir.PointerType(ir.IntType(8)), ir.IntType(64)
-# Six arrays as their sizes and bytes, then the numbers, from a file; the result to the standard output.
+# Arrays as their sizes and bytes, then the numbers, from a file; the result to the standard output.
 DRIVER = """
 #include <stdio.h>
 #include <stdlib.h>
-void kernel(void*, void*, void*, void*, void*, void*, float*, long, long, long, long, long);
+void kernel(PLACES, long, long, long, long, long);
 int main(int argc, char **argv) {
     FILE *in = fopen(argv[1], "rb");
-    void *arrays[7]; long size, numbers[6];
-    for (int i = 0; i < 7; i++) {
+    void *arrays[COUNT]; long size, numbers[6];
+    for (int i = 0; i < COUNT; i++) {
         if (fread(&size, 8, 1, in) != 1) return 1;
         arrays[i] = malloc(size + 64);
         if (size && fread(arrays[i], size, 1, in) != 1) return 2;
     }
     if (fread(numbers, 8, 6, in) != 6) return 3;
     for (long panel = 0; panel < numbers[3]; panel += numbers[5])
-        kernel(arrays[0], arrays[1], arrays[2], arrays[3], arrays[4], arrays[5], arrays[6],
-               numbers[0], numbers[1], numbers[2], panel, 0);
-    fwrite(arrays[6], 4, numbers[4] * numbers[2], stdout);
+        kernel(ARRAYS, numbers[0], numbers[1], numbers[2], panel, 0);
+    fwrite(arrays[COUNT - 1], 4, numbers[4] * numbers[2], stdout);
     return 0;
 }
 """
@@ -45,21 +47,23 @@ def can_run() -> bool:
     return shutil.which(COMPILER) is not None and shutil.which(EMULATOR) is not None
 
 
-def records(matrix: IntegerMatrix, inputs: Inputs, rows: int) -> tuple[Weights, Inputs, Outputs]:
-    weights = Weights(
-        matrix.codes, matrix.scales, matrix.minimums, matrix.columns // BLOCK, matrix._loads, matrix.isa
-    )  # fmt: skip
-    return weights, inputs, Outputs(np.zeros(rows * matrix.rows, np.float32), matrix.rows)
+def _tiles(weights: Weights):
+    """The module whose kernels read these."""
+    return integer_tiles if isinstance(weights, integer_tiles.Weights) else row_scaled_tiles
+
+
+def _arrays(*values: Weights | Inputs | Outputs) -> list[np.ndarray]:
+    return [field for value in values for field in value if isinstance(field, np.ndarray)]
 
 
 def kernel(weights: Weights, inputs: Inputs, outputs: Outputs, rows: int) -> ir.Module:
     """A function `kernel` of the arrays of the records, then blocks, loads, width, panel and row."""
     context = cpu_target.target_context
-    module = ir.Module("kernel")
+    count, module = len(_arrays(weights, inputs, outputs)), ir.Module("kernel")
     module.triple = TRIPLE
-    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [BYTE] * 7 + [I64] * 5), "kernel")
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [BYTE] * count + [I64] * 5), "kernel")
     builder = ir.IRBuilder(function.append_basic_block())
-    arrays, (blocks, loads, width, panel, row) = list(function.args[:7]), function.args[7:]
+    arrays, (blocks, loads, width, panel, row) = list(function.args[:count]), function.args[count:]
 
     def array(kind):
         made = context.make_array(kind)(context, builder)
@@ -75,7 +79,7 @@ def kernel(weights: Weights, inputs: Inputs, outputs: Outputs, rows: int) -> ir.
     nothing = context.make_tuple(builder, isa, [ir.Constant(I64, number) for number in weights.isa])
     values = [record(weights, blocks, loads, nothing), record(inputs), record(outputs, width), panel, row]
     kinds = [typeof(weights), typeof(inputs), typeof(outputs), typeof(0), typeof(0)]
-    _Emitter(context, builder, typeof(None)(*kinds), values, rows).emit()
+    _tiles(weights)._Emitter(context, builder, typeof(None)(*kinds), values, rows).emit()
     builder.ret_void()
     return module
 
@@ -96,16 +100,18 @@ def compiled(module: ir.Module) -> tuple[str, bytes]:
 def run(program: bytes, weights: Weights, inputs: Inputs, outputs: Outputs, rows: int, folder: Path) -> np.ndarray:
     """What the kernel adds to zeros [rows, width], on the emulated processor."""
     (folder / "kernel.o").write_bytes(program)
-    (folder / "driver.c").write_text(DRIVER)
+    arrays = _arrays(weights, inputs, outputs)
+    places = ", ".join(f"arrays[{number}]" for number in range(len(arrays)))
+    driver = DRIVER.replace("COUNT", str(len(arrays))).replace("ARRAYS", places)
+    (folder / "driver.c").write_text(driver.replace("PLACES", ", ".join(["void*"] * len(arrays))))
     subprocess.run(
         [COMPILER, "-O1", "-static", "-o", "driver", "driver.c", "kernel.o"], cwd=folder, check=True, timeout=120
     )
-    arrays = [weights.codes, weights.scales, weights.minimums, *inputs, outputs.values]
     panels = -(-outputs.width // weights.isa.lanes)
     with open(folder / "data", "wb") as data:
         for array in arrays:
             data.write(np.int64(array.nbytes).tobytes() + array.tobytes())
-        step = panels_at_once(weights.isa.lanes, rows)
+        step = _tiles(weights).panels_at_once(weights.isa.lanes, rows)
         numbers = [weights.blocks, weights.loads, outputs.width, panels, rows, step]
         data.write(np.array(numbers, np.int64).tobytes())
     out = subprocess.run(

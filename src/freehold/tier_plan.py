@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from freehold.config import EngineConfig
+from freehold.engine.cpu.isa import choose
 from freehold.engine.speculative.choice import open_draft
 from freehold.memory import PrefetchPolicy, TierPlan, WritePolicy
 from freehold.memory_plan import MemoryPlan
@@ -15,7 +16,7 @@ from freehold.store.breaker import Breaker
 from freehold.store.location import open_store
 from freehold.store.store import Store
 
-FORMAT = 1  # of keys and pages: another number, and nothing of before is found
+FORMAT = 2  # of keys, of pages, and of how products are rounded: another number, and nothing of before is found
 FOLDER = Path("~/.cache/freehold/kv")
 
 
@@ -51,6 +52,7 @@ def _identity(config: EngineConfig, checkpoint: Checkpoint) -> bytes:
         "layout": "tiles of 16" if config.page_size % 16 == 0 else "slots",
         "page": config.page_size,
         "compute": config.linear_compute,
+        "attention": _attention(config),
         "quantize": str(config.quantize),
         "rank": 0,
         "ranks": 1,
@@ -59,6 +61,12 @@ def _identity(config: EngineConfig, checkpoint: Checkpoint) -> bytes:
         draft = open_draft(config, checkpoint)
         fields["draft"] = fingerprint({"spec": repr(draft.spec), "weights": content_fingerprint(draft.path)})
     return fingerprint(fields)
+
+
+def _attention(config: EngineConfig) -> str:
+    """How attention rounds: it is the same with all sets of instructions but one, which is for KV in bfloat16."""
+    is_amx = choose(config.cpu_isa) == "amx" and config.kv_cache_dtype == "bfloat16"
+    return "amx" if is_amx else "vectors"
 
 
 def open_storage(kind: str, location: str | None, capacity_bytes: int) -> Store:

@@ -11,11 +11,12 @@ from freehold.engine.cpu.backend import CpuBackend
 from freehold.engine.cpu.batch import CpuBatch
 from freehold.engine.cpu.caches import GroupCache
 from freehold.engine.cpu.codes import CODED
-from freehold.engine.cpu.integer_linear import FOUR_BITS, IntegerMatrix
+from freehold.engine.cpu.integer_linear import FOUR_BITS, IntegerMatrix, has_four_bits
 from freehold.engine.cpu.isa import AUTO, ISAS, available, choose
 from freehold.engine.cpu.items import SEGMENT, WHOLE
 from freehold.engine.cpu.linear import pack
 from freehold.engine.cpu.pointwise import CLAMPED, GEGLU, NORM, SWIGLU, prepare
+from freehold.engine.cpu.row_scaled import LARGEST, RowScaledMatrix
 from freehold.engine.reference_attention import reference_attention
 from freehold.models.backend import AttentionTensors, CachePlace
 from freehold.models.families.rotary import base_frequencies
@@ -59,11 +60,17 @@ def test_a_row_of_a_product_is_the_same_bits_in_any_batch(kind):
         np.testing.assert_array_equal(product(weight, x[:size]), whole[:size])
 
 
-def rounded(x: np.ndarray, limit: int) -> np.ndarray:
-    """Inputs as integer products see them."""
-    blocks = x.reshape(len(x), -1, 32).astype(np.float64)
+def rounded(x: np.ndarray, limit: int, columns: int = 32) -> np.ndarray:
+    """Inputs as integer products see them, with a scale for so many columns."""
+    blocks = x.reshape(len(x), -1, columns).astype(np.float64)
     scale = np.abs(blocks).max(axis=2, keepdims=True) / limit
     return (np.rint(blocks / np.where(scale > 0, scale, 1)) * scale).reshape(x.shape)
+
+
+def packed(tensors, inputs: str, isa) -> IntegerMatrix | RowScaledMatrix:
+    """As a backend packs them that computes with these inputs."""
+    of_rows = inputs == "int16" and has_four_bits(tensors)
+    return RowScaledMatrix.pack(tensors, isa) if of_rows else IntegerMatrix.pack(tensors, isa)
 
 
 @pytest.mark.parametrize("inputs", ["int8", "int16"])
@@ -73,14 +80,43 @@ def rounded(x: np.ndarray, limit: int) -> np.ndarray:
 def test_integer_products_are_exact_but_for_the_rounding_of_inputs(kind, rows, inputs, isa):
     rng = np.random.default_rng(rows)
     tensor = stored(rng.standard_normal((rows, COLUMNS)).astype(np.float32), kind)
-    weight = IntegerMatrix.pack([tensor], inputs, isa)
-    limit = 127 if inputs == "int8" and kind in FOUR_BITS else 32767
-    np.testing.assert_array_equal(weight.gather(np.arange(rows, dtype=np.int32)), tensor.to_float32())
+    weight = packed([tensor], inputs, isa)
+    found, there = weight.gather(np.arange(rows, dtype=np.int32)), tensor.to_float32()
+    if isinstance(weight, IntegerMatrix):
+        np.testing.assert_array_equal(found, there)
+    else:
+        assert np.all(np.abs(found - there).max(axis=1) < 3e-4 * np.abs(there).max(axis=1))
+    scale = (LARGEST, COLUMNS)
+    if isinstance(weight, IntegerMatrix):
+        scale = (127 if kind in FOUR_BITS else 32767, 32)
     for count in (1, 3, 4, 9, 16, 26, 130):
         x = rng.standard_normal((count, COLUMNS)).astype(np.float32)
         x[-1, 32:64] = 0
-        right = rounded(x, limit) @ tensor.to_float32().astype(np.float64).T
+        right = rounded(x, *scale) @ found.astype(np.float64).T
         np.testing.assert_allclose(product(weight, x), right, rtol=1e-4, atol=2e-4 + 5e-6 * np.abs(right).max())
+
+
+@pytest.mark.parametrize(
+    ("kind", "columns"), [(kind, columns) for kind in sorted(FOUR_BITS) for columns in (256, 1280)] + [("Q4_1", 288)]
+)
+@pytest.mark.parametrize("isa", [ISAS[name] for name in available()], ids=available())
+def test_products_of_whole_rows_are_sums_of_integers_rounded_once(kind, columns, isa):
+    """Compared with sums of 64 bits. The largest and the smallest weights and inputs there can be are among them, and
+    a row of zeros. 288 columns are an odd number of blocks."""
+    rng = np.random.default_rng(columns)
+    values = rng.standard_normal((50, columns)).astype(np.float32)
+    values[3], values[4, ::2], values[4, 1::2], values[5, :-1] = 5, 5, -5, 0
+    weight = RowScaledMatrix.pack([stored(values, TensorFormat(kind))], isa)
+    integers = np.rint(weight.gather(np.arange(50, dtype=np.int32)) / weight.units[:50, None]).astype(np.int64)
+    x = rng.standard_normal((37, columns)).astype(np.float32)
+    x[1], x[2], x[3], x[4] = 0, 7, -7, values[4]
+    largest = np.abs(x).max(axis=1)
+    factors = np.where(largest > 0, np.float32(LARGEST) / np.where(largest > 0, largest, 1), 0).astype(np.float32)
+    codes = np.rint(x * factors[:, None]).astype(np.int64)
+    sums = (codes @ integers.T).astype(np.float32)
+    right = sums * ((largest / np.float32(LARGEST))[:, None] * weight.units[None, :50])
+    for count in (1, 2, 4, 7, 12, 16, 29, 37):
+        np.testing.assert_array_equal(product(weight, x[:count]), right[:count])
 
 
 @pytest.mark.parametrize("inputs", ["int8", "int16"])
@@ -88,7 +124,7 @@ def test_integer_products_are_exact_but_for_the_rounding_of_inputs(kind, rows, i
 def test_a_row_of_an_integer_product_is_the_same_bits_in_any_batch(kind, inputs):
     rng = np.random.default_rng(1)
     tensor = stored(rng.standard_normal((72, COLUMNS)).astype(np.float32), kind)
-    weight = IntegerMatrix.pack([tensor], inputs, BEST)
+    weight = packed([tensor], inputs, BEST)
     x = rng.standard_normal((50, COLUMNS)).astype(np.float32)
     whole = product(weight, x)
     for size in (1, 2, 3, 4, 5, 7, 16, 33):
@@ -103,10 +139,10 @@ def test_sums_never_overflow(inputs):
     values[:, 32:] = 7
     tensor = stored(values, TensorFormat.Q4_0)
     for isa in available():
-        weight = IntegerMatrix.pack([tensor], inputs, ISAS[isa])
+        weight = packed([tensor], inputs, ISAS[isa])
         for sign, count in itertools.product((1, -1), (4, 16, 128)):
             x = np.full((count, 64), sign, np.float32)
-            np.testing.assert_allclose(product(weight, x), x @ tensor.to_float32().T, rtol=1e-5)
+            np.testing.assert_allclose(product(weight, x), x @ tensor.to_float32().T, rtol=4e-4)
 
 
 @pytest.mark.parametrize("inputs", ["int8", "int16"])
@@ -117,7 +153,7 @@ def test_all_instruction_sets_give_the_same_bits(kind, inputs):
     for rows in (1, 17, 40, 96):
         tensor = stored(rng.standard_normal((rows, COLUMNS)).astype(np.float32), kind)
         x = rng.standard_normal((140, COLUMNS)).astype(np.float32)
-        weights = [IntegerMatrix.pack([tensor], inputs, ISAS[isa]) for isa in available()]
+        weights = [packed([tensor], inputs, ISAS[isa]) for isa in available()]
         for count in (1, 2, 4, 11, 16, 37, 140):
             first, *others = [product(weight, x[:count]) for weight in weights]
             for other in others:
@@ -131,10 +167,12 @@ def test_tensors_of_different_quantized_formats_make_one_matrix_of_integers(kind
     rng = np.random.default_rng(4)
     parts = [stored(rng.standard_normal((24, COLUMNS)).astype(np.float32), TensorFormat(kind)) for kind in kinds]
     whole = np.concatenate([part.to_float32() for part in parts])
-    weight = IntegerMatrix.pack(parts, "int16", BEST)
-    np.testing.assert_array_equal(weight.gather(np.arange(48, dtype=np.int32)), whole)
+    weight = packed(parts, "int16", BEST)
+    found = weight.gather(np.arange(48, dtype=np.int32))
+    np.testing.assert_allclose(found, whole, atol=3e-4 * np.abs(whole).max())
     x = rng.standard_normal((5, COLUMNS)).astype(np.float32)
-    right = rounded(x, 32767) @ whole.astype(np.float64).T
+    scale = (32767, 32) if isinstance(weight, IntegerMatrix) else (LARGEST, COLUMNS)
+    right = rounded(x, *scale) @ found.astype(np.float64).T
     np.testing.assert_allclose(product(weight, x), right, rtol=1e-4, atol=2e-4 + 5e-6 * np.abs(right).max())
 
 

@@ -4,17 +4,11 @@ import numpy as np
 import pytest
 
 import cross_compiled
-from freehold.engine.cpu.integer_linear import (
-    NIBBLE_LOADS,
-    NO_NORM,
-    PLAIN,
-    IntegerMatrix,
-    Preparation,
-    _quantize_row,
-)
-from freehold.engine.cpu.integer_tiles import BLOCK, ROWS, Inputs
+from freehold.engine.cpu import integer_linear, integer_tiles, row_scaled, row_scaled_tiles
+from freehold.engine.cpu.integer_linear import NO_NORM, PLAIN, IntegerMatrix, Preparation
+from freehold.engine.cpu.integer_tiles import BLOCK, NIBBLE_LOADS, ROWS, Outputs
 from freehold.engine.cpu.isa import Neon, Portable
-from freehold.engine.cpu.quantize import IN_ORDER, IN_ROW
+from freehold.engine.cpu.row_scaled import RowScaledMatrix
 from freehold.models.tensor import TensorFormat
 from random_tensors import stored
 
@@ -29,15 +23,24 @@ def operands(kind: str, inputs: str, rows: int):
     columns = 256 if kind.endswith("K") else COLUMNS
     tensor = stored(rng.standard_normal((24, columns)).astype(np.float32), TensorFormat(kind))
     x = rng.standard_normal((rows, columns)).astype(np.float32)
-    here, there = (IntegerMatrix.pack([tensor], inputs, isa) for isa in (Portable(), Neon()))
-    expected = np.zeros((rows, 24), np.float32)
+    is_row_scaled = (kind, inputs) == ("Q4_1", "int16")
+    pack = RowScaledMatrix.pack if is_row_scaled else IntegerMatrix.pack
+    here, there = (pack([tensor], isa) for isa in (Portable(), Neon()))
+    expected, blocks = np.zeros((rows, 24), np.float32), columns // BLOCK
     here.multiply_add(x, expected)
-    blocks = columns // BLOCK
-    codes = Inputs(np.zeros(x.size, there.inputs), *(np.zeros(rows * blocks, np.float32) for _ in range(2)))
-    how = IN_ORDER if there.inputs is np.int16 and there._loads == NIBBLE_LOADS else IN_ROW
+    packed = there.codes, there.scales, there.minimums
+    if isinstance(there, RowScaledMatrix):
+        tiles, module = row_scaled_tiles, row_scaled
+        weights = tiles.Weights(*packed, there.units, blocks, NIBBLE_LOADS, there.isa)
+        sums = np.zeros(rows * blocks, np.int32)
+        codes = tiles.Inputs(np.zeros(2 * x.size, np.int8), np.zeros(rows, np.float32), sums)
+    else:
+        tiles, module = integer_tiles, integer_linear
+        weights = tiles.Weights(*packed, blocks, there._loads, there.isa)
+        codes = tiles.Inputs(np.zeros(x.size, there.inputs), *(np.zeros(rows * blocks, np.float32) for _ in range(2)))
     for row in range(rows):
-        _quantize_row(Preparation(PLAIN, NO_NORM, np.float32(0)), x.ravel(), row, rows, 0, blocks, how, codes)
-    return cross_compiled.records(there, codes, rows), expected
+        module._quantize_row(Preparation(PLAIN, NO_NORM, np.float32(0)), x.ravel(), row, rows, 0, blocks, codes)
+    return (weights, codes, Outputs(np.zeros(rows * 24, np.float32), 24)), expected
 
 
 @pytest.mark.parametrize("rows", [1, ROWS])
@@ -46,7 +49,7 @@ def test_products_are_a_few_instructions(kind, inputs, rows):
     (weights, codes, outputs), _ = operands(kind, inputs, rows)
     assembly, _ = cross_compiled.compiled(cross_compiled.kernel(weights, codes, outputs, rows))
     words = assembly.split()
-    if inputs == "int8":
+    if kind == "Q4_1":
         assert words.count("sdot") >= 4
     else:
         assert words.count("smull") + words.count("smlal") >= 2

@@ -17,7 +17,8 @@ from freehold.mover import Kind, Order
 from freehold.store.store import StoreStats
 from freehold.tier_plan import open_storage, plan_tiers
 
-OPTIONS = {"enable_hierarchical_cache": True, "hicache_storage_backend": "file"}
+# Float32, because how attention rounds KV in bfloat16 depends on the machine, which would hide what depends on KV.
+OPTIONS = {"enable_hierarchical_cache": True, "hicache_storage_backend": "file", "kv_cache_dtype": "float32"}
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +50,17 @@ def test_names_are_the_same_after_a_restart_whatever_else_is_chosen(folder):
 ], ids=str)  # fmt: skip
 def test_each_option_that_changes_bytes_changes_the_names(field, folder):
     assert names(folder, **field)[0] != names(folder)[0]
+
+
+def test_pages_of_attention_that_rounds_otherwise_have_another_name(folder, monkeypatch):
+    """Instruction sets differ where KV is bfloat16, and only matrix registers do."""
+
+    def found(isa, kind):
+        monkeypatch.setattr(tier_plan, "choose", lambda _: isa)
+        return names(folder, kv_cache_dtype=kind)[0]
+
+    assert found("avx2", "bfloat16") == found("avx512-vnni", "bfloat16") != found("amx", "bfloat16")
+    assert found("avx2", "float32") == found("amx", "float32")
 
 
 def test_two_draft_models_have_two_names(folder):

@@ -351,6 +351,13 @@ MUTANTS = [
         "",
     ),
     Mutant(
+        "a key forgets the instructions of attention",
+        WRONG,
+        "tier_plan.py",
+        '        "attention": _attention(config),\n',
+        "",
+    ),
+    Mutant(
         "a key forgets the page size",
         WRONG,
         "tier_plan.py",

@@ -19,6 +19,7 @@ from freehold.engine.cpu.batch import CpuBatch
 from freehold.engine.cpu.caches import GroupCache
 from freehold.engine.cpu.device import CpuDevice
 from freehold.engine.cpu.isa import ISAS, available
+from freehold.engine.cpu.row_scaled import DIGITS, TILED, RowScaledMatrix
 from freehold.models.backend import AttentionTensors, CachePlace
 from freehold.models.families.rotary import base_frequencies
 from freehold.models.quantize import Quantizer
@@ -101,6 +102,9 @@ def _linear(kind: TensorFormat, inputs: str, isa: str) -> Iterator[Work]:
     matrices: list[Matrix] = [one] + [backend.pack([tensor]) for _ in range(COLD_BYTES // _bytes(one))]
     what = {"int8": BYTES, "int16": WORDS, "float32": FLOATS}[inputs]
     for count in INPUTS:
+        products = count * ROWS * COLUMNS
+        if isinstance(one, RowScaledMatrix):  # of digits: those of weights are cut as well for matrix registers
+            what, products = BYTES, products * DIGITS * (DIGITS if isa == "amx" and count >= TILED else 1)
         x = np.random.default_rng(0).standard_normal((count, COLUMNS)).astype(np.float32)
         out, turns = np.zeros((count, ROWS), np.float32), iter(range(1 << 30))
 
@@ -108,8 +112,7 @@ def _linear(kind: TensorFormat, inputs: str, isa: str) -> Iterator[Work]:
             matrices[next(turns) % len(matrices)].multiply_add(x, out)
 
         size = _bytes(one) + x.nbytes + 2 * out.nbytes
-        yield Work(f"product, {kind} x {inputs}, {count} rows", isa, size, count * ROWS * COLUMNS,
-                   what, run)  # fmt: skip
+        yield Work(f"product, {kind} x {inputs}, {count} rows", isa, size, products, what, run)
 
 
 def _tensor(kind: TensorFormat) -> StoredTensor:

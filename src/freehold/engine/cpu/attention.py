@@ -18,6 +18,7 @@ from freehold.engine.cpu.attention_amx import TILE, can_multiply, split
 from freehold.engine.cpu.attention_amx import begin as begin_products
 from freehold.engine.cpu.attention_amx import end as end_products
 from freehold.engine.cpu.attention_block import Block, Layer, Pages, Scoring, Scratch, attend_block
+from freehold.engine.cpu.cache_line import LINE, aligned
 from freehold.engine.cpu.items import SEGMENT, WHOLE, Item, Members
 from freehold.engine.cpu.pointwise import ROWS_PARALLEL, Heads, LayerKV, Rotation, rotate_and_write
 from freehold.engine.cpu.softmax import KEYS, LANES, Softmax, empty_softmax, merge_segment
@@ -26,6 +27,11 @@ from freehold.engine.cpu.softmax import KEYS, LANES, Softmax, empty_softmax, mer
 @njit(inline="always")
 def _row_count(members, item, heads):
     return heads.queries // heads.kv * np.sum(members.counts[item.first : item.stop])
+
+
+@njit(inline="always")
+def _words(count):
+    return aligned(np.empty(count + LINE // 2, np.uint16))
 
 
 @njit(inline="always")
@@ -45,17 +51,17 @@ def _make_scratch(q, layer, members, item, head):
             row += 1
     tile_k = LANES * size if is_gathered and not is_split else 0
     tile_v = LANES * heads.value_size if (is_gathered or heads.is_latent) and not is_split else 0
-    split_queries = np.empty(2 * room * size if is_split else 0, np.uint16)
+    split_queries = _words(2 * room * size if is_split else 0)
     split(layer.isa, queries, 0, split_queries, 0, room * size, room * size if is_split else 0)
     return Scratch(
         queries,
-        np.empty((TILE if is_split else rows) * KEYS, np.float32),
+        aligned(np.empty((TILE if is_split else rows) * KEYS + LINE // 4, np.float32)),
         np.zeros(tile_k, np.float32),
         np.zeros(tile_v, np.float32),
         split_queries,
-        np.empty(2 * TILE * KEYS if is_split else 0, np.uint16),
-        np.empty(KEYS * size if is_split else 0, np.uint16),
-        np.empty(KEYS * heads.value_size if is_split else 0, np.uint16),
+        _words(2 * TILE * KEYS if is_split else 0),
+        _words(KEYS * size if is_split else 0),
+        _words(KEYS * heads.value_size if is_split else 0),
     )
 
 

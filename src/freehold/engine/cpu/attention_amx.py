@@ -13,8 +13,8 @@ from numba import njit
 from numba.core import cgutils, types
 
 from freehold.engine.cpu import amx
+from freehold.engine.cpu.amx_only import is_amx, with_amx
 from freehold.engine.cpu.integer_tiles import Records
-from freehold.engine.cpu.isa import Amx
 from freehold.engine.cpu.softmax import KEYS
 from freehold.engine.cpu.vectors import F32, I16, I32, I64, constant, in_turns, intrinsic
 
@@ -50,24 +50,14 @@ class _Emitter(Records):
                 amx.add_product(builder, "f16ps", number, _LOWER, register)
 
 
-def _is_amx(isa) -> bool:
-    return isa.instance_class is Amx
-
-
 def _where_possible(emit):
     """Of an intrinsic whose first argument is the instruction set: instructions only where it has the registers."""
-
-    def codegen(context, builder, signature, values):
-        if _is_amx(signature.args[0]):
-            emit(_Emitter(context, builder, signature, values))
-        return context.get_dummy_value()
-
-    return codegen
+    return with_amx(lambda *arguments: emit(_Emitter(*arguments)))
 
 
 def _define_can(typingctx, isa, keys):
     def codegen(context, builder, signature, values):
-        return ir.Constant(ir.IntType(1), int(_is_amx(isa) and keys.dtype == types.uint16))
+        return ir.Constant(ir.IntType(1), int(is_amx(isa) and keys.dtype == types.uint16))
 
     return types.boolean(isa, keys), codegen
 

@@ -14,19 +14,21 @@ from freehold.engine.cpu.attention import attend
 from freehold.engine.cpu.batch import CpuBatch
 from freehold.engine.cpu.caches import GroupCache
 from freehold.engine.cpu.heads import HeadMatrices, multiply_heads
-from freehold.engine.cpu.integer_linear import IntegerMatrix, can_pack
+from freehold.engine.cpu.integer_linear import IntegerMatrix, can_pack, has_four_bits
 from freehold.engine.cpu.isa import ISAS, Amx, Isa, Portable, choose
 from freehold.engine.cpu.linear import PackedMatrix, pack
 from freehold.engine.cpu.low_rank import AdaptedMatrix, AdaptedTokens, Factors, compile_kernels
 from freehold.engine.cpu.page_bytes import PageBytes
 from freehold.engine.cpu.pointwise import CLAMPED, GEGLU, NO_NORM, NORM, SWIGLU
+from freehold.engine.cpu.row_scaled import RowScaledMatrix
 from freehold.engine.cpu.state_batch import StateBatch
 from freehold.models.backend import Attend, AttentionTensors, CachePlace, ExpertWeights, ScanTensors
 from freehold.models.quantize import Quantizer
 from freehold.models.spec import Activation, Attention, GatedDelta, KVCache, Latent, Mamba2, Rotary, Routing
 from freehold.models.tensor import AdapterMatrices, StoredTensor
 
-Matrix = PackedMatrix | IntegerMatrix | AdaptedMatrix
+_Stored = PackedMatrix | IntegerMatrix | RowScaledMatrix
+Matrix = _Stored | AdaptedMatrix
 _ACTIVATIONS = {"silu": SWIGLU, "gelu": GEGLU, "clamped": CLAMPED}
 _SCORES = {"softmax": rows.SOFTMAX, "sigmoid": rows.SIGMOID, "chosen": rows.CHOSEN}
 
@@ -98,13 +100,15 @@ class CpuBackend:
     def pack_vocabulary(self, table: StoredTensor) -> Matrix:
         return self._packed([table if self._quantizer is None else self._quantizer.convert_vocabulary(table)])
 
-    def _pack(self, tensors: Sequence[StoredTensor]) -> PackedMatrix | IntegerMatrix:
+    def _pack(self, tensors: Sequence[StoredTensor]) -> _Stored:
         return self._packed(tensors if self._quantizer is None else [self._quantizer.convert(one) for one in tensors])
 
-    def _packed(self, tensors: Sequence[StoredTensor]) -> PackedMatrix | IntegerMatrix:
-        if self._compute != "float32" and can_pack(tensors):
-            return IntegerMatrix.pack(tensors, self._compute, self._isa)
-        return pack(tensors)
+    def _packed(self, tensors: Sequence[StoredTensor]) -> _Stored:
+        if self._compute == "float32" or not can_pack(tensors):
+            return pack(tensors)
+        if self._compute == "int16" and has_four_bits(tensors):
+            return RowScaledMatrix.pack(tensors, self._isa)
+        return IntegerMatrix.pack(tensors, self._isa)
 
     def pack_heads(self, heads: Sequence[StoredTensor]) -> HeadMatrices:
         return HeadMatrices.pack([head.to_float32() for head in heads])

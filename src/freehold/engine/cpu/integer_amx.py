@@ -11,8 +11,8 @@ from llvmlite import ir
 from numba.core import cgutils, types
 
 from freehold.engine.cpu import amx
+from freehold.engine.cpu.amx_only import with_amx
 from freehold.engine.cpu.integer_tiles import BLOCK, Records
-from freehold.engine.cpu.isa import Amx
 from freehold.engine.cpu.vectors import F16, F32, I8, I16, I32, I64, constant, in_turns, intrinsic, math, splat
 
 LANES = 16
@@ -25,16 +25,10 @@ _SLOT_BYTES = 4 * TILE * 64
 _LEFT, _RIGHT = 4, 6  # the first of two registers each
 
 
-def _is_amx(kind) -> bool:
-    return kind.types[5].instance_class is Amx
-
-
 def _define_widen(typingctx, weights, panel, room):
     """A panel as signed bytes: room int8 [blocks, 8, 16 lanes, 4 columns]."""
 
-    def codegen(context, builder, signature, values):
-        if not _is_amx(weights):
-            return context.get_dummy_value()
+    def emit(context, builder, signature, values):
         records = Records(context, builder, signature, values)
         blocks = records.field(0, 3)
         is_nibbles = weights.types[0].dtype == types.uint8
@@ -60,9 +54,8 @@ def _define_widen(typingctx, weights, panel, room):
                 for number, quarter in quarters.items():
                     place = records.linear((loop.index, PANEL_BLOCK), number * 64)
                     builder.store(quarter, records.array(2, place, quarter.type), align=1)
-        return context.get_dummy_value()
 
-    return types.void(weights, types.intp, room), codegen
+    return types.void(weights, types.intp, room), with_amx(emit)
 
 
 def _parts(weights) -> int:
@@ -73,24 +66,11 @@ def _parts(weights) -> int:
 def _define_begin(typingctx, weights):
     """Before products with these weights."""
 
-    def codegen(context, builder, signature, values):
-        if _is_amx(weights):
-            depth = BLOCK // _parts(weights)
-            amx.configure(builder, (*_TWO_BLOCKS, *((TILE, depth),) * 2, *((depth // 4, 64),) * 2))
-        return context.get_dummy_value()
+    def emit(context, builder, signature, values):
+        depth = BLOCK // _parts(weights)
+        amx.configure(builder, (*_TWO_BLOCKS, *((TILE, depth),) * 2, *((depth // 4, 64),) * 2))
 
-    return types.void(weights), codegen
-
-
-def _define_end(typingctx, weights):
-    """After them."""
-
-    def codegen(context, builder, signature, values):
-        if _is_amx(weights):
-            amx.release(builder)
-        return context.get_dummy_value()
-
-    return types.void(weights), codegen
+    return types.void(weights), with_amx(emit)
 
 
 class _Emitter(Records):
@@ -235,16 +215,13 @@ class _Emitter(Records):
 
 
 def _define_rows(typingctx, weights, inputs, outputs, room, panel, row, rows):
-    def codegen(context, builder, signature, values):
-        if _is_amx(weights):
-            _Emitter(context, builder, signature, values).emit()
-        return context.get_dummy_value()
+    def emit(context, builder, signature, values):
+        _Emitter(context, builder, signature, values).emit()
 
-    return types.void(weights, inputs, outputs, room, types.intp, types.intp, types.intp), codegen
+    return types.void(weights, inputs, outputs, room, types.intp, types.intp, types.intp), with_amx(emit)
 
 
 begin: Any = intrinsic(_define_begin)
-end: Any = intrinsic(_define_end)
 widen: Any = intrinsic(_define_widen)
 """(weights, panel, room): a panel of `Weights` as bytes, in `room` int8 [blocks * 512]."""
 sixteen_rows: Any = intrinsic(_define_rows)

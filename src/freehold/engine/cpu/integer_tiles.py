@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import register_jitable
@@ -37,8 +36,7 @@ from freehold.engine.cpu.vectors import (
 BLOCK = 32  # columns that share a scale
 GROUP = 32  # rows of weights that one task multiplies: 4 panels of 8, or 2 of 16
 ROWS = 4  # of inputs, whose blocks stand side by side
-# In which words of a block are kept for weights of four bits: those that meet in one instruction stand together.
-ORDER = np.array([16 * (t % 2) + 4 * j + t // 2 + 2 * i for j in range(4) for t in range(4) for i in range(2)])
+NIBBLE_LOADS, BYTE_LOADS = 4, 16  # of codes, for a panel's block
 
 
 class Weights(NamedTuple):
@@ -166,26 +164,18 @@ def _byte_nibbles(builder, raw):
     return [builder.and_(raw, constant(raw.type, 15)), builder.lshr(raw, constant(raw.type, 4))]
 
 
-def _word_nibbles(builder, raw):
-    moved = [raw, *(builder.lshr(raw, constant(raw.type, bits)) for bits in (4, 8, 12))]
-    return [builder.and_(words, constant(raw.type, 15)) for words in moved]
-
-
 def _widened(builder, raw):
     return [builder.sext(raw, ir.VectorType(I16, raw.type.count))]
 
 
-def _format(weights, inputs, vectors: IntegerVectors) -> _Format:
-    lanes, words, of_bytes = vectors.lanes, vectors.words, vectors.bytes
-    if weights.types[0].dtype == types.int8:
-        load, is_fine = ir.VectorType(I8, 2 * lanes), weights.types[1].dtype == types.float32
-        return _Format(
-            32 * lanes, load, _widened, (0,), 2, words, vectors.ints, vectors.add_words, is_fine, 2 if is_fine else 1
-        )
-    if inputs.types[0].dtype == types.int8:
+def _format(weights, vectors: IntegerVectors) -> _Format:
+    lanes, of_bytes = vectors.lanes, vectors.bytes
+    if weights.types[0].dtype == types.uint8:
         total, offsets = vectors.byte_total, (0, 16)
         return _Format(16 * lanes, of_bytes, _byte_nibbles, offsets, 4, of_bytes, total, vectors.add_bytes, True)
-    return _Format(16 * lanes, words, _word_nibbles, (0, 2, 4, 6), 8, words, vectors.ints, vectors.add_words, True)
+    load, is_fine = ir.VectorType(I8, 2 * lanes), weights.types[1].dtype == types.float32
+    of_words, add = (vectors.words, vectors.ints), vectors.add_words
+    return _Format(32 * lanes, load, _widened, (0,), 2, *of_words, add, is_fine, 2 if is_fine else 1)
 
 
 # -- kernels ------------------------------------------------------------------------------------------
@@ -231,7 +221,7 @@ class _Emitter(Records):
         super().__init__(context, builder, signature, values)
         self.vectors = IntegerVectors(signature.args[0].types[5].instance_class)
         self.panels, self.rows = panels_at_once(self.vectors.lanes, rows), rows
-        self.format = _format(signature.args[0], signature.args[1], self.vectors)
+        self.format = _format(signature.args[0], self.vectors)
         self.pairs = [(panel, row) for panel in range(self.panels) for row in range(rows)]
         self.blocks, self.loads = self.field(0, 3), self.field(0, 4)
         self.panel, self.row = values[3], values[4]
@@ -250,7 +240,8 @@ class _Emitter(Records):
                     self.multiply(block.index, self.linear(load.index, (self.loads, part)), totals)
                 self.finish(block.index, part, totals, results)
         for (panel, row), result in zip(self.pairs, results, strict=True):
-            self.add_to_output(panel, row, builder.load(result))
+            to = self.linear(self.panel, panel), self.linear(self.row, row)
+            add_to_output(self, *to, builder.load(result))
 
     def multiply(self, block, load, totals) -> None:
         """One load of codes of each panel meets its inputs in each row."""
@@ -292,19 +283,20 @@ class _Emitter(Records):
             scale = builder.fmul(of_weights(1, scale_at), of_inputs(1))
             builder.store(math(builder, "fma", [integers, scale, value]), result)
 
-    def add_to_output(self, panel: int, row: int, result) -> None:
-        """The last panels may have fewer rows than lanes."""
-        builder, width, lanes = self.builder, self.field(2, 1), self.vectors.lanes
-        column = self.linear((self.panel, lanes), panel * lanes)
-        at = self.linear((self.row, width), (row, width), column)
-        left = builder.sub(width, column)
-        with builder.if_else(builder.icmp_signed(">=", left, ir.Constant(I64, lanes))) as (whole, part):
-            with whole:
-                place = self.at(2, 0, at, self.vectors.floats)
-                builder.store(builder.fadd(builder.load(place, align=4), result), place, align=4)
-            with part, cgutils.for_range(builder, left) as lane:
-                place = self.at(2, 0, builder.add(at, lane.index), F32)
-                builder.store(builder.fadd(builder.load(place), builder.extract_element(result, lane.index)), place)
+
+def add_to_output(records: Records, panel, row, result) -> None:
+    """outputs[row, the columns of a panel] += result, a float for each lane. The last panels may have fewer columns
+    than lanes. Outputs are the third argument of the kernel."""
+    builder, width, lanes = records.builder, records.field(2, 1), result.type.count
+    column = records.linear((panel, lanes))
+    at, left = records.linear((row, width), column), builder.sub(width, column)
+    with builder.if_else(builder.icmp_signed(">=", left, ir.Constant(I64, lanes))) as (whole, part):
+        with whole:
+            place = records.at(2, 0, at, result.type)
+            builder.store(builder.fadd(builder.load(place, align=4), result), place, align=4)
+        with part, cgutils.for_range(builder, left) as lane:
+            place = records.at(2, 0, builder.add(at, lane.index), F32)
+            builder.store(builder.fadd(builder.load(place), builder.extract_element(result, lane.index)), place)
 
 
 @register_jitable
@@ -313,10 +305,12 @@ def panels_at_once(lanes: int, rows: int) -> int:
     return 1 if rows > 1 and lanes == 8 else GROUP // lanes
 
 
-def _kernel(rows: int) -> Any:
+def kernel(emitter: type, rows: int) -> Any:
+    """What `emitter` emits for so many rows of inputs: (weights, inputs, outputs, panel, row)."""
+
     def define(typingctx, weights, inputs, outputs, panel, row):
         def codegen(context, builder, signature, values):
-            _Emitter(context, builder, signature, values, rows).emit()
+            emitter(context, builder, signature, values, rows).emit()
             return context.get_dummy_value()
 
         return types.void(weights, inputs, outputs, types.intp, types.intp), codegen
@@ -324,6 +318,4 @@ def _kernel(rows: int) -> Any:
     return intrinsic(define)
 
 
-# (weights, inputs, outputs, panel, row)
-four_rows = _kernel(rows=ROWS)
-one_row = _kernel(rows=1)
+four_rows, one_row = (kernel(_Emitter, rows) for rows in (ROWS, 1))

@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-QUERIES = 16  # positions of one item
+QUERIES = 32  # positions of one item
 SEGMENT = 1024  # positions whose softmax is computed at a stretch
 TOGETHER = 4  # sequences of one item at most: more would leave a core without work
 WHOLE = -1  # the segment of a part that has all segments of its item

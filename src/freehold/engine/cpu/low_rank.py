@@ -17,7 +17,7 @@ Names = tuple[str, ...]
 
 
 class Matrix(Protocol):
-    """`PackedMatrix` or `IntegerMatrix`."""
+    """`PackedMatrix`, `IntegerMatrix` or `RowScaledMatrix`."""
 
     @property
     def rows(self) -> int: ...

@@ -180,15 +180,21 @@ def _norm_and_rotate(x, at, size, norm, rotation, position, out, out_at):
 
 
 @njit(inline="always")
-def _scale_of(x, at, size, scales, to):
-    """What to multiply `size` floats by so that they fit the KV's format; its inverse goes to scales[to]."""
-    if not len(scales):
-        return np.float32(1)
+def largest_size(x, at, size):
+    """The largest absolute value of `size` floats, 16 at least."""
     zero, top = splat(np.float32(0)), splat(np.float32(0))
     for stretch in range(0, size, LANES):
         value = load(x, at + min(stretch, size - LANES))
         top = maximum(top, maximum(value, sub(zero, value)))
-    largest = max_lanes(top)
+    return max_lanes(top)
+
+
+@njit(inline="always")
+def _scale_of(x, at, size, scales, to):
+    """What to multiply `size` floats by so that they fit the KV's format; its inverse goes to scales[to]."""
+    if not len(scales):
+        return np.float32(1)
+    largest = largest_size(x, at, size)
     scales[to] = largest / BYTE_MAX
     return BYTE_MAX / largest if largest > 0 else np.float32(0)
 

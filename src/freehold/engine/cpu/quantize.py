@@ -6,15 +6,11 @@ import numpy as np
 from llvmlite import ir
 from numba.core import types
 
-from freehold.engine.cpu.integer_tiles import BLOCK, ORDER, Records
+from freehold.engine.cpu.integer_tiles import BLOCK, Records
 from freehold.engine.cpu.simd import FLOATS, INTS, LANES
 from freehold.engine.cpu.vectors import F32, I8, I16, I32, I64, constant, halves, intrinsic, math, splat
 
 PLANE = 16 * BLOCK  # codes of a block in a tile of 16 rows
-# How the codes of a block are stored: one after another, in ORDER, or in a tile of 16 rows, where those of 16 bits
-# are two bytes in planes.
-IN_ROW, IN_ORDER, IN_TILE = range(3)
-_FIRST = list(range(BLOCK))
 
 
 class _Emitter(Records):
@@ -36,45 +32,40 @@ class _Emitter(Records):
         total = builder.sitofp(halves(builder, builder.add(*codes), builder.add), F32)
         builder.store(scale, self.at(2, 1, self.values[3], F32))
         builder.store(builder.fmul(scale, total), self.at(2, 2, self.values[3], F32))
-        both = builder.shuffle_vector(*codes, ir.Constant(ir.VectorType(I32, BLOCK), _FIRST))
+        both = builder.shuffle_vector(*codes, ir.Constant(ir.VectorType(I32, BLOCK), list(range(BLOCK))))
         self.put(both, is_bytes)
 
     def larger(self, a, b):
         return self.builder.select(self.builder.fcmp_ordered(">", a, b), a, b)
 
     def put(self, codes, is_bytes: bool) -> None:
-        builder, how = self.builder, self.values[5]
+        """In a tile, those of 16 bits are two bytes in planes."""
+        builder, is_tile = self.builder, self.values[5]
         bytes_, words = ir.VectorType(I8, BLOCK), ir.VectorType(I16, BLOCK)
         to = self.at(2, 0, self.values[4], I8)
-        if is_bytes:  # the same in a tile and in a row
+        if is_bytes:
             builder.store(builder.trunc(codes, bytes_), builder.bitcast(to, bytes_.as_pointer()), align=1)
             return
-
-        def when(number):
-            return builder.if_then(builder.icmp_signed("==", how, ir.Constant(I64, number)))
-
         narrow = builder.trunc(codes, words)
-        with when(IN_TILE):
-            upper = builder.trunc(builder.lshr(narrow, constant(words, 8)), bytes_)
-            for plane, values in enumerate((builder.trunc(narrow, bytes_), upper)):
-                where = builder.gep(to, [ir.Constant(I64, plane * PLANE)])
-                builder.store(values, builder.bitcast(where, bytes_.as_pointer()), align=1)
-        for number, order in ((IN_ROW, _FIRST), (IN_ORDER, ORDER.tolist())):
-            with when(number):
-                mask = ir.Constant(ir.VectorType(I32, BLOCK), order)
-                values = builder.shuffle_vector(narrow, ir.Constant(words, ir.Undefined), mask)
-                builder.store(values, builder.bitcast(to, words.as_pointer()), align=2)
+        with builder.if_else(is_tile) as (in_tile, in_row):
+            with in_tile:
+                upper = builder.trunc(builder.lshr(narrow, constant(words, 8)), bytes_)
+                for plane, values in enumerate((builder.trunc(narrow, bytes_), upper)):
+                    where = builder.gep(to, [ir.Constant(I64, plane * PLANE)])
+                    builder.store(values, builder.bitcast(where, bytes_.as_pointer()), align=1)
+            with in_row:
+                builder.store(narrow, builder.bitcast(to, words.as_pointer()), align=2)
 
 
-def _define(typingctx, floats, at, inputs, number, to, how):
+def _define(typingctx, floats, at, inputs, number, to, is_tile):
     def codegen(context, builder, signature, values):
         _Emitter(context, builder, signature, values).emit()
         return context.get_dummy_value()
 
-    return types.void(floats, types.intp, inputs, types.intp, types.intp, types.intp), codegen
+    return types.void(floats, types.intp, inputs, types.intp, types.intp, types.boolean), codegen
 
 
 quantize_block: Any = intrinsic(_define)
-"""(floats, at, inputs, number, to, how): the 32 floats from `at` become codes of `Inputs`, rounded to the nearest, ties
-to even, from its code `to` on, with the scale and the sum of this number. The bytes of a row in a tile of 16 bits take
-the place of 16 codes, and are followed by those of the other rows."""
+"""(floats, at, inputs, number, to, is_tile): the 32 floats from `at` become codes of `Inputs`, rounded to the nearest,
+ties to even, from its code `to` on, with the scale and the sum of this number. The bytes of a row in a tile of 16 bits
+take the place of 16 codes, and are followed by those of the other rows."""

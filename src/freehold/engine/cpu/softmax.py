@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
+from freehold.engine.cpu.cache_line import LINE, aligned
 from freehold.engine.cpu.simd import (
     add,
     exp,
@@ -38,7 +39,8 @@ class Softmax(NamedTuple):
 @njit(inline="always")
 def empty_softmax(rows, size):
     highest = np.full(rows, -np.inf, np.float32)
-    return Softmax(np.zeros(rows * size, np.float32), highest, np.zeros(rows, np.float32))
+    sums = aligned(np.zeros(rows * size + LINE // 4, np.float32))
+    return Softmax(sums, highest, np.zeros(rows, np.float32))
 
 
 @njit(inline="always")

@@ -11,7 +11,7 @@ from typing import Any
 from llvmlite import ir
 from numba.extending import intrinsic as numba_intrinsic
 
-F16, F32 = ir.HalfType(), ir.FloatType()
+F16, F32, F64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
 I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 
 
@@ -48,7 +48,8 @@ def call(builder, name, result, arguments):
 def math(builder, name, arguments):
     """An intrinsic of LLVM for vectors of floats, such as `fma` and `floor`."""
     vector = arguments[0].type
-    return call(builder, f"llvm.{name}.v{vector.count}f32", vector, arguments)
+    bits = 64 if vector.element == F64 else 32
+    return call(builder, f"llvm.{name}.v{vector.count}f{bits}", vector, arguments)
 
 
 def in_turns(builder, a, b):

@@ -1,0 +1,152 @@
+"""Sixteen rows of inputs times a panel of weights of `row_scaled`, in the matrix registers of AMX (`amx.py`).
+
+A weight is an integer of 16 bits: code x scale + minimum. It becomes two digits, signed bytes, once for all inputs.
+Each digit of inputs meets each digit of weights, and a register adds up one of these four products over all columns, so
+nothing has to be scaled on the way.
+"""
+
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils, types
+
+from freehold.engine.cpu import amx
+from freehold.engine.cpu.amx_only import with_amx
+from freehold.engine.cpu.integer_tiles import BLOCK, GROUP, NIBBLE_LOADS, Records
+from freehold.engine.cpu.row_scaled_tiles import DIGITS, add_products, doubles, row_bytes
+from freehold.engine.cpu.vectors import I8, I16, I32, I64, constant, intrinsic, math
+
+LANES = 16
+TILE = amx.TILE
+SLAB = TILE * 2 * BLOCK  # bytes: what a register holds, a digit of two blocks
+_WORDS, _INTS = ir.VectorType(I16, 2 * LANES), ir.VectorType(I32, LANES)
+_LEFT, _RIGHT = 4, 6  # the first of two registers each, behind four of sums
+AHEAD = GROUP // LANES  # panels: those of the next group are brought
+_TOP = 1 << 8  # what the upper digit counts
+
+
+class _Widener(Records):
+    """Emits: a panel's weights as digits, in `room` int8 [pairs of blocks, 2 digits, 16, 16 lanes, 4 columns]."""
+
+    def emit(self) -> None:
+        builder, blocks = self.builder, self.field(0, 4)
+        with cgutils.for_range(builder, blocks) as loop:
+            self.widen(loop.index, self.linear((self.values[1], blocks), loop.index))
+        with builder.if_then(builder.trunc(blocks, ir.IntType(1))):
+            for step in range(2 * NIBBLE_LOADS):
+                for digit in range(DIGITS):
+                    self.put(blocks, step, digit, constant(_WORDS, 0))
+
+    def widen(self, block, number) -> None:
+        builder = self.builder
+        scale, minimum = self.in_words(1, number), self.in_words(2, number)
+        # The upper digit is rounded to the nearest, as the lower one is signed.
+        minimum = builder.add(minimum, constant(_WORDS, _TOP // 2))
+        for load in range(NIBBLE_LOADS):
+            at = self.linear((number, NIBBLE_LOADS * 4 * LANES), load * 4 * LANES)
+            raw = builder.load(self.at(0, 0, at, _WORDS), align=1)
+            for half in range(2):
+                even, odd = (
+                    builder.add(builder.mul(self.nibble(raw, 4 * half + 8 * side), scale), minimum) for side in range(2)
+                )
+                low = builder.or_(builder.and_(even, constant(_WORDS, 0xFF)), builder.shl(odd, constant(_WORDS, 8)))
+                low = builder.xor(low, constant(_WORDS, 0x8080))
+                high = builder.or_(builder.lshr(even, constant(_WORDS, 8)), builder.and_(odd, constant(_WORDS, 0xFF00)))
+                for digit, value in enumerate((low, high)):
+                    self.put(block, NIBBLE_LOADS * half + load, digit, value)
+
+    def nibble(self, raw, bits: int):
+        """Of every second byte."""
+        return self.builder.and_(self.builder.lshr(raw, constant(_WORDS, bits)), constant(_WORDS, 15))
+
+    def in_words(self, index: int, number):
+        """A number of each lane, twice, for there are two words of codes."""
+        builder = self.builder
+        narrow = builder.load(self.at(0, index, self.linear((number, LANES)), ir.VectorType(I16, LANES)), align=2)
+        wide = builder.zext(narrow, _INTS)
+        return builder.bitcast(builder.or_(wide, builder.shl(wide, constant(_INTS, 16))), _WORDS)
+
+    def put(self, block, step: int, digit: int, value) -> None:
+        one = ir.Constant(I64, 1)
+        pair, side = self.builder.lshr(block, one), self.builder.and_(block, one)
+        at = self.linear((pair, DIGITS * SLAB), digit * SLAB, (side, SLAB // 2), step * 4 * LANES)
+        self.builder.store(value, self.array(2, at, _WORDS), align=1)
+
+
+class _Emitter(Records):
+    """Emits: rows `row` up to `row + rows`, 16 at most, of inputs meet the panel that is in `room`."""
+
+    def emit(self) -> None:
+        builder = self.builder
+        panel, row, rows = self.values[4:7]
+        stride = row_bytes(builder, self.field(0, 4))
+        pairs = builder.udiv(stride, ir.Constant(I64, SLAB * DIGITS // TILE))
+        products = [(left, right) for left in range(DIGITS) for right in range(DIGITS)]
+        for number in range(len(products)):
+            amx.clear(builder, number)
+        with cgutils.for_range(builder, pairs) as loop:
+            inputs = self.linear((row, stride), (loop.index, DIGITS * SLAB))
+            weights = self.linear((loop.index, DIGITS * SLAB))
+            for digit in range(DIGITS):
+                amx.load(builder, _LEFT + digit, self.at(1, 0, self.linear(inputs, digit * SLAB), I8), 2 * BLOCK)
+                amx.load(builder, _RIGHT + digit, self.array(3, self.linear(weights, digit * SLAB), I8), 4 * LANES)
+            for number, (left, right) in enumerate(products):
+                amx.add_product(builder, "ssd", number, _LEFT + left, _RIGHT + right)
+            self.prefetch(self.linear(panel, AHEAD), loop.index)
+        room = cgutils.alloca_once(builder, ir.ArrayType(I32, len(products) * TILE * LANES))
+        room.align = 64
+        found = builder.bitcast(room, I8.as_pointer())
+        for number in range(len(products)):
+            amx.store(builder, number, builder.gep(found, [ir.Constant(I64, number * SLAB)]), 4 * LANES)
+        with cgutils.for_range(builder, rows) as loop:
+
+            def read(number):
+                place = builder.gep(found, [self.linear(number * SLAB, (loop.index, 4 * LANES))])
+                return builder.load(builder.bitcast(place, _INTS.as_pointer()), align=64)
+
+            low, middle, high = (doubles(builder, found) for found in (read(0), builder.add(read(1), read(2)), read(3)))
+            sums = []
+            for digits in zip(low, middle, high, strict=True):
+                value = math(builder, "fma", [digits[1], constant(digits[1].type, float(_TOP)), digits[0]])
+                sums.append(math(builder, "fma", [digits[2], constant(digits[2].type, float(_TOP**2)), value]))
+            add_products(self, panel, builder.add(row, loop.index), sums)
+
+    def prefetch(self, panel, pair) -> None:
+        """Have a later panel's weights brought while products are computed: widening them is all that reads memory."""
+        number = self.linear((panel, self.field(0, 4)), (pair, 2))
+        for line in range(2 * NIBBLE_LOADS):
+            amx.prefetch(
+                self.builder, self.at(0, 0, self.linear((number, NIBBLE_LOADS * 4 * LANES), line * 4 * LANES), I8)
+            )
+        for index in (1, 2):
+            amx.prefetch(self.builder, self.at(0, index, self.linear((number, LANES)), I16))
+
+
+def _define_begin(typingctx, weights):
+    """Before products with these weights."""
+
+    def emit(context, builder, signature, values):
+        amx.configure(builder, ((TILE, 64),) * amx.REGISTERS)
+
+    return types.void(weights), with_amx(emit)
+
+
+def _define_widen(typingctx, weights, panel, room):
+    def emit(context, builder, signature, values):
+        _Widener(context, builder, signature, values).emit()
+
+    return types.void(weights, types.intp, room), with_amx(emit)
+
+
+def _define_rows(typingctx, weights, inputs, outputs, room, panel, row, rows):
+    def emit(context, builder, signature, values):
+        _Emitter(context, builder, signature, values).emit()
+
+    return types.void(weights, inputs, outputs, room, types.intp, types.intp, types.intp), with_amx(emit)
+
+
+begin: Any = intrinsic(_define_begin)
+widen: Any = intrinsic(_define_widen)
+"""(weights, panel, room): a panel of `Weights` as digits, in `room` int8 [pairs of blocks * 2,048]."""
+sixteen_rows: Any = intrinsic(_define_rows)
+"""(weights, inputs, outputs, room, panel, row, rows). `row` is a multiple of 16; outputs get `rows` rows."""

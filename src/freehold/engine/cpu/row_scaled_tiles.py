@@ -1,0 +1,157 @@
+"""The inner loops of `row_scaled`: one row of inputs, or four, times some panels of weights, in vectors.
+
+The sum of a block is an integer of 32 bits, for each of the two digits of inputs. It is added to the sum of the row
+with the block's own scale, an integer as well, in float64: all of these numbers are below 2**53, so nothing is rounded.
+"""
+
+from typing import Any, NamedTuple
+
+from llvmlite import ir
+from numba.core import cgutils
+
+from freehold.engine.cpu.integer_tiles import (
+    BLOCK,
+    GROUP,
+    NIBBLE_LOADS,
+    ROWS,
+    IntegerVectors,
+    Records,
+    add_to_output,
+    kernel,
+)
+from freehold.engine.cpu.vectors import F32, F64, I16, I32, I64, constant, joined, math, slice_of, splat
+
+DIGITS = 2  # of inputs: bytes, both signed; the lower one first
+_LOW, _HIGH = 0, 16  # the columns of a block that the halves of a byte belong to
+
+
+class Weights(NamedTuple):
+    """A `RowScaledMatrix`: `blocks` in a row. `loads` is NIBBLE_LOADS, which the compiler must not know: where it
+    unrolls that loop it keeps more in registers than there are."""
+
+    codes: Any
+    scales: Any
+    minimums: Any
+    units: Any
+    blocks: int
+    loads: int
+    isa: Any
+
+
+class Inputs(NamedTuple):
+    """Codes as digits, int8; a float32 for each row that a code's 1 stands for; the sum of codes for each block."""
+
+    codes: Any
+    units: Any
+    sums: Any
+
+
+def add_products(records: Records, panel, row, sums) -> None:
+    """outputs[row, the columns of a panel] += sums times both units. `sums` are float64, the first half of the lanes
+    and the second; they are rounded to float32 first. The kernel's arguments are weights, inputs, outputs, ..."""
+    builder, half = records.builder, sums[0].type.count
+    rounded = [builder.fptrunc(one, ir.VectorType(F32, half)) for one in sums]
+    floats = ir.VectorType(F32, 2 * half)
+    unit = splat(builder, builder.load(records.at(1, 1, row, F32)), floats)
+    of_weights = builder.load(records.at(0, 3, records.linear((panel, 2 * half)), floats), align=4)
+    add_to_output(records, panel, row, builder.fmul(joined(builder, *rounded), builder.fmul(unit, of_weights)))
+
+
+class _Emitter(Records):
+    """Emits one kernel: panels from `panel` on meet `rows` rows of inputs from `row` on."""
+
+    def __init__(self, context, builder, signature, values, rows: int):
+        super().__init__(context, builder, signature, values)
+        self.vectors = IntegerVectors(signature.args[0].types[6].instance_class)
+        self.lanes, self.rows = self.vectors.lanes, rows
+        self.panels = panels_at_once(self.lanes, rows)
+        self.sums = ir.VectorType(F64, self.lanes // 2)  # a register: never wider than those of integers
+        self.pairs = [(panel, row) for panel in range(self.panels) for row in range(rows)]
+        self.blocks, self.loads = self.field(0, 4), self.field(0, 5)
+        self.panel, self.row = values[3], values[4]
+        self.stride = row_bytes(builder, self.blocks)
+
+    def emit(self) -> None:
+        builder = self.builder
+        sums = [[self.cleared(self.sums) for _ in range(2)] for _ in self.pairs]
+        with cgutils.for_range(builder, self.blocks) as block:
+            totals = [[self.cleared(self.vectors.byte_total) for _ in range(DIGITS)] for _ in self.pairs]
+            with cgutils.for_range(builder, self.loads) as load:
+                self.multiply(block.index, load.index, totals)
+            for panel in range(self.panels):
+                self.finish(block.index, panel, totals, sums)
+        for (panel, row), halves in zip(self.pairs, sums, strict=True):
+            found = [builder.load(half) for half in halves]
+            add_products(self, self.linear(self.panel, panel), self.linear(self.row, row), found)
+
+    def cleared(self, kind):
+        place = cgutils.alloca_once(self.builder, kind)
+        self.builder.store(constant(kind, 0), place)
+        return place
+
+    def multiply(self, block, load, totals) -> None:
+        """One load of codes of each panel meets both digits of each row."""
+        builder, of_bytes = self.builder, self.vectors.bytes
+        size = NIBBLE_LOADS * of_bytes.count
+        first = (self.row, self.stride), (block, self.rows * BLOCK * DIGITS), (load, 4)
+        for panel in range(self.panels):
+            before = (self.panel, self.blocks, size), (panel, self.blocks, size)
+            at = self.linear(*before, (block, size), (load, of_bytes.count))
+            raw = builder.load(self.at(0, 0, at, of_bytes), align=1)
+            halves = {
+                _LOW: builder.and_(raw, constant(of_bytes, 15)),
+                _HIGH: builder.lshr(raw, constant(of_bytes, 4)),
+            }
+            for offset, weights in halves.items():
+                for digit in range(DIGITS):
+                    for row in range(self.rows):
+                        place = self.linear(*first, (digit * self.rows + row) * BLOCK + offset)
+                        four = builder.load(self.at(1, 0, place, I32), align=1)
+                        inputs = builder.bitcast(splat(builder, four, self.vectors.ints), of_bytes)
+                        total = totals[panel * self.rows + row][digit]
+                        added = self.vectors.add_bytes(builder, builder.load(total), weights, inputs)
+                        builder.store(added, total)
+
+    def finish(self, block, panel: int, totals, sums) -> None:
+        """sum += total x scale + the sum of inputs x minimum."""
+        builder = self.builder
+        number = self.linear((self.panel, self.blocks), (panel, self.blocks), block)
+
+        def of_weights(index):
+            kind = ir.VectorType(I16, self.lanes)
+            found = builder.load(self.at(0, index, self.linear((number, self.lanes)), kind), align=2)
+            return doubles(builder, builder.sext(found, self.vectors.ints))
+
+        scales, minimums = of_weights(1), of_weights(2)
+        for row in range(self.rows):
+            at = panel * self.rows + row
+            low, high = (self.vectors.integers(builder, builder.load(total)) for total in totals[at])
+            total = doubles(builder, builder.add(builder.shl(high, constant(high.type, 8)), low))
+            input_at = self.linear((self.row, self.blocks), (block, self.rows), row)
+            of_inputs = builder.sitofp(builder.load(self.at(1, 2, input_at, I32)), F64)
+            of_inputs = splat(builder, of_inputs, self.sums)
+            for part, scale, minimum, place in zip(total, scales, minimums, sums[at], strict=True):
+                value = math(builder, "fma", [minimum, of_inputs, builder.load(place)])
+                builder.store(math(builder, "fma", [scale, part, value]), place)
+
+
+def doubles(builder, integers) -> list[Any]:
+    """The first half of the lanes and the second."""
+    half = integers.type.count // 2
+    kind = ir.VectorType(F64, half)
+    return [builder.sitofp(slice_of(builder, integers, half, number), kind) for number in range(2)]
+
+
+def row_bytes(builder, blocks):
+    """Of a row of inputs: blocks are stored in pairs."""
+    one = ir.Constant(I64, 1)
+    pairs = builder.lshr(builder.add(blocks, one), one)
+    return builder.mul(pairs, ir.Constant(I64, 2 * BLOCK * DIGITS))
+
+
+def panels_at_once(lanes: int, rows: int) -> int:
+    """How many panels a kernel takes at once: as many as there are registers for their sums."""
+    return 1 if rows > 1 else GROUP // lanes
+
+
+four_rows, one_row = (kernel(_Emitter, rows) for rows in (ROWS, 1))
