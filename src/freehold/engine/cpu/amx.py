@@ -19,7 +19,7 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils
 
-from freehold.engine.cpu.vectors import I8, I32, I64, call
+from freehold.engine.cpu.vectors import I8, I64, call
 
 TILE = 16  # rows of a register
 REGISTERS = 8
@@ -70,14 +70,6 @@ def load(builder, register: int, where, stride) -> None:
     """Rows that begin `stride` bytes after one another, from a pointer."""
     arguments = [_number(register), builder.bitcast(where, I8.as_pointer()), _as_int(stride)]
     call(builder, "llvm.x86.tileloadd64", ir.VoidType(), arguments)
-
-
-def prefetch(builder, where) -> None:
-    """Have a line of memory, which will be read, brought to the nearest cache."""
-    to_read, nearest, data = (ir.Constant(I32, number) for number in (0, 3, 1))
-    call(
-        builder, "llvm.prefetch.p0i8", ir.VoidType(), [builder.bitcast(where, I8.as_pointer()), to_read, nearest, data]
-    )
 
 
 def store(builder, register: int, where, stride) -> None:

@@ -14,7 +14,7 @@ from freehold.engine.cpu import amx
 from freehold.engine.cpu.amx_only import with_amx
 from freehold.engine.cpu.integer_tiles import BLOCK, GROUP, NIBBLE_LOADS, Records
 from freehold.engine.cpu.row_scaled_tiles import DIGITS, add_products, doubles, row_bytes
-from freehold.engine.cpu.vectors import I8, I16, I32, I64, constant, intrinsic, math
+from freehold.engine.cpu.vectors import I8, I16, I32, I64, constant, intrinsic, math, prefetch
 
 LANES = 16
 TILE = amx.TILE
@@ -115,11 +115,9 @@ class _Emitter(Records):
         """Have a later panel's weights brought while products are computed: widening them is all that reads memory."""
         number = self.linear((panel, self.field(0, 4)), (pair, 2))
         for line in range(2 * NIBBLE_LOADS):
-            amx.prefetch(
-                self.builder, self.at(0, 0, self.linear((number, NIBBLE_LOADS * 4 * LANES), line * 4 * LANES), I8)
-            )
+            prefetch(self.builder, self.at(0, 0, self.linear((number, NIBBLE_LOADS * 4 * LANES), line * 4 * LANES), I8))
         for index in (1, 2):
-            amx.prefetch(self.builder, self.at(0, index, self.linear((number, LANES)), I16))
+            prefetch(self.builder, self.at(0, index, self.linear((number, LANES)), I16))
 
 
 def _define_begin(typingctx, weights):

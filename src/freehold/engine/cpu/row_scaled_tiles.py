@@ -19,7 +19,7 @@ from freehold.engine.cpu.integer_tiles import (
     add_to_output,
     kernel,
 )
-from freehold.engine.cpu.vectors import F32, F64, I16, I32, I64, constant, joined, math, slice_of, splat
+from freehold.engine.cpu.vectors import F32, F64, I8, I16, I32, I64, constant, joined, math, prefetch, slice_of, splat
 
 DIGITS = 2  # of inputs: bytes, both signed; the lower one first
 _LOW, _HIGH = 0, 16  # the columns of a block that the halves of a byte belong to
@@ -98,6 +98,7 @@ class _Emitter(Records):
             before = (self.panel, self.blocks, size), (panel, self.blocks, size)
             at = self.linear(*before, (block, size), (load, of_bytes.count))
             raw = builder.load(self.at(0, 0, at, of_bytes), align=1)
+            self.prefetch(0, at, size)
             halves = {
                 _LOW: builder.and_(raw, constant(of_bytes, 15)),
                 _HIGH: builder.lshr(raw, constant(of_bytes, 4)),
@@ -112,6 +113,13 @@ class _Emitter(Records):
                         added = self.vectors.add_bytes(builder, builder.load(total), weights, inputs)
                         builder.store(added, total)
 
+    def prefetch(self, index: int, at, of_block: int) -> None:
+        """Have what the next panels need of an array of weights brought while these are computed. One row of inputs
+        computes less than memory gives, and panels are too short for the processor to see where they go on."""
+        if self.rows == 1:
+            ahead = self.linear(at, (self.blocks, self.panels * of_block))
+            prefetch(self.builder, self.at(0, index, ahead, I8))
+
     def finish(self, block, panel: int, totals, sums) -> None:
         """sum += total x scale + the sum of inputs x minimum."""
         builder = self.builder
@@ -119,6 +127,7 @@ class _Emitter(Records):
 
         def of_weights(index):
             kind = ir.VectorType(I16, self.lanes)
+            self.prefetch(index, self.linear((number, self.lanes)), self.lanes)
             found = builder.load(self.at(0, index, self.linear((number, self.lanes)), kind), align=2)
             return doubles(builder, builder.sext(found, self.vectors.ints))
 

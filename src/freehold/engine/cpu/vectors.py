@@ -101,3 +101,11 @@ def widen_bf16(builder, values):
         wide, floats = (ir.VectorType(kind, values.type.count) for kind in (I32, F32))
         return builder.bitcast(builder.shl(builder.zext(values, wide), constant(wide, 16)), floats)
     return builder.bitcast(builder.shl(builder.zext(values, I32), ir.Constant(I32, 16)), F32)
+
+
+def prefetch(builder, where) -> None:
+    """Have a line of memory, which will be read, brought to the nearest cache."""
+    to_read, nearest, data = (ir.Constant(I32, number) for number in (0, 3, 1))
+    call(
+        builder, "llvm.prefetch.p0i8", ir.VoidType(), [builder.bitcast(where, I8.as_pointer()), to_read, nearest, data]
+    )
