@@ -112,7 +112,7 @@ class _Emitter(Records):
             add_products(self, panel, builder.add(row, loop.index), sums)
 
     def prefetch(self, panel, pair) -> None:
-        """Have a later panel's weights brought while products are computed: widening them is all that reads memory."""
+        """Bring a later panel's weights while products are computed: only widening them reads memory."""
         number = self.linear((panel, self.field(0, 4)), (pair, 2))
         for line in range(2 * NIBBLE_LOADS):
             prefetch(self.builder, self.at(0, 0, self.linear((number, NIBBLE_LOADS * 4 * LANES), line * 4 * LANES), I8))

@@ -113,11 +113,11 @@ class _Emitter(Records):
                         added = self.vectors.add_bytes(builder, builder.load(total), weights, inputs)
                         builder.store(added, total)
 
-    def prefetch(self, index: int, at, of_block: int) -> None:
-        """Have what the next panels need of an array of weights brought while these are computed. One row of inputs
-        computes less than memory gives, and panels are too short for the processor to see where they go on."""
+    def prefetch(self, index: int, at, block_size: int) -> None:
+        """One row of inputs waits for memory: bring the numbers that the next panels have at the same place. The array
+        has `block_size` of them for each block of a panel."""
         if self.rows == 1:
-            ahead = self.linear(at, (self.blocks, self.panels * of_block))
+            ahead = self.linear(at, (self.blocks, self.panels * block_size))
             prefetch(self.builder, self.at(0, index, ahead, I8))
 
     def finish(self, block, panel: int, totals, sums) -> None:
@@ -126,9 +126,9 @@ class _Emitter(Records):
         number = self.linear((self.panel, self.blocks), (panel, self.blocks), block)
 
         def of_weights(index):
-            kind = ir.VectorType(I16, self.lanes)
-            self.prefetch(index, self.linear((number, self.lanes)), self.lanes)
-            found = builder.load(self.at(0, index, self.linear((number, self.lanes)), kind), align=2)
+            kind, at = ir.VectorType(I16, self.lanes), self.linear((number, self.lanes))
+            found = builder.load(self.at(0, index, at, kind), align=2)
+            self.prefetch(index, at, self.lanes)
             return doubles(builder, builder.sext(found, self.vectors.ints))
 
         scales, minimums = of_weights(1), of_weights(2)

@@ -104,7 +104,7 @@ def widen_bf16(builder, values):
 
 
 def prefetch(builder, where) -> None:
-    """Have a line of memory, which will be read, brought to the nearest cache."""
+    """Bring the line of memory at `where` to the nearest cache: it will be read soon."""
     to_read, nearest, data = (ir.Constant(I32, number) for number in (0, 3, 1))
     call(
         builder, "llvm.prefetch.p0i8", ir.VoidType(), [builder.bitcast(where, I8.as_pointer()), to_read, nearest, data]
