@@ -50,6 +50,17 @@ def put(typingctx, number, value):
 
 
 @intrinsic
+def post(typingctx, number, value):
+    """`put`, without waiting until other threads see it: they do once they see what is `put` later."""
+
+    def codegen(context, builder, signature, values):
+        builder.store_atomic(values[1], _word(builder, values[0]), "release", 8)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), codegen
+
+
+@intrinsic
 def add(typingctx, number, value):
     """-> the word as it was before."""
 

@@ -253,12 +253,13 @@ def _multiply(step, source, norm, epsilon, codes, scales, minimums, x, blocks, l
             weights = Weights(codes, scales, minimums, blocks, loads, isa)
             inputs, outputs = Inputs(x, x_scales, x_sums), Outputs(out, width)
             fours = last - (last - first) % ROWS
-            begin, at_once = group * GROUP // isa.lanes, panels_at_once(isa.lanes, ROWS)
-            for panel in range(begin, begin + GROUP // isa.lanes, at_once):
+            begin, end = group * GROUP // isa.lanes, (group + 1) * GROUP // isa.lanes
+            for panel in range(begin, end, panels_at_once(isa.lanes, ROWS)):
                 for row in range(first, fours if panel * isa.lanes < width else 0, ROWS):
                     four_rows(weights, inputs, outputs, panel, row)
-            for row in range(fours, last):
-                one_row(weights, inputs, outputs, begin, row)
+            for panel in range(begin, end, panels_at_once(isa.lanes, 1)):
+                for row in range(fours, last if panel * isa.lanes < width else 0):
+                    one_row(weights, inputs, outputs, panel, row)
 
 
 def has_four_bits(tensors: Sequence[StoredTensor]) -> bool:

@@ -301,8 +301,9 @@ def add_to_output(records: Records, panel, row, result) -> None:
 
 @register_jitable
 def panels_at_once(lanes: int, rows: int) -> int:
-    """How many panels a kernel takes at once: as many as there are registers for their sums."""
-    return 1 if rows > 1 and lanes == 8 else GROUP // lanes
+    """How many panels a kernel takes at once. One row waits for memory, which is read in order then; for more, as many
+    as there are registers for their sums."""
+    return 1 if rows == 1 or lanes == 8 else GROUP // lanes
 
 
 def kernel(emitter: type, rows: int) -> Any:

@@ -204,7 +204,8 @@ def _multiply(step, source, norm, epsilon, codes, scales, minimums, units, block
             inputs, outputs = Inputs(x, x_units, x_sums), Outputs(out, width)
             fours = last - (last - first) % ROWS
             for panel in range(group * GROUP // isa.lanes, (group + 1) * GROUP // isa.lanes):
-                for row in range(first, fours if panel * isa.lanes < width else 0, ROWS):
+                end = last if panel * isa.lanes < width else 0
+                for row in range(first, min(fours, end), ROWS):
                     four_rows(weights, inputs, outputs, panel, row)
-            for row in range(fours, last):
-                one_row(weights, inputs, outputs, group * GROUP // isa.lanes, row)
+                for row in range(fours, end):
+                    one_row(weights, inputs, outputs, panel, row)

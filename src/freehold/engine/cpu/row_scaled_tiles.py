@@ -1,7 +1,10 @@
-"""The inner loops of `row_scaled`: one row of inputs, or four, times some panels of weights, in vectors.
+"""The inner loops of `row_scaled`: one row of inputs, or four, times a panel of weights, in vectors.
 
 The sum of a block is an integer of 32 bits, for each of the two digits of inputs. It is added to the sum of the row
 with the block's own scale, an integer as well, in float64: all of these numbers are below 2**53, so nothing is rounded.
+
+With one row, products wait for memory. Panels are read one after the other: two at a time, whose lines alternate, are
+read at half the speed.
 """
 
 from typing import Any, NamedTuple
@@ -11,7 +14,6 @@ from numba.core import cgutils
 
 from freehold.engine.cpu.integer_tiles import (
     BLOCK,
-    GROUP,
     NIBBLE_LOADS,
     ROWS,
     IntegerVectors,
@@ -58,72 +60,65 @@ def add_products(records: Records, panel, row, sums) -> None:
 
 
 class _Emitter(Records):
-    """Emits one kernel: panels from `panel` on meet `rows` rows of inputs from `row` on."""
+    """Emits one kernel: a panel meets `rows` rows of inputs from `row` on."""
 
     def __init__(self, context, builder, signature, values, rows: int):
         super().__init__(context, builder, signature, values)
         self.vectors = IntegerVectors(signature.args[0].types[6].instance_class)
         self.lanes, self.rows = self.vectors.lanes, rows
-        self.panels = panels_at_once(self.lanes, rows)
         self.sums = ir.VectorType(F64, self.lanes // 2)  # a register: never wider than those of integers
-        self.pairs = [(panel, row) for panel in range(self.panels) for row in range(rows)]
         self.blocks, self.loads = self.field(0, 4), self.field(0, 5)
         self.panel, self.row = values[3], values[4]
         self.stride = row_bytes(builder, self.blocks)
 
     def emit(self) -> None:
-        builder = self.builder
-        sums = [[self.cleared(self.sums) for _ in range(2)] for _ in self.pairs]
+        builder, rows = self.builder, range(self.rows)
+        sums = [[self.cleared(self.sums) for _ in range(2)] for _ in rows]
         with cgutils.for_range(builder, self.blocks) as block:
-            totals = [[self.cleared(self.vectors.byte_total) for _ in range(DIGITS)] for _ in self.pairs]
+            totals = [[self.cleared(self.vectors.byte_total) for _ in range(DIGITS)] for _ in rows]
+            number = self.linear((self.panel, self.blocks), block.index)
             with cgutils.for_range(builder, self.loads) as load:
-                self.multiply(block.index, load.index, totals)
-            for panel in range(self.panels):
-                self.finish(block.index, panel, totals, sums)
-        for (panel, row), halves in zip(self.pairs, sums, strict=True):
+                self.multiply(number, block.index, load.index, totals)
+            self.finish(number, block.index, totals, sums)
+        for row, halves in zip(rows, sums, strict=True):
             found = [builder.load(half) for half in halves]
-            add_products(self, self.linear(self.panel, panel), self.linear(self.row, row), found)
+            add_products(self, self.panel, self.linear(self.row, row), found)
 
     def cleared(self, kind):
         place = cgutils.alloca_once(self.builder, kind)
         self.builder.store(constant(kind, 0), place)
         return place
 
-    def multiply(self, block, load, totals) -> None:
-        """One load of codes of each panel meets both digits of each row."""
+    def multiply(self, number, block, load, totals) -> None:
+        """One load of codes of the panel's block, which is `number` of the matrix, meets both digits of each row."""
         builder, of_bytes = self.builder, self.vectors.bytes
-        size = NIBBLE_LOADS * of_bytes.count
+        at = self.linear((number, NIBBLE_LOADS * of_bytes.count), (load, of_bytes.count))
+        raw = builder.load(self.at(0, 0, at, of_bytes), align=1)
+        self.prefetch(0, at, NIBBLE_LOADS * of_bytes.count)
+        halves = {
+            _LOW: builder.and_(raw, constant(of_bytes, 15)),
+            _HIGH: builder.lshr(raw, constant(of_bytes, 4)),
+        }
         first = (self.row, self.stride), (block, self.rows * BLOCK * DIGITS), (load, 4)
-        for panel in range(self.panels):
-            before = (self.panel, self.blocks, size), (panel, self.blocks, size)
-            at = self.linear(*before, (block, size), (load, of_bytes.count))
-            raw = builder.load(self.at(0, 0, at, of_bytes), align=1)
-            self.prefetch(0, at, size)
-            halves = {
-                _LOW: builder.and_(raw, constant(of_bytes, 15)),
-                _HIGH: builder.lshr(raw, constant(of_bytes, 4)),
-            }
-            for offset, weights in halves.items():
-                for digit in range(DIGITS):
-                    for row in range(self.rows):
-                        place = self.linear(*first, (digit * self.rows + row) * BLOCK + offset)
-                        four = builder.load(self.at(1, 0, place, I32), align=1)
-                        inputs = builder.bitcast(splat(builder, four, self.vectors.ints), of_bytes)
-                        total = totals[panel * self.rows + row][digit]
-                        added = self.vectors.add_bytes(builder, builder.load(total), weights, inputs)
-                        builder.store(added, total)
+        for offset, weights in halves.items():
+            for digit in range(DIGITS):
+                for row, of_row in enumerate(totals):
+                    place = self.linear(*first, (digit * self.rows + row) * BLOCK + offset)
+                    four = builder.load(self.at(1, 0, place, I32), align=1)
+                    inputs = builder.bitcast(splat(builder, four, self.vectors.ints), of_bytes)
+                    added = self.vectors.add_bytes(builder, builder.load(of_row[digit]), weights, inputs)
+                    builder.store(added, of_row[digit])
 
     def prefetch(self, index: int, at, block_size: int) -> None:
-        """One row of inputs waits for memory: bring the numbers that the next panels have at the same place. The array
-        has `block_size` of them for each block of a panel."""
+        """With one row, bring the numbers that the next panel has at the same place. The array has `block_size` of them
+        for each block of a panel."""
         if self.rows == 1:
-            ahead = self.linear(at, (self.blocks, self.panels * block_size))
+            ahead = self.linear(at, (self.blocks, block_size))
             prefetch(self.builder, self.at(0, index, ahead, I8))
 
-    def finish(self, block, panel: int, totals, sums) -> None:
+    def finish(self, number, block, totals, sums) -> None:
         """sum += total x scale + the sum of inputs x minimum."""
         builder = self.builder
-        number = self.linear((self.panel, self.blocks), (panel, self.blocks), block)
 
         def of_weights(index):
             kind, at = ir.VectorType(I16, self.lanes), self.linear((number, self.lanes))
@@ -133,13 +128,12 @@ class _Emitter(Records):
 
         scales, minimums = of_weights(1), of_weights(2)
         for row in range(self.rows):
-            at = panel * self.rows + row
-            low, high = (self.vectors.integers(builder, builder.load(total)) for total in totals[at])
+            low, high = (self.vectors.integers(builder, builder.load(total)) for total in totals[row])
             total = doubles(builder, builder.add(builder.shl(high, constant(high.type, 8)), low))
             input_at = self.linear((self.row, self.blocks), (block, self.rows), row)
             of_inputs = builder.sitofp(builder.load(self.at(1, 2, input_at, I32)), F64)
             of_inputs = splat(builder, of_inputs, self.sums)
-            for part, scale, minimum, place in zip(total, scales, minimums, sums[at], strict=True):
+            for part, scale, minimum, place in zip(total, scales, minimums, sums[row], strict=True):
                 value = math(builder, "fma", [minimum, of_inputs, builder.load(place)])
                 builder.store(math(builder, "fma", [scale, part, value]), place)
 
@@ -156,11 +150,6 @@ def row_bytes(builder, blocks):
     one = ir.Constant(I64, 1)
     pairs = builder.lshr(builder.add(blocks, one), one)
     return builder.mul(pairs, ir.Constant(I64, 2 * BLOCK * DIGITS))
-
-
-def panels_at_once(lanes: int, rows: int) -> int:
-    """How many panels a kernel takes at once: as many as there are registers for their sums."""
-    return 1 if rows > 1 else GROUP // lanes
 
 
 four_rows, one_row = (kernel(_Emitter, rows) for rows in (ROWS, 1))
