@@ -29,6 +29,7 @@ from freehold.engine.cpu.vectors import (
     math,
     pairwise,
     pointer,
+    prefetch,
     slice_of,
     splat,
 )
@@ -198,6 +199,10 @@ class Records:
         array = self.builder.extract_value(self.values[argument], index)
         return pointer(self.context, self.builder, self.kinds[argument].types[index], array, at, kind)
 
+    def bring(self, argument: int, index: int, at) -> None:
+        """Have the line of memory with an element of an array in a record brought: it will be read soon."""
+        prefetch(self.builder, self.at(argument, index, at, I8))
+
     def linear(self, *terms):
         """The sum of terms; a tuple is a product."""
         total = ir.Constant(I64, 0)
@@ -252,6 +257,7 @@ class _Emitter(Records):
             before = (self.panel, self.blocks, form.block_bytes), (panel, self.blocks, form.block_bytes)
             at = self.linear(*before, (block, form.block_bytes), (load, form.load_bytes))
             parts = form.split(builder, builder.load(self.at(0, 0, at, form.load), align=1))
+            self.prefetch(0, at, form.block_bytes)
             for part, offset in zip(parts, form.inputs, strict=True):
                 for row in range(self.rows):
                     if (row, offset) not in inputs:
@@ -259,6 +265,12 @@ class _Emitter(Records):
                         inputs[row, offset] = builder.bitcast(splat(builder, four, self.vectors.ints), form.input)
                     total = totals[panel * self.rows + row]
                     builder.store(form.add(builder, builder.load(total), part, inputs[row, offset]), total)
+
+    def prefetch(self, index: int, at, block_size: int) -> None:
+        """With one row, bring the numbers that the next panel has at the same place. The array has `block_size` of them
+        for each block of a panel."""
+        if self.rows == 1:
+            self.bring(0, index, self.linear(at, (self.blocks, block_size)))
 
     def finish(self, block, part: int, totals, results) -> None:
         """result += total x both scales, and, once a block, its minimum x the sum of its inputs."""
@@ -268,6 +280,7 @@ class _Emitter(Records):
             input_at = self.linear((self.row, self.blocks), (block, self.rows), row)
 
             def of_weights(index, at):
+                self.prefetch(index, at, lanes * (self.format.parts if index == 1 else 1))
                 if self.kinds[0].types[index].dtype == types.float32:
                     return builder.load(self.at(0, index, at, vectors.floats), align=4)
                 return builder.fpext(builder.load(self.at(0, index, at, vectors.halves), align=2), vectors.floats)

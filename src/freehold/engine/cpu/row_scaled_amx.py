@@ -14,7 +14,7 @@ from freehold.engine.cpu import amx
 from freehold.engine.cpu.amx_only import with_amx
 from freehold.engine.cpu.integer_tiles import BLOCK, GROUP, NIBBLE_LOADS, Records
 from freehold.engine.cpu.row_scaled_tiles import DIGITS, add_products, doubles, row_bytes
-from freehold.engine.cpu.vectors import I8, I16, I32, I64, constant, intrinsic, math, prefetch
+from freehold.engine.cpu.vectors import I8, I16, I32, I64, constant, intrinsic, math
 
 LANES = 16
 TILE = amx.TILE
@@ -115,9 +115,9 @@ class _Emitter(Records):
         """Bring a later panel's weights while products are computed: only widening them reads memory."""
         number = self.linear((panel, self.field(0, 4)), (pair, 2))
         for line in range(2 * NIBBLE_LOADS):
-            prefetch(self.builder, self.at(0, 0, self.linear((number, NIBBLE_LOADS * 4 * LANES), line * 4 * LANES), I8))
+            self.bring(0, 0, self.linear((number, NIBBLE_LOADS * 4 * LANES), line * 4 * LANES))
         for index in (1, 2):
-            prefetch(self.builder, self.at(0, index, self.linear((number, LANES)), I16))
+            self.bring(0, index, self.linear((number, LANES)))
 
 
 def _define_begin(typingctx, weights):

@@ -21,7 +21,7 @@ from freehold.engine.cpu.integer_tiles import (
     add_to_output,
     kernel,
 )
-from freehold.engine.cpu.vectors import F32, F64, I8, I16, I32, I64, constant, joined, math, prefetch, slice_of, splat
+from freehold.engine.cpu.vectors import F32, F64, I16, I32, I64, constant, joined, math, slice_of, splat
 
 DIGITS = 2  # of inputs: bytes, both signed; the lower one first
 _LOW, _HIGH = 0, 16  # the columns of a block that the halves of a byte belong to
@@ -113,8 +113,7 @@ class _Emitter(Records):
         """With one row, bring the numbers that the next panel has at the same place. The array has `block_size` of them
         for each block of a panel."""
         if self.rows == 1:
-            ahead = self.linear(at, (self.blocks, block_size))
-            prefetch(self.builder, self.at(0, index, ahead, I8))
+            self.bring(0, index, self.linear(at, (self.blocks, block_size)))
 
     def finish(self, number, block, totals, sums) -> None:
         """sum += total x scale + the sum of inputs x minimum."""

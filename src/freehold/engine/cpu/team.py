@@ -20,7 +20,19 @@ import numpy as np
 from llvmlite import binding
 from numba import cfunc, njit, types
 
-from freehold.engine.cpu.atomics import add, call_piece, exchange_if, get, pause, place, post, put, read, sleep_while, wake
+from freehold.engine.cpu.atomics import (
+    add,
+    call_piece,
+    exchange_if,
+    get,
+    pause,
+    place,
+    post,
+    put,
+    read,
+    sleep_while,
+    wake,
+)
 
 PIECES = 4  # of a loop, for each thread
 SPIN_WORK, SPIN_END = 2000, 400  # looks, before a thread sleeps: for the next loop, and for the end of this one
