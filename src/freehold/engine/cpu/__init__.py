@@ -1,0 +1,3 @@
+from freehold.engine.cpu.kernel_cache import keep_kernels_by_content
+
+keep_kernels_by_content()

@@ -17,89 +17,148 @@ from numba import njit, prange
 from freehold.engine.cpu.attention_amx import TILE, can_multiply, split
 from freehold.engine.cpu.attention_amx import begin as begin_products
 from freehold.engine.cpu.attention_amx import end as end_products
-from freehold.engine.cpu.attention_block import Block, Layer, Pages, Scoring, Scratch, attend_block
+from freehold.engine.cpu.attention_block import Block, Layer, Pages, Scoring, Scratch, attend_block, places_of
+from freehold.engine.cpu.attention_tiles import HEIGHT
+from freehold.engine.cpu.borrowed import borrow, keep
 from freehold.engine.cpu.cache_line import LINE, aligned
 from freehold.engine.cpu.items import SEGMENT, WHOLE, Item, Members
 from freehold.engine.cpu.pointwise import ROWS_PARALLEL, Heads, LayerKV, Rotation, rotate_and_write
-from freehold.engine.cpu.softmax import KEYS, LANES, Softmax, empty_softmax, merge_segment
+from freehold.engine.cpu.simd import div, load, mul, splat, store
+from freehold.engine.cpu.softmax import KEYS, LANES, Softmax, merge_segment
 
 
 @njit(inline="always")
-def _row_count(members, item, heads):
-    return heads.queries // heads.kv * np.sum(members.counts[item.first : item.stop])
+def _item(number, first_members, shared, counts, group):
+    """Item `number`; `group` queries of a position share a head of keys."""
+    first, stop = first_members[number], first_members[number + 1]
+    queries = 0
+    for member in range(first, stop):
+        queries += counts[member]
+    return Item(first, stop, shared[number], queries * group)
 
 
 @njit(inline="always")
-def _words(count):
-    return aligned(np.empty(count + LINE // 2, np.uint16))
-
-
-@njit(inline="always")
-def _make_scratch(q, layer, members, item, head):
-    """Scaled queries of all rows, and room for their scores."""
+def _room_sizes(layer, rows):
+    """What is computed of an item with so many rows takes: floats for queries, for scores of a block, for tiles of keys
+    and of values; words for both halves of queries, for a block in pairs, and floats for a softmax."""
     heads, is_gathered = layer.heads, layer.page_size < LANES
+    size, value_size = heads.size, heads.value_size
+    if can_multiply(layer.isa, layer.kv.keys, heads):
+        padded = rows + min(rows, TILE)
+        words = 2 * padded * size, 2 * TILE * KEYS + KEYS * (size + value_size)
+        return padded * size, TILE * KEYS, 0, 0, words[0], words[1], rows * (value_size + 2)
+    tile_k = KEYS * size if is_gathered else 0
+    tile_v = KEYS * value_size if is_gathered or heads.is_latent else 0
+    return rows * size, HEIGHT * KEYS, tile_k, tile_v, 0, 0, rows * (value_size + 2)
+
+
+@njit(inline="always")
+def _make_room(layer, rows):
+    """One array for all of it and two softmaxes: each array that is made takes its time."""
+    queries, scores, tile_k, tile_v, halves, pairs, softmax = _room_sizes(layer, rows)
+    floats = queries + scores + 2 * KEYS + tile_k + tile_v + (halves + pairs) // 2 + 2 * softmax
+    return np.empty(floats + 12 * LINE // 4, np.float32)
+
+
+@njit(inline="always")
+def _part(room, at, count):
+    """`count` floats from `at` on -> them, and where the next part begins: at a line."""
+    return room[at : at + count], at + (count + LINE // 4 - 1) // (LINE // 4) * (LINE // 4)
+
+
+@njit(inline="always")
+def _softmax_in(room, at, rows, size):
+    sums, at = _part(room, at, rows * size)
+    highest, at = _part(room, at, rows)
+    weights, at = _part(room, at, rows)
+    return Softmax(sums, highest, weights), at
+
+
+@njit(inline="always")
+def _scratch_in(room, q, layer, members, item, head):
+    """Scaled queries of all rows, and room for what is computed of a block -> it, and where the next part begins."""
+    heads, rows, scale = layer.heads, item.rows, splat(layer.scoring.scale)
     size, group, row = heads.size, heads.queries // heads.kv, 0
-    rows = _row_count(members, item, heads)
-    is_split = can_multiply(layer.isa, layer.kv.keys, heads)
-    room = rows + min(rows, TILE) if is_split else rows
-    queries = np.zeros(room * size, np.float32)
+    query_room, score_room, tile_k, tile_v, halves, pairs, _ = _room_sizes(layer, rows)
+    queries, at = _part(room, 0, query_room)
+    scores, at = _part(room, at, score_room)
+    tiles_k, at = _part(room, at, tile_k)
+    tiles_v, at = _part(room, at, tile_v)
+    key_scales, at = _part(room, at, KEYS)
+    value_scales, at = _part(room, at, KEYS)
+    both, at = _part(room, at, halves // 2)
+    block, at = _part(room, at, pairs // 2)
     for m in range(item.first, item.stop):
         for r in range(members.counts[m] * group):
-            at = ((members.tokens[m] + r // group) * heads.queries + head * group + r % group) * size
-            for k in range(size):
-                queries[row * size + k] = q[at + k] * layer.scoring.scale
+            from_ = ((members.tokens[m] + r // group) * heads.queries + head * group + r % group) * size
+            for stretch in range(0, size, LANES):
+                k = min(stretch, size - LANES)
+                store(queries, row * size + k, mul(load(q, from_ + k), scale))
             row += 1
-    tile_k = LANES * size if is_gathered and not is_split else 0
-    tile_v = LANES * heads.value_size if (is_gathered or heads.is_latent) and not is_split else 0
-    split_queries = _words(2 * room * size if is_split else 0)
-    split(layer.isa, queries, 0, split_queries, 0, room * size, room * size if is_split else 0)
-    return Scratch(
-        queries,
-        aligned(np.empty((TILE if is_split else rows) * KEYS + LINE // 4, np.float32)),
-        np.zeros(tile_k, np.float32),
-        np.zeros(tile_v, np.float32),
-        split_queries,
-        _words(2 * TILE * KEYS if is_split else 0),
-        _words(KEYS * size if is_split else 0),
-        _words(KEYS * heads.value_size if is_split else 0),
-    )
+    queries[row * size :] = 0
+    split_queries, words = both.view(np.uint16), block.view(np.uint16)
+    split(layer.isa, queries, 0, split_queries, 0, query_room, halves // 2)
+    weights = 2 * TILE * KEYS if pairs else 0
+    keys = KEYS * size if pairs else 0
+    split_scores, paired_keys = words[:weights], words[weights : weights + keys]
+    scratch = Scratch(
+        queries, scores, tiles_k, tiles_v, key_scales, value_scales,
+        split_queries, split_scores, paired_keys, words[weights + keys :],
+    )  # fmt: skip
+    return scratch, at
 
 
 @njit(nogil=True, error_model="numpy")
-def _attend_segment(scratch, softmax, layer, members, item, segment, head):
-    """The softmax of all rows over one segment. Blocks that no row looks back on are not read."""
+def _attend_segment(scratch, softmax, layer, members, item, segment, head, next_places):
+    """The softmax of all rows over one segment. Blocks that no row looks back on are not read. `next_places`: where the
+    keys are that are read after all of these."""
     heads, low = layer.heads, segment * SEGMENT
     softmax.sums[:], softmax.highest[:], softmax.weights[:] = 0, -np.inf, 0
     is_split = len(scratch.split_queries) > 0
-    begin_products(layer.isa, is_split, min(_row_count(members, item, heads), TILE))
+    begin_products(layer.isa, is_split, min(item.rows, TILE))
     group, row = heads.queries // heads.kv, 0
     for m in range(item.first - 1, item.stop):  # first what all share, through the table of the first
         is_shared = m < item.first
         pages = Pages(layer.tables[members.rows[max(m, item.first)]], layer.page_size)
-        rows = _row_count(members, item, heads) if is_shared else members.counts[m] * group
+        rows = item.rows if is_shared else members.counts[m] * group
         start, end = (0, item.shared) if is_shared else (item.shared, members.positions[m] + members.counts[m])
         first = item.shared if is_shared else members.positions[m]
         if layer.lookback and first > layer.lookback:
             start = max(start, (first - layer.lookback) // KEYS * KEYS)
-        for at in range(max(start, low), min(end, low + SEGMENT), KEYS):
+        stop = min(end, low + SEGMENT)
+        for at in range(max(start, low), stop, KEYS):
             block = Block(at, end, row, rows, first, group, layer.lookback)
-            attend_block(scratch, softmax, layer, pages, block, head)
+            following = next_places
+            if at + KEYS < stop and layer.page_size >= LANES:
+                following = places_of(pages, at + KEYS, end, head, heads)
+            attend_block(scratch, softmax, layer, pages, block, head, following)
         if not is_shared:
             row += rows
     end_products(layer.isa, is_split)
 
 
 @njit(inline="always")
-def _begin(layer, members, item, head):
+def _first_places(layer, members, item, segment, head):
+    """Where the keys of an item are, or of a segment of it, that are read first."""
+    member, start = item.first, max(segment, 0) * SEGMENT
+    end = members.positions[member] + members.counts[member]
+    if layer.lookback and members.positions[member] > layer.lookback:
+        start = (members.positions[member] - layer.lookback) // KEYS * KEYS
+    if layer.page_size < LANES or start >= end:
+        return np.int64(0), np.int64(0), np.int64(0), np.int64(0)
+    return places_of(Pages(layer.tables[members.rows[member]], layer.page_size), start, end, head, layer.heads)
+
+
+@njit(inline="always")
+def _begin(whole, layer, rows, head):
     """A softmax before the first key. A sink is a key that has been seen already, and whose value is 0."""
     heads, sinks = layer.heads, layer.scoring.sinks
-    rows, group = _row_count(members, item, heads), heads.queries // heads.kv
-    whole = empty_softmax(rows, heads.value_size)
+    group = heads.queries // heads.kv
+    whole.sums[:], whole.highest[:], whole.weights[:] = 0, -np.inf, 0
     if len(sinks):
         for row in range(rows):
             whole.highest[row] = sinks[head * group + row % group]
             whole.weights[row] = np.float32(1)
-    return whole
 
 
 @njit(inline="always")
@@ -110,57 +169,68 @@ def _write(whole, layer, members, item, head, out):
     for m in range(item.first, item.stop):
         for r in range(members.counts[m] * group):
             at = ((members.tokens[m] + r // group) * heads.queries + head * group + r % group) * size
-            for k in range(size):
-                out[at + k] = whole.sums[row * size + k] / whole.weights[row]
+            weight = splat(whole.weights[row])
+            for k in range(0, size, LANES):
+                store(out, at + k, div(load(whole.sums, row * size + k), weight))
             row += 1
 
 
 @njit(nogil=True, error_model="numpy")
-def _attend_item(q, layer, members, item, head, out):
+def _attend_item(q, layer, members, item, head, next_places, out):
     """One item, with one head of keys and values: its segments in order."""
-    size, rows = layer.heads.value_size, _row_count(members, item, layer.heads)
-    scratch, softmax = _make_scratch(q, layer, members, item, head), empty_softmax(rows, size)
-    whole = _begin(layer, members, item, head)
+    size, rows = layer.heads.value_size, item.rows
+    owner = _make_room(layer, rows)
+    room = borrow(aligned(owner))
+    scratch, at = _scratch_in(room, q, layer, members, item, head)
+    softmax, at = _softmax_in(room, at, rows, size)
+    whole, at = _softmax_in(room, at, rows, size)
+    _begin(whole, layer, rows, head)
     start, end = members.positions[item.first], np.int64(0)
     for m in range(item.first, item.stop):
         end = max(end, members.positions[m] + members.counts[m])
     start = max(start - layer.lookback, 0) if layer.lookback else 0
     for segment in range(start // SEGMENT, (end + SEGMENT - 1) // SEGMENT):
-        _attend_segment(scratch, softmax, layer, members, item, segment, head)
+        _attend_segment(scratch, softmax, layer, members, item, segment, head, next_places)
         for row in range(rows):
             merge_segment(softmax, row, whole, row, size)
     _write(whole, layer, members, item, head, out)
+    keep(owner)
 
 
 @njit(inline="always")
 def _kept_at(place, layer, members, item, head):
     """The first row of a segment's softmax."""
     heads = layer.heads
-    return place * heads.queries + head * _row_count(members, item, heads)
+    return place * heads.queries + head * item.rows
 
 
 @njit(nogil=True, error_model="numpy")
-def _attend_part(q, kept, layer, members, item, segment, place, head):
+def _attend_part(q, kept, layer, members, item, segment, place, head, next_places):
     """One segment of an item: its softmax is kept."""
-    size, rows = layer.heads.value_size, _row_count(members, item, layer.heads)
+    size, rows = layer.heads.value_size, item.rows
     at = _kept_at(place, layer, members, item, head)
     sums = kept.sums[at * size : (at + rows) * size]
     softmax = Softmax(sums, kept.highest[at : at + rows], kept.weights[at : at + rows])
-    scratch = _make_scratch(q, layer, members, item, head)
-    _attend_segment(scratch, softmax, layer, members, item, segment, head)
+    owner = _make_room(layer, rows)
+    scratch, _ = _scratch_in(borrow(aligned(owner)), q, layer, members, item, head)
+    _attend_segment(scratch, softmax, layer, members, item, segment, head, next_places)
+    keep(owner)
 
 
 @njit(nogil=True, error_model="numpy")
 def _join(kept, layer, members, item, segments, place, head, out):
     """Merge the segments of an item, which were parts."""
-    rows, size = _row_count(members, item, layer.heads), layer.heads.value_size
-    whole = _begin(layer, members, item, head)
+    rows, size = item.rows, layer.heads.value_size
+    owner = _make_room(layer, rows)
+    whole, _ = _softmax_in(borrow(aligned(owner)), 0, rows, size)
+    _begin(whole, layer, rows, head)
     at = _kept_at(place, layer, members, item, head)
     for _ in range(segments):
         for row in range(rows):
             merge_segment(kept, at + row, whole, row, size)
         at += rows * layer.heads.kv
     _write(whole, layer, members, item, head, out)
+    keep(owner)
 
 
 @njit(parallel=True, nogil=True, cache=True, error_model="numpy")
@@ -177,42 +247,52 @@ def attend(
     multiple of 64, and 0 where `lookback` is not; tables int32 [rows, pages]. The segments that are parts have
     `kept_queries` queries together.
     """
-    q = np.empty(len(slots) * query_heads * size, np.float32)
+    queries = np.empty(len(slots) * query_heads * size, np.float32)
     if len(slots) < ROWS_PARALLEL:
         for token in range(len(slots)):
-            kv = LayerKV(keys, values, key_scales, value_scales)
+            kv = LayerKV(borrow(keys), borrow(values), borrow(key_scales), borrow(value_scales))
             heads = Heads(query_heads, kv_heads, size, value_size, is_latent)
-            rotation = Rotation(cos, sin, pairs, rotary_start, q_norm, k_norm, epsilon)
-            rotate_and_write(token, qkv, token_positions[token], slots[token], rotation, heads, kv, q)
+            rotation = Rotation(borrow(cos), borrow(sin), pairs, rotary_start, borrow(q_norm), borrow(k_norm), epsilon)
+            position, slot = token_positions[token], slots[token]
+            rotate_and_write(token, borrow(qkv), position, slot, rotation, heads, kv, borrow(queries))
     else:
         for token in prange(len(slots)):
-            kv = LayerKV(keys, values, key_scales, value_scales)
+            kv = LayerKV(borrow(keys), borrow(values), borrow(key_scales), borrow(value_scales))
             heads = Heads(query_heads, kv_heads, size, value_size, is_latent)
-            rotation = Rotation(cos, sin, pairs, rotary_start, q_norm, k_norm, epsilon)
-            rotate_and_write(token, qkv, token_positions[token], slots[token], rotation, heads, kv, q)
+            rotation = Rotation(borrow(cos), borrow(sin), pairs, rotary_start, borrow(q_norm), borrow(k_norm), epsilon)
+            position, slot = token_positions[token], slots[token]
+            rotate_and_write(token, borrow(qkv), position, slot, rotation, heads, kv, borrow(queries))
     parts = len(part_items)
     rooms = kept_queries * query_heads
-    # Not with empty_softmax: here, filling an array is a parallel region of its own.
-    kept = Softmax(np.empty(rooms * value_size, np.float32), np.empty(rooms, np.float32), np.empty(rooms, np.float32))
+    kept_sums, kept_highest = np.empty(rooms * value_size, np.float32), np.empty(rooms, np.float32)
+    kept_weights = np.empty(rooms, np.float32)
     for work in prange(parts * kv_heads):
         # One head after the other: its KV, read by item after item, may fit a core's own cache.
         head, part = work // parts, work % parts
-        kv = LayerKV(keys, values, key_scales, value_scales)
+        kv = LayerKV(borrow(keys), borrow(values), borrow(key_scales), borrow(value_scales))
         heads = Heads(query_heads, kv_heads, size, value_size, is_latent)
-        layer = Layer(kv, tables, page_size, lookback, Scoring(scale, cap, sinks), heads, isa)
-        number = part_items[part]
-        item = Item(item_members[number], item_members[number + 1], item_shared[number])
-        members = Members(rows, tokens, counts, positions)
+        layer = Layer(kv, borrow(tables), page_size, lookback, Scoring(scale, cap, borrow(sinks)), heads, isa)
+        item = _item(part_items[part], item_members, item_shared, counts, query_heads // kv_heads)
+        members = Members(borrow(rows), borrow(tokens), borrow(counts), borrow(positions))
+        kept = Softmax(borrow(kept_sums), borrow(kept_highest), borrow(kept_weights))
+        after = min(work + 1, parts * kv_heads - 1)
+        next_item = _item(part_items[after % parts], item_members, item_shared, counts, query_heads // kv_heads)
+        following = _first_places(layer, members, next_item, part_segments[after % parts], after // parts)
         if part_segments[part] == WHOLE:
-            _attend_item(q, layer, members, item, head, out)
+            _attend_item(borrow(queries), layer, members, item, head, following, borrow(out))
         else:
-            _attend_part(q, kept, layer, members, item, part_segments[part], part_places[part], head)
+            segment, place = part_segments[part], part_places[part]
+            _attend_part(borrow(queries), kept, layer, members, item, segment, place, head, following)
     for join in range(len(joined_items)):
-        kv = LayerKV(keys, values, key_scales, value_scales)
+        kv = LayerKV(borrow(keys), borrow(values), borrow(key_scales), borrow(value_scales))
         heads = Heads(query_heads, kv_heads, size, value_size, is_latent)
-        layer = Layer(kv, tables, page_size, lookback, Scoring(scale, cap, sinks), heads, isa)
-        number = joined_items[join]
-        item = Item(item_members[number], item_members[number + 1], item_shared[number])
-        members = Members(rows, tokens, counts, positions)
+        layer = Layer(kv, borrow(tables), page_size, lookback, Scoring(scale, cap, borrow(sinks)), heads, isa)
+        item = _item(joined_items[join], item_members, item_shared, counts, query_heads // kv_heads)
+        members = Members(borrow(rows), borrow(tokens), borrow(counts), borrow(positions))
+        kept = Softmax(borrow(kept_sums), borrow(kept_highest), borrow(kept_weights))
         for head in range(kv_heads):
-            _join(kept, layer, members, item, joined_segments[join], joined_places[join], head, out)
+            _join(kept, layer, members, item, joined_segments[join], joined_places[join], head, borrow(out))
+    keep(queries)
+    keep(kept_sums)
+    keep(kept_highest)
+    keep(kept_weights)

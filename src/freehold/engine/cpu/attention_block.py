@@ -9,10 +9,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
-from freehold.engine.cpu.attention_amx import TILE, pair_keys, pair_values, score_rows, split, weigh_rows
+from freehold.engine.cpu.attention_amx import TILE, pair_keys, pair_values, split
+from freehold.engine.cpu.attention_amx import score_rows as score_rows_amx
+from freehold.engine.cpu.attention_amx import weigh_rows as weigh_rows_amx
+from freehold.engine.cpu.attention_tiles import HEIGHT, bring, score_rows, weigh_rows
 from freehold.engine.cpu.simd import add, element, exp, load, mul, reciprocal, splat, store, sub
 from freehold.engine.cpu.softmax import KEYS, LANES, take_block
-from freehold.engine.cpu.tile import WIDE_ROWS, Rows, tile_rows, two_panels, wide_rows
+from freehold.engine.cpu.tile import tile_height
 
 
 class Pages(NamedTuple):
@@ -44,15 +47,17 @@ class Layer(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """What is known of each row, which is one of an item's queries: [rows, size] the scaled query, [rows, KEYS] the
-    scores of a block. Tiles of keys and values, where pages are smaller than a tile. For products of bfloat16
-    (`attention_amx`) both halves of queries, scores of 16 rows only and both halves of their probabilities, and keys
-    and values of a block in pairs; then queries are followed by zeros that fill a register."""
+    """[rows, size] the scaled queries of an item, and [a few rows, KEYS] scores of a block. Tiles of its keys and
+    values where pages are smaller than a tile, and scales of its positions where the format has any. For products of
+    bfloat16 (`attention_amx`) both halves of queries and of probabilities, and keys and values of a block in pairs;
+    then queries are followed by zeros that fill a register."""
 
     queries: Any
     scores: Any
     tiles_k: Any
     tiles_v: Any
+    key_scales: Any
+    value_scales: Any
     split_queries: Any
     split_scores: Any
     paired_keys: Any
@@ -78,68 +83,134 @@ def _slot(pages, position):
 
 
 @njit(inline="always")
-def _gather_keys(keys, pages, base, count, head, heads, out):
-    """Pages smaller than a tile: collect the 16 keys from position `base` into a contiguous tile [size, 16]."""
-    size = heads.size
+def _tile_numbers(pages, start, end):
+    """Which tiles hold the block's keys, if pages hold whole tiles. Where there is no key, some tile. Pages of one tile
+    are read from the table; larger ones hold the whole block."""
+    first, table = start // LANES, pages.table
+    if pages.size == LANES:
+        last = (end - 1) // LANES
+        return table[first], table[min(first + 1, last)], table[min(first + 2, last)], table[min(first + 3, last)]
+    tile = _slot(pages, start) // LANES
+    return tile, tile + 1, tile + 2, tile + 3
+
+
+@njit(inline="always")
+def places_of(pages, start, end, head, heads):
+    """The parts for a head of the four tiles that hold the keys `start` up to `end` of a block."""
+    first, second, third, fourth = _tile_numbers(pages, start, end)
+    kv = heads.kv
+    return first * kv + head, second * kv + head, third * kv + head, fourth * kv + head
+
+
+@njit(inline="always")
+def _times(places, size):
+    first, second, third, fourth = places
+    return first * size, second * size, third * size, fourth * size
+
+
+# Where the keys of a block are in `Scratch`.
+_GATHERED = 0, 1, 2, 3
+
+
+@njit(inline="always")
+def _gather_scales(scales, places, out):
+    """Those of the positions of a block, where pages hold whole tiles."""
+    first, second, third, fourth = places
+    store(out, 0, load(scales, first * LANES))
+    store(out, LANES, load(scales, second * LANES))
+    store(out, 2 * LANES, load(scales, third * LANES))
+    store(out, 3 * LANES, load(scales, fourth * LANES))
+
+
+@njit(nogil=True, error_model="numpy")
+def _gather_slots(scratch, kv, pages, block, count, head, heads):
+    """Where a tile lies in several pages: collect the keys and values of a block, and their scales."""
+    size, value_size = heads.size, heads.value_size
     for j in range(count):
-        slot = _slot(pages, base + j)
-        start, lane = ((slot // LANES) * heads.kv + head) * size * LANES, slot % LANES
+        slot = _slot(pages, block.start + j)
+        row, lane, to = (slot // LANES) * heads.kv + head, slot % LANES, j // LANES * LANES
         for k in range(size):
-            out[k * LANES + j] = element(keys, start + k * LANES + lane)
-
-
-@njit(inline="always")
-def _gather_values(kv, pages, base, count, head, heads, out):
-    """The 16 values from position `base` in a contiguous tile [16, value size]. Those of latents lie in lanes."""
-    size = heads.value_size
-    for j in range(count):
-        slot = _slot(pages, base + j)
-        row, lane = (slot // LANES) * heads.kv + head, slot % LANES
-        for k in range(size):
-            if heads.is_latent:
-                out[j * size + k] = element(kv.keys, row * heads.size * LANES + k * LANES + lane)
-            else:
-                out[j * size + k] = element(kv.values, row * size * LANES + lane * size + k)
-
-
-@njit(inline="always")
-def _scale_tile(scores, rows, scales, pages, base, count, head, heads):
-    """Multiply `rows` rows of 16 scores by the scales of the positions from `base`."""
-    factors = np.zeros(LANES, np.float32)
-    for j in range(count):
-        slot = _slot(pages, base + j)
-        factors[j] = scales[((slot // LANES) * heads.kv + head) * LANES + slot % LANES]
-    for r in range(rows):
-        store(scores, r * KEYS, mul(load(factors, 0), load(scores, r * KEYS)))
-
-
-@njit(inline="always")
-def _score(scratch, kv, pages, block, head, heads):
-    """Queries times keys."""
-    size, row, rows = heads.size, block.row, block.rows
-    queries = Rows(scratch.queries, row * size, size)
-    scratch.scores[row * KEYS : (row + rows) * KEYS] = np.float32(0)
-    if rows <= WIDE_ROWS and pages.size >= LANES and block.end >= block.start + KEYS:
-        for base in range(block.start, block.start + KEYS, 2 * LANES):
-            one = ((_slot(pages, base) // LANES) * heads.kv + head) * size * LANES
-            two = ((_slot(pages, base + LANES) // LANES) * heads.kv + head) * size * LANES
-            at = row * KEYS + base - block.start
-            scores = Rows(scratch.scores, at, KEYS)
-            two_panels(queries, Rows(kv.keys, one, LANES), Rows(kv.keys, two, LANES), size, scores, rows)
-            if len(kv.key_scales):
-                _scale_tile(scratch.scores[at:], rows, kv.key_scales, pages, base, LANES, head, heads)
-                _scale_tile(scratch.scores[at + LANES :], rows, kv.key_scales, pages, base + LANES, LANES, head, heads)
-        return
-    for base in range(block.start, min(block.end, block.start + KEYS), LANES):
-        count, at = min(LANES, block.end - base), row * KEYS + base - block.start
-        if pages.size < LANES:
-            _gather_keys(kv.keys, pages, base, count, head, heads, scratch.tiles_k)
-            tile_rows(queries, Rows(scratch.tiles_k, 0, LANES), size, Rows(scratch.scores, at, KEYS), rows)
-        else:
-            tile = ((_slot(pages, base) // LANES) * heads.kv + head) * size * LANES
-            tile_rows(queries, Rows(kv.keys, tile, LANES), size, Rows(scratch.scores, at, KEYS), rows)
+            scratch.tiles_k[(to * size + k * LANES) + j % LANES] = element(kv.keys, (row * size + k) * LANES + lane)
+        if not heads.is_latent:
+            for k in range(value_size):
+                scratch.tiles_v[j * value_size + k] = element(kv.values, (row * LANES + lane) * value_size + k)
         if len(kv.key_scales):
-            _scale_tile(scratch.scores[at:], rows, kv.key_scales, pages, base, count, head, heads)
+            scratch.key_scales[j] = kv.key_scales[row * LANES + lane]
+            if not heads.is_latent:
+                scratch.value_scales[j] = kv.value_scales[row * LANES + lane]
+
+
+@njit(nogil=True, error_model="numpy")
+def _gather_latents(scratch, kv, pages, block, count, head, heads):
+    """The values of latents lie in lanes, as the first numbers of keys: collect them."""
+    for j in range(count):
+        slot = _slot(pages, block.start + j)
+        row, lane = (slot // LANES) * heads.kv + head, slot % LANES
+        for k in range(heads.value_size):
+            scratch.tiles_v[j * heads.value_size + k] = element(kv.keys, (row * heads.size + k) * LANES + lane)
+
+
+@njit(inline="always")
+def _scale(scores, rows, scales):
+    """Multiply rows of scores by what belongs to each position."""
+    for r in range(rows):
+        for t in range(r * KEYS, (r + 1) * KEYS, LANES):
+            store(scores, t, mul(load(scales, t - r * KEYS), load(scores, t)))
+
+
+@njit(inline="always")
+def _bring(kv, places, heads):
+    """Keys and values will be read soon."""
+    for place in places:
+        bring(kv.keys, place * heads.size * LANES, heads.size * LANES)
+        if not heads.is_latent:
+            bring(kv.values, place * heads.value_size * LANES, heads.value_size * LANES)
+
+
+@njit(inline="always")
+def _attend_floats(scratch, softmax, layer, pages, block, head, next_places):
+    """All rows, a few at a time: their scores, and what is read of the block, stay in L1."""
+    kv, heads = layer.kv, layer.heads
+    count = min(KEYS, block.end - block.start)
+    is_gathered, has_scales = pages.size < LANES, len(kv.key_scales) > 0
+    places = following = _GATHERED
+    if is_gathered:
+        _gather_slots(scratch, kv, pages, block, count, head, heads)
+    else:
+        places = places_of(pages, block.start, block.end, head, heads)
+        if has_scales:
+            _gather_scales(kv.key_scales, places, scratch.key_scales)
+            if not heads.is_latent:
+                _gather_scales(kv.value_scales, places, scratch.value_scales)
+        following = next_places
+        if block.rows >= HEIGHT:
+            _bring(kv, following, heads)
+    if heads.is_latent:
+        _gather_latents(scratch, kv, pages, block, count, head, heads)
+    value_scales = scratch.key_scales if heads.is_latent else scratch.value_scales
+    keys_at, next_keys = _times(places, heads.size * LANES), _times(following, heads.size * LANES)
+    values_at, next_values = _times(places, heads.value_size * LANES), _times(following, heads.value_size * LANES)
+    in_scratch = _times(_GATHERED, heads.value_size * LANES)
+    size, value_size, scores = heads.size, heads.value_size, scratch.scores
+    row, end = block.row, block.row + block.rows
+    while row < end:
+        height = tile_height(end - row)
+        if is_gathered:
+            score_rows(scratch.queries, row * size, size, scratch.tiles_k, keys_at, keys_at, scores, height)
+        else:
+            score_rows(scratch.queries, row * size, size, kv.keys, keys_at, next_keys, scores, height)
+        if has_scales:
+            _scale(scores, height, scratch.key_scales)
+        _weights(scores, softmax, block, row, height, layer)
+        if has_scales:
+            _scale(scores, height, value_scales)
+        to = row * value_size
+        if is_gathered or heads.is_latent:
+            tiles = scratch.tiles_v
+            weigh_rows(scores, tiles, in_scratch, in_scratch, count, value_size, softmax.sums, to, height)
+        else:
+            weigh_rows(scores, kv.values, values_at, next_values, count, value_size, softmax.sums, to, height)
+        row += height
 
 
 @njit(inline="always")
@@ -186,56 +257,36 @@ def _cap(scores, begin, end, cap):
 
 
 @njit(inline="always")
-def _add_values(scratch, softmax, kv, pages, block, head, heads):
-    """Probabilities times values."""
-    size, row, rows = heads.value_size, block.row, block.rows
-    value_scales = kv.key_scales if heads.is_latent else kv.value_scales
-    for base in range(block.start, min(block.end, block.start + KEYS), LANES):
-        count, at = min(LANES, block.end - base), row * KEYS + base - block.start
-        scores, to = Rows(scratch.scores, at, KEYS), row * size
-        if len(value_scales):
-            _scale_tile(scratch.scores[at:], rows, value_scales, pages, base, count, head, heads)
-        if pages.size < LANES or heads.is_latent:
-            _gather_values(kv, pages, base, count, head, heads, scratch.tiles_v)
-            for k in range(0, size, LANES):
-                tile_rows(scores, Rows(scratch.tiles_v, k, size), count, Rows(softmax.sums, to + k, size), rows)
-        else:
-            tile = ((_slot(pages, base) // LANES) * heads.kv + head) * size * LANES
-            if rows <= WIDE_ROWS and size % (2 * LANES) == 0:
-                for k in range(0, size, 2 * LANES):
-                    wide_rows(scores, Rows(kv.values, tile + k, size), count, Rows(softmax.sums, to + k, size), rows)
-            else:
-                for k in range(0, size, LANES):
-                    tile_rows(scores, Rows(kv.values, tile + k, size), count, Rows(softmax.sums, to + k, size), rows)
-
-
-@njit(inline="always")
-def _weights(scores, at, softmax, block, first, rows, layer):
-    """Scores of rows `first` up to `first + rows`, which begin at `at`, become probabilities."""
+def _weights(scores, softmax, block, first, rows, layer):
+    """Scores of rows `first` up to `first + rows` become probabilities."""
     if layer.scoring.cap > 0:
-        _cap(scores, at, at + rows * KEYS, layer.scoring.cap)
+        _cap(scores, 0, rows * KEYS, layer.scoring.cap)
+    at, before = 0, first - block.row
+    own, turn = block.first + before // block.group - block.start, before % block.group
     for row in range(first, first + rows):
-        own = block.first + (row - block.row) // block.group - block.start
         hidden = own - block.lookback if block.lookback else 0
         if own >= 0 and hidden < KEYS:
             take_block(softmax, row, scores, at, hidden, own + 1, layer.heads.value_size)
         else:
             scores[at : at + KEYS] = np.float32(0)
-        at += KEYS
+        at, turn = at + KEYS, turn + 1
+        if turn == block.group:
+            own, turn = own + 1, 0
 
 
 @njit(inline="always")
-def attend_block(scratch, softmax, layer, pages, block, head):
-    kv, heads, scores = layer.kv, layer.heads, scratch.scores
+def attend_block(scratch, softmax, layer, pages, block, head, next_places):
+    """Rows of a block look at its keys. `next_places`: where those are that come next (`places_of`)."""
+    heads, scores = layer.heads, scratch.scores
     if not len(scratch.split_queries):
-        _score(scratch, kv, pages, block, head, heads)
-        _weights(scores, block.row * KEYS, softmax, block, block.row, block.rows, layer)
-        _add_values(scratch, softmax, kv, pages, block, head, heads)
+        _attend_floats(scratch, softmax, layer, pages, block, head, next_places)
         return
     _pair_block(scratch, layer, pages, block, head)
     for row in range(block.row, block.row + block.rows, TILE):  # of which all stays in L1
         rows = min(TILE, block.row + block.rows - row)
-        score_rows(layer.isa, scratch.split_queries, row, heads.size, scratch.paired_keys, scores)
-        _weights(scores, 0, softmax, block, row, rows, layer)
+        score_rows_amx(layer.isa, scratch.split_queries, row, heads.size, scratch.paired_keys, scores)
+        _weights(scores, softmax, block, row, rows, layer)
         split(layer.isa, scores, 0, scratch.split_scores, 0, TILE * KEYS, rows * KEYS)
-        weigh_rows(layer.isa, scratch.split_scores, scratch.paired_values, softmax.sums, row, rows, heads.value_size)
+        weigh_rows_amx(
+            layer.isa, scratch.split_scores, scratch.paired_values, softmax.sums, row, rows, heads.value_size
+        )

@@ -19,11 +19,13 @@ class Members(NamedTuple):
 
 
 class Item(NamedTuple):
-    """Members `first` up to `stop`, which share their first `shared` positions."""
+    """Members `first` up to `stop`, which share their first `shared` positions and have `rows` queries for each head of
+    keys."""
 
     first: int
     stop: int
     shared: int
+    rows: int
 
 
 class Parts(NamedTuple):

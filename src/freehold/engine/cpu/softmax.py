@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
-from freehold.engine.cpu.cache_line import LINE, aligned
 from freehold.engine.cpu.simd import (
     add,
     exp,
@@ -34,13 +33,6 @@ class Softmax(NamedTuple):
     sums: Any
     highest: Any
     weights: Any
-
-
-@njit(inline="always")
-def empty_softmax(rows, size):
-    highest = np.full(rows, -np.inf, np.float32)
-    sums = aligned(np.zeros(rows * size + LINE // 4, np.float32))
-    return Softmax(sums, highest, np.zeros(rows, np.float32))
 
 
 @njit(inline="always")

@@ -1,0 +1,201 @@
+"""Products of floats in attention: a few queries times a block of keys, and their probabilities times its values.
+
+A block is four tiles of 16 positions, which lie apart where pages do. With AVX-512 all four are multiplied together, so
+that a number of a query is read once for 64 keys, and there are enough chains of additions to hide the latency of one;
+with AVX2, which has half the registers of half the size, one after the other. Few rows wait for memory, so the next
+block is brought line by line while they are multiplied: the processor stops where many lines are asked for at once.
+
+Each score is a sum over the numbers of a key, and each sum one over positions, ascending, with one fused multiply-add
+each: the same bits in any tile.
+"""
+
+from typing import Any
+
+import llvmlite.binding as llvm
+from llvmlite import ir
+from numba import njit
+from numba.core import cgutils, types
+
+from freehold.engine.cpu.integer_tiles import Records
+from freehold.engine.cpu.simd import FLOATS, LANES, lanes
+from freehold.engine.cpu.softmax import KEYS
+from freehold.engine.cpu.vectors import F32, I8, I64, constant, intrinsic, math, prefetch, splat
+
+TILES = KEYS // LANES
+PANELS = TILES if llvm.get_host_cpu_features().get("avx512f") else 1  # that are multiplied together
+HEIGHT = 6  # rows at most
+LINE = 64  # bytes
+
+
+class _Emitter(Records):
+    """Emits sums of `height` rows and some panels of 16 lanes, which stay in registers."""
+
+    def __init__(self, context, builder, signature, values, height: int):
+        super().__init__(context, builder, signature, values)
+        self.rows = range(height)
+
+    def vector(self, argument: int, at):
+        """16 numbers of an array as floats."""
+        return lanes(self.builder, lambda kind: self.array(argument, at, kind), self.kinds[argument].dtype)
+
+    def bring(self, argument: int, at) -> None:
+        """With few rows, have the line with a number of an array brought: it is read in the next block."""
+        if len(self.rows) < HEIGHT:
+            prefetch(self.builder, self.array(argument, at, I8))
+
+    def begin(self, panels: int, first) -> list[list[Any]]:
+        """Sums [rows][panels] that begin as first(row, panel)."""
+        sums = [[cgutils.alloca_once(self.builder, FLOATS) for _ in range(panels)] for _ in self.rows]
+        for row, of_row in enumerate(sums):
+            for panel, place in enumerate(of_row):
+                self.builder.store(first(row, panel), place)
+        return sums
+
+    def multiply(self, sums, factor, vectors) -> None:
+        """sums += factor(row), one number, times vectors [panels]."""
+        for row, of_row in enumerate(sums):
+            number = splat(self.builder, self.builder.load(factor(row)), FLOATS)
+            for place, vector in zip(of_row, vectors, strict=True):
+                self.builder.store(math(self.builder, "fma", [number, vector, self.builder.load(place)]), place)
+
+    def end(self, sums, place) -> None:
+        """Store sums to place(row, panel)."""
+        for row, of_row in enumerate(sums):
+            for panel, total in enumerate(of_row):
+                self.builder.store(self.builder.load(total), place(row, panel), align=4)
+
+
+def _score(height: int) -> Any:
+    def define(typingctx, queries, at, size, keys, starts, following, scores, to):
+        def codegen(context, builder, signature, values):
+            emitter = _Emitter(context, builder, signature, values, height)
+            _, first, length, _, begins, behind, _, target = values
+            panels = starts.count
+            sums = emitter.begin(panels, lambda row, panel: constant(FLOATS, 0.0))
+            with cgutils.for_range(builder, length) as loop:
+                vectors = [
+                    emitter.vector(3, emitter.linear(builder.extract_value(begins, panel), (loop.index, LANES)))
+                    for panel in range(panels)
+                ]
+                for panel in range(panels):
+                    emitter.bring(3, emitter.linear(builder.extract_value(behind, panel), (loop.index, LANES)))
+
+                def factor(row):
+                    return emitter.array(0, emitter.linear(first, (length, row), loop.index), F32)
+
+                emitter.multiply(sums, factor, vectors)
+            emitter.end(
+                sums, lambda row, panel: emitter.array(6, emitter.linear(target, row * KEYS + panel * LANES), FLOATS)
+            )
+            return context.get_dummy_value()
+
+        numbers = types.intp
+        return types.void(queries, numbers, numbers, keys, starts, following, scores, numbers), codegen
+
+    return intrinsic(define)
+
+
+def _weigh(height: int, panels: int) -> Any:
+    def define(typingctx, scores, values, starts, following, count, size, column, sums, to):
+        def codegen(context, builder, signature, given):
+            emitter = _Emitter(context, builder, signature, given, height)
+            _, _, begins, behind, valid, length, first, _, target = given
+
+            def place(row, panel):
+                at = emitter.linear(target, first, (length, row), panel * LANES)
+                return emitter.array(7, at, FLOATS)
+
+            totals = emitter.begin(panels, lambda row, panel: builder.load(place(row, panel), align=4))
+            for tile in range(TILES):
+                left = builder.sub(valid, ir.Constant(I64, tile * LANES))
+                few = builder.icmp_signed("<", left, ir.Constant(I64, LANES))
+                keys = builder.select(few, left, ir.Constant(I64, LANES))
+                with cgutils.for_range(builder, keys) as loop:
+                    offset = emitter.linear(first, (loop.index, length))
+                    at, next_at = (emitter.linear(builder.extract_value(of, tile), offset) for of in (begins, behind))
+                    vectors = [emitter.vector(1, emitter.linear(at, panel * LANES)) for panel in range(panels)]
+                    for panel in range(panels):
+                        emitter.bring(1, emitter.linear(next_at, panel * LANES))
+
+                    def factor(row, tile=tile, key=loop.index):
+                        return emitter.array(0, emitter.linear(key, row * KEYS + tile * LANES), F32)
+
+                    emitter.multiply(totals, factor, vectors)
+            emitter.end(totals, place)
+            return context.get_dummy_value()
+
+        numbers = types.intp
+        return types.void(scores, values, starts, following, numbers, numbers, numbers, sums, numbers), codegen
+
+    return intrinsic(define)
+
+
+_score6, _score4, _score3, _score1 = (_score(height) for height in (6, 4, 3, 1))
+_weigh6, _weigh4, _weigh3, _weigh1 = (_weigh(height, PANELS) for height in (6, 4, 3, 1))
+_rest6, _rest4, _rest3, _rest1 = (_weigh(height, 1) for height in (6, 4, 3, 1))
+
+
+@njit(inline="always")
+def _score_panels(queries, at, size, keys, starts, following, scores, to, height):
+    if height == 6:
+        _score6(queries, at, size, keys, starts, following, scores, to)
+    elif height == 4:
+        _score4(queries, at, size, keys, starts, following, scores, to)
+    elif height == 3:
+        _score3(queries, at, size, keys, starts, following, scores, to)
+    else:
+        _score1(queries, at, size, keys, starts, following, scores, to)
+
+
+# Not inlined: they would be compiled once for each place that calls them.
+@njit(nogil=True, error_model="numpy")
+def score_rows(queries, at, size, keys, starts, following, scores, height):
+    """scores [height, KEYS] = the queries [height, size] from `at` on times four tiles of keys [size, 16], which begin
+    at `starts`. Those at `following` will be read soon. `height` is one of `tile_height`."""
+    if PANELS == TILES:
+        _score_panels(queries, at, size, keys, starts, following, scores, 0, height)
+    else:
+        for tile in range(TILES):
+            begin, behind = (starts[tile],), (following[tile],)
+            _score_panels(queries, at, size, keys, begin, behind, scores, tile * LANES, height)
+
+
+@njit(nogil=True, error_model="numpy")
+def weigh_rows(scores, values, starts, following, count, size, sums, to, height):
+    """sums [height, size], from `to` on, += scores [height, KEYS] times the first `count` values [16, size] of four
+    tiles, which begin at `starts`. Those at `following` will be read soon. `height` is one of `tile_height`."""
+    whole = size - size % (PANELS * LANES)
+    for column in range(0, whole, PANELS * LANES):
+        if height == 6:
+            _weigh6(scores, values, starts, following, count, size, column, sums, to)
+        elif height == 4:
+            _weigh4(scores, values, starts, following, count, size, column, sums, to)
+        elif height == 3:
+            _weigh3(scores, values, starts, following, count, size, column, sums, to)
+        else:
+            _weigh1(scores, values, starts, following, count, size, column, sums, to)
+    for column in range(whole, size, LANES):
+        if height == 6:
+            _rest6(scores, values, starts, following, count, size, column, sums, to)
+        elif height == 4:
+            _rest4(scores, values, starts, following, count, size, column, sums, to)
+        elif height == 3:
+            _rest3(scores, values, starts, following, count, size, column, sums, to)
+        else:
+            _rest1(scores, values, starts, following, count, size, column, sums, to)
+
+
+def _define_bring(typingctx, array, at, count):
+    def codegen(context, builder, signature, values):
+        records = Records(context, builder, signature, values)
+        step = LINE // (array.dtype.bitwidth // 8)
+        lines = builder.udiv(builder.add(values[2], ir.Constant(I64, step - 1)), ir.Constant(I64, step))
+        with cgutils.for_range(builder, lines) as loop:
+            prefetch(builder, records.array(0, records.linear(values[1], (loop.index, step)), I8))
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, types.intp), codegen
+
+
+bring: Any = intrinsic(_define_bring)
+"""(array, at, count): have so many numbers of an array brought: they will be read soon."""

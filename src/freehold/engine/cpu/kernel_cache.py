@@ -1,0 +1,60 @@
+"""Where compiled kernels are kept between runs, and when they are compiled anew.
+
+Numba looks at the file that a kernel is in alone. Ours are made of parts that lie in other files: a kernel that was
+compiled before one of them changed would compute what the old ones say.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from numba.core import caching
+
+_FOLDER = Path(__file__).parent
+_IMPORTS = re.compile(rf"^\s*from {re.escape(__package__ or '')}(?:\.(\w+))? import (.*)$", re.MULTILINE)
+_caching: Any = caching
+
+
+def parts_of(file: Path) -> set[Path]:
+    """The files of this folder that a module is made of: itself, and what it imports, directly or not."""
+    found, new = {file}, [file]
+    while new:
+        for module, names in _IMPORTS.findall(new.pop().read_text()):
+            for name in [module] if module else re.findall(r"\w+", names):
+                part = file.with_name(f"{name}.py")
+                if part.exists() and part not in found:
+                    found.add(part)
+                    new.append(part)
+    return found
+
+
+@cache
+def content_of(file: Path) -> str:
+    """A hash of all that a module is made of."""
+    parts = sorted(parts_of(file))
+    return hashlib.sha256(b"\0".join(part.name.encode() + part.read_bytes() for part in parts)).hexdigest()
+
+
+def _by_content(kind: Any) -> Any:
+    """A locator of Numba's for the kernels of this folder, which knows their content by all their parts."""
+
+    class ByContent(kind):
+        @classmethod
+        def from_function(cls, py_func: Any, py_file: str) -> Any:
+            return super().from_function(py_func, py_file) if Path(py_file).parent == _FOLDER else None
+
+        def get_source_stamp(self) -> str:
+            return content_of(Path(self._py_file))
+
+    return ByContent
+
+
+def keep_kernels_by_content() -> None:
+    """Before the first kernel is declared. Numba's first three locators look for files: where the user says, beside the
+    source, and in the user's cache folder."""
+    kinds = _caching.CacheImpl._locator_classes
+    kinds[:0] = [_by_content(kind) for kind in kinds[:3]]

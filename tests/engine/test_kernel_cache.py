@@ -1,0 +1,50 @@
+"""Compiled kernels are found again only if nothing that they are made of has changed."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from freehold.engine.cpu import attention, kernel_cache
+from freehold.engine.cpu.kernel_cache import content_of, parts_of
+
+FOLDER = Path(kernel_cache.__file__).parent
+
+
+@pytest.fixture
+def copy(tmp_path):
+    for file in FOLDER.glob("*.py"):
+        shutil.copy(file, tmp_path)
+    return tmp_path
+
+
+def contents(folder):
+    content_of.cache_clear()
+    return {name: content_of(folder / name) for name in ("attention.py", "row_scaled.py")}
+
+
+def test_a_kernel_is_made_of_what_its_module_imports_directly_or_not():
+    names = {part.name for part in parts_of(FOLDER / "attention.py")}
+    assert {"attention.py", "attention_block.py", "attention_tiles.py", "vectors.py"} <= names
+    assert not {"row_scaled.py", "backend.py"} & names
+
+
+@pytest.mark.parametrize(
+    ("part", "changed"),
+    [
+        ("vectors.py", {"attention.py", "row_scaled.py"}),
+        ("attention_tiles.py", {"attention.py"}),
+        ("backend.py", set()),
+    ],
+)
+def test_what_changes_in_a_part_changes_the_kernels_that_are_made_of_it(copy, part, changed):
+    before = contents(copy)
+    with (copy / part).open("a") as file:
+        file.write("# another line\n")
+    after = contents(copy)
+    assert {name for name in before if before[name] != after[name]} == changed
+
+
+def test_kernels_are_kept_by_content():
+    cache = attention.attend._cache
+    assert cache._impl.locator.get_source_stamp() == content_of(FOLDER / "attention.py")
