@@ -5,14 +5,17 @@ import pytest
 
 import cross_compiled
 from freehold.engine.cpu import integer_linear, integer_tiles, row_scaled, row_scaled_tiles
-from freehold.engine.cpu.integer_linear import NO_NORM, PLAIN, IntegerMatrix, Preparation
+from freehold.engine.cpu.integer_linear import IntegerMatrix
 from freehold.engine.cpu.integer_tiles import BLOCK, NIBBLE_LOADS, ROWS, Outputs
 from freehold.engine.cpu.isa import Neon, Portable
+from freehold.engine.cpu.pointwise import NO_NORM, PLAIN, Preparation
+from freehold.engine.cpu.program import NOW
 from freehold.engine.cpu.row_scaled import RowScaledMatrix
 from freehold.models.tensor import TensorFormat
 from random_tensors import stored
 
 COLUMNS = 192
+PREPARATION = Preparation(PLAIN, NO_NORM, np.float32(0))
 CASES = [("Q4_1", "int8"), ("Q4_1", "int16"), ("Q8_0", "int16"), ("Q6_K", "int16")]
 
 
@@ -27,7 +30,7 @@ def operands(kind: str, inputs: str, rows: int):
     pack = RowScaledMatrix.pack if is_row_scaled else IntegerMatrix.pack
     here, there = (pack([tensor], isa) for isa in (Portable(), Neon()))
     expected, blocks = np.zeros((rows, 24), np.float32), columns // BLOCK
-    here.multiply_add(x, expected)
+    here.multiply(NOW, x, expected)
     packed = there.codes, there.scales, there.minimums
     if isinstance(there, RowScaledMatrix):
         tiles, module = row_scaled_tiles, row_scaled
@@ -38,8 +41,9 @@ def operands(kind: str, inputs: str, rows: int):
         tiles, module = integer_tiles, integer_linear
         weights = tiles.Weights(*packed, blocks, there._loads, there.isa)
         codes = tiles.Inputs(np.zeros(x.size, there.inputs), *(np.zeros(rows * blocks, np.float32) for _ in range(2)))
+    room = np.empty(columns, np.float32)
     for row in range(rows):
-        module._quantize_row(Preparation(PLAIN, NO_NORM, np.float32(0)), x.ravel(), row, rows, 0, blocks, codes)
+        module._quantize_row(PREPARATION, x.ravel(), row, rows, 0, blocks, codes, room)
     return (weights, codes, Outputs(np.zeros(rows * 24, np.float32), 24)), expected
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -100,6 +100,11 @@ class DeviceBackend(Backend[Any, Any, Any], Protocol):
     def batch(self, tables: Sequence[Int32], rows: Int64, starts: Int64, counts: Int64, proposed: Int64) -> Any:
         """Sequence i has `counts[i]` new tokens from position `starts[i]`, the last `proposed[i]` of them drafts, its
         pages of each cache group in `tables[group][rows[i]]`."""
+        ...
+
+    def recorder(self, forward: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        """What does `forward`, tokens and a batch to hidden states, and may remember what it does for so many tokens.
+        The next call may overwrite the result."""
         ...
 
     @property

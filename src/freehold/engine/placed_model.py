@@ -36,7 +36,7 @@ class PlacedModel:
         self._layouts = layouts
         self._tables: list[Int32] = [np.zeros((shape.row_count, columns), np.int32) for _ in layouts]
         self._backend: DeviceBackend = device.backend(layouts, shape, checkpoint.spec.norm_epsilon, compute, adapts)
-        self._decoder: Decoder[Any, Any, Any] = Decoder(checkpoint, self._backend, layouts)
+        self.load(checkpoint)
 
     @property
     def spec(self) -> ModelSpec:
@@ -44,7 +44,8 @@ class PlacedModel:
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Compute with other weights of the same shape from now on."""
-        self._decoder = Decoder(checkpoint, self._backend, self._layouts)
+        self._decoder: Decoder[Any, Any, Any] = Decoder(checkpoint, self._backend, self._layouts)
+        self._forward = self._backend.recorder(self._decoder.forward)
 
     @property
     def adaptable(self) -> Mapping[str, tuple[int, int]]:
@@ -74,9 +75,10 @@ class PlacedModel:
         return self._backend.batch(self._tables, rows, starts, counts, proposed)
 
     def forward(self, tokens: Int32, batch: Any, adapted: Sequence[AdaptedPart] = ()) -> Float32:
-        """The tokens of a batch, flat, and which of them adapters change -> hidden states [tokens, features]."""
+        """The tokens of a batch, flat, and which of them adapters change -> hidden states [tokens, features], which
+        the next call may overwrite."""
         with self._backend.adapting([(adapter.factors, of) for adapter, of in adapted]):
-            return self._decoder.forward(tokens, batch)
+            return self._forward(tokens, batch)
 
     def settle(self, batch: Any, written: Int64) -> None:
         """Of each sequence of the batch, the first `written` [n] tokens are right: its other drafts were not."""

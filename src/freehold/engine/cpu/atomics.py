@@ -1,5 +1,5 @@
 """Words of memory that several threads change, and waiting for one to change. Words are 64 bits, numbered from the
-start of the block that `place` names to the linker. All are Numba intrinsics, for `@njit` code only."""
+start of the block that `place` names to the linker. All are Numba intrinsics, for compiled code only."""
 
 from __future__ import annotations
 
@@ -130,6 +130,29 @@ def read(typingctx, address, index):
         return builder.load(builder.gep(array, [values[1]]))
 
     return types.int64(types.int64, types.int64), codegen
+
+
+@intrinsic
+def address_of(typingctx, number):
+    """Of a word of the block."""
+
+    def codegen(context, builder, signature, values):
+        return builder.ptrtoint(_word(builder, values[0]), I64)
+
+    return types.int64(types.int64), codegen
+
+
+@intrinsic
+def call_tasks(typingctx, function, arguments, first, stop):
+    """Call a compiled function for tasks `first` up to `stop`. Function and arguments are addresses."""
+
+    def codegen(context, builder, signature, values):
+        function, *given = values
+        kind = ir.FunctionType(ir.VoidType(), [I64] * 3)
+        builder.call(builder.inttoptr(function, kind.as_pointer()), given)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 4), codegen
 
 
 @intrinsic

@@ -11,8 +11,10 @@ heads of keys. Blocks, segments and the order inside them depend on positions al
 chunk, batch, threads or what is shared, so neither does the result.
 """
 
+from functools import cache
+
 import numpy as np
-from numba import njit, prange
+from numba import from_dtype, njit, types
 
 from freehold.engine.cpu.attention_amx import TILE, can_multiply, split
 from freehold.engine.cpu.attention_amx import begin as begin_products
@@ -21,10 +23,19 @@ from freehold.engine.cpu.attention_block import Block, Layer, Pages, Scoring, Sc
 from freehold.engine.cpu.attention_tiles import HEIGHT
 from freehold.engine.cpu.borrowed import borrow, keep
 from freehold.engine.cpu.cache_line import LINE, aligned
+from freehold.engine.cpu.isa import Isa
 from freehold.engine.cpu.items import SEGMENT, WHOLE, Item, Members
-from freehold.engine.cpu.pointwise import ROWS_PARALLEL, Heads, LayerKV, Rotation, rotate_and_write
+from freehold.engine.cpu.operation import Operation, compiled, counted, fields, given, numbers
+from freehold.engine.cpu.pointwise import Heads, LayerKV, Rotation, rotate_and_write
 from freehold.engine.cpu.simd import div, load, mul, splat, store
 from freehold.engine.cpu.softmax import KEYS, LANES, Softmax, merge_segment
+from freehold.engine.cpu.vectors import intrinsic
+
+
+@njit(inline="always")
+def _pages(layer, members, member):
+    first = members.rows[member] * layer.table_columns
+    return Pages(layer.tables[first : first + layer.table_columns], layer.page_size)
 
 
 @njit(inline="always")
@@ -119,7 +130,7 @@ def _attend_segment(scratch, softmax, layer, members, item, segment, head, next_
     group, row = heads.queries // heads.kv, 0
     for m in range(item.first - 1, item.stop):  # first what all share, through the table of the first
         is_shared = m < item.first
-        pages = Pages(layer.tables[members.rows[max(m, item.first)]], layer.page_size)
+        pages = _pages(layer, members, max(m, item.first))
         rows = item.rows if is_shared else members.counts[m] * group
         start, end = (0, item.shared) if is_shared else (item.shared, members.positions[m] + members.counts[m])
         first = item.shared if is_shared else members.positions[m]
@@ -146,7 +157,7 @@ def _first_places(layer, members, item, segment, head):
         start = (members.positions[member] - layer.lookback) // KEYS * KEYS
     if layer.page_size < LANES or start >= end:
         return np.int64(0), np.int64(0), np.int64(0), np.int64(0)
-    return places_of(Pages(layer.tables[members.rows[member]], layer.page_size), start, end, head, layer.heads)
+    return places_of(_pages(layer, members, member), start, end, head, layer.heads)
 
 
 @njit(inline="always")
@@ -233,66 +244,127 @@ def _join(kept, layer, members, item, segments, place, head, out):
     keep(owner)
 
 
-@njit(parallel=True, nogil=True, cache=True, error_model="numpy")
-def attend(
-    qkv, token_positions, slots, tables, item_members, item_shared, rows, tokens, counts, positions,
-    part_items, part_segments, part_places, kept_queries, joined_items, joined_segments, joined_places, out,
-    cos, sin, pairs, rotary_start, q_norm, k_norm, epsilon, keys, values, key_scales, value_scales,
-    page_size, lookback, scale, cap, sinks, query_heads, kv_heads, size, value_size, is_latent, isa,
-):  # fmt: skip
-    """Rotate queries and keys, write keys and values to their slots, attend: out flat [tokens, heads, value size].
+BATCH = fields(
+    "positions slots tables columns item_members item_shared rows tokens counts starts"
+    " parts part_items part_segments part_places joins joined_items joined_segments joined_places"
+    " kept_sums kept_highest kept_weights"
+)
+"""The addresses of a `CpuBatch`'s arrays, and how many parts and joins there are, and columns of a table."""
+ATTENTION = fields(
+    "cos sin pairs rotary_start q_norm q_norm_size k_norm k_norm_size epsilon:f keys values key_scales value_scales"
+    " scale_count page_size lookback scale:f cap:f sinks sink_count query_heads kv_heads size value_size is_latent"
+    " qkv queries out batch"
+)
+"""A layer: what no step changes, then its inputs, room for rotated queries, outputs, and a BATCH."""
+_BATCH = from_dtype(BATCH)
 
-    Arguments of an entry point are plain: records are slow to pass from Python, so they are made here. Item i has
-    members `item_members[i]` up to `item_members[i + 1]`, which share their first `item_shared[i]` positions, a
-    multiple of 64, and 0 where `lookback` is not; tables int32 [rows, pages]. The segments that are parts have
-    `kept_queries` queries together.
-    """
-    queries = np.empty(len(slots) * query_heads * size, np.float32)
-    if len(slots) < ROWS_PARALLEL:
-        for token in range(len(slots)):
-            kv = LayerKV(borrow(keys), borrow(values), borrow(key_scales), borrow(value_scales))
-            heads = Heads(query_heads, kv_heads, size, value_size, is_latent)
-            rotation = Rotation(borrow(cos), borrow(sin), pairs, rotary_start, borrow(q_norm), borrow(k_norm), epsilon)
-            position, slot = token_positions[token], slots[token]
-            rotate_and_write(token, borrow(qkv), position, slot, rotation, heads, kv, borrow(queries))
-    else:
-        for token in prange(len(slots)):
-            kv = LayerKV(borrow(keys), borrow(values), borrow(key_scales), borrow(value_scales))
-            heads = Heads(query_heads, kv_heads, size, value_size, is_latent)
-            rotation = Rotation(borrow(cos), borrow(sin), pairs, rotary_start, borrow(q_norm), borrow(k_norm), epsilon)
-            position, slot = token_positions[token], slots[token]
-            rotate_and_write(token, borrow(qkv), position, slot, rotation, heads, kv, borrow(queries))
-    parts = len(part_items)
-    rooms = kept_queries * query_heads
-    kept_sums, kept_highest = np.empty(rooms * value_size, np.float32), np.empty(rooms, np.float32)
-    kept_weights = np.empty(rooms, np.float32)
-    for work in prange(parts * kv_heads):
-        # One head after the other: its KV, read by item after item, may fit a core's own cache.
-        head, part = work // parts, work % parts
-        kv = LayerKV(borrow(keys), borrow(values), borrow(key_scales), borrow(value_scales))
-        heads = Heads(query_heads, kv_heads, size, value_size, is_latent)
-        layer = Layer(kv, borrow(tables), page_size, lookback, Scoring(scale, cap, borrow(sinks)), heads, isa)
-        item = _item(part_items[part], item_members, item_shared, counts, query_heads // kv_heads)
-        members = Members(borrow(rows), borrow(tokens), borrow(counts), borrow(positions))
-        kept = Softmax(borrow(kept_sums), borrow(kept_highest), borrow(kept_weights))
-        after = min(work + 1, parts * kv_heads - 1)
-        next_item = _item(part_items[after % parts], item_members, item_shared, counts, query_heads // kv_heads)
-        following = _first_places(layer, members, next_item, part_segments[after % parts], after // parts)
-        if part_segments[part] == WHOLE:
-            _attend_item(borrow(queries), layer, members, item, head, following, borrow(out))
-        else:
-            segment, place = part_segments[part], part_places[part]
-            _attend_part(borrow(queries), kept, layer, members, item, segment, place, head, following)
-    for join in range(len(joined_items)):
-        kv = LayerKV(borrow(keys), borrow(values), borrow(key_scales), borrow(value_scales))
-        heads = Heads(query_heads, kv_heads, size, value_size, is_latent)
-        layer = Layer(kv, borrow(tables), page_size, lookback, Scoring(scale, cap, borrow(sinks)), heads, isa)
-        item = _item(joined_items[join], item_members, item_shared, counts, query_heads // kv_heads)
-        members = Members(borrow(rows), borrow(tokens), borrow(counts), borrow(positions))
-        kept = Softmax(borrow(kept_sums), borrow(kept_highest), borrow(kept_weights))
-        for head in range(kv_heads):
-            _join(kept, layer, members, item, joined_segments[join], joined_places[join], head, borrow(out))
-    keep(queries)
-    keep(kept_sums)
-    keep(kept_highest)
-    keep(kept_weights)
+
+@intrinsic
+def _batch_at(typingctx, address):
+    def codegen(context, builder, signature, values):
+        return builder.inttoptr(values[0], context.get_value_type(_BATCH))
+
+    return _BATCH(types.int64), codegen
+
+
+@njit(inline="always")
+def _kv(of, kind):
+    scales = counted(of.key_scales, np.float32, of.scale_count), counted(of.value_scales, np.float32, of.scale_count)
+    return LayerKV(numbers(of.keys, kind), numbers(of.values, kind), scales[0], scales[1])
+
+
+@njit(inline="always")
+def _heads(of):
+    return Heads(of.query_heads, of.kv_heads, of.size, of.value_size, of.is_latent != 0)
+
+
+@njit(inline="always")
+def _layer(of, batch, kind, isa):
+    sinks = counted(of.sinks, np.float32, of.sink_count)
+    scoring = Scoring(np.float32(of.scale), np.float32(of.cap), sinks)
+    tables = numbers(batch.tables, np.int32)
+    return Layer(_kv(of, kind), tables, batch.columns, of.page_size, of.lookback, scoring, _heads(of), isa)
+
+
+@njit(inline="always")
+def _members(batch):
+    rows, tokens = numbers(batch.rows, np.int64), numbers(batch.tokens, np.int64)
+    return Members(rows, tokens, numbers(batch.counts, np.int64), numbers(batch.starts, np.int64))
+
+
+@njit(inline="always")
+def _kept(batch):
+    highest, weights = numbers(batch.kept_highest, np.float32), numbers(batch.kept_weights, np.float32)
+    return Softmax(numbers(batch.kept_sums, np.float32), highest, weights)
+
+
+@njit(inline="always")
+def _item_of(number, batch, of):
+    firsts, shared = numbers(batch.item_members, np.int64), numbers(batch.item_shared, np.int64)
+    return _item(number, firsts, shared, numbers(batch.counts, np.int64), of.query_heads // of.kv_heads)
+
+
+@cache
+def rotating(kind: type[np.generic]) -> Operation:
+    """Tokens: rotate queries and keys, write keys and values to their slots."""
+
+    def rotate(at, first, stop):
+        of = given(at)
+        batch = _batch_at(of.batch)
+        positions, slots = numbers(batch.positions, np.int64), numbers(batch.slots, np.int64)
+        q_norm, k_norm = (
+            counted(of.q_norm, np.float32, of.q_norm_size),
+            counted(of.k_norm, np.float32, of.k_norm_size),
+        )
+        cos, sin = numbers(of.cos, np.float32), numbers(of.sin, np.float32)
+        rotation = Rotation(cos, sin, of.pairs, of.rotary_start, q_norm, k_norm, np.float32(of.epsilon))
+        qkv, queries = numbers(of.qkv, np.float32), numbers(of.queries, np.float32)
+        for token in range(first, stop):
+            rotate_and_write(token, qkv, positions[token], slots[token], rotation, _heads(of), _kv(of, kind), queries)
+
+    return compiled(rotate, ATTENTION)
+
+
+@cache
+def attending(kind: type[np.generic], isa: Isa) -> Operation:
+    """Parts of each head of keys, one head after the other: its KV, read by item after item, may fit a core's cache."""
+
+    def attend(at, first, stop):
+        of = given(at)
+        batch = _batch_at(of.batch)
+        layer, members, kept = _layer(of, batch, kind, isa), _members(batch), _kept(batch)
+        queries, out = numbers(of.queries, np.float32), numbers(of.out, np.float32)
+        items, segments = numbers(batch.part_items, np.int64), numbers(batch.part_segments, np.int64)
+        places = numbers(batch.part_places, np.int64)
+        last = batch.parts * of.kv_heads - 1
+        for task in range(first, stop):
+            head, part = task // batch.parts, task % batch.parts
+            after = min(task + 1, last)
+            next_part = after % batch.parts
+            next_item = _item_of(items[next_part], batch, of)
+            following = _first_places(layer, members, next_item, segments[next_part], after // batch.parts)
+            item = _item_of(items[part], batch, of)
+            if segments[part] == WHOLE:
+                _attend_item(queries, layer, members, item, head, following, out)
+            else:
+                _attend_part(queries, kept, layer, members, item, segments[part], places[part], head, following)
+
+    return compiled(attend, ATTENTION)
+
+
+@cache
+def joining(kind: type[np.generic], isa: Isa) -> Operation:
+    """Items whose segments were parts, each head of keys."""
+
+    def join(at, first, stop):
+        of = given(at)
+        batch = _batch_at(of.batch)
+        layer, members, kept = _layer(of, batch, kind, isa), _members(batch), _kept(batch)
+        items, segments = numbers(batch.joined_items, np.int64), numbers(batch.joined_segments, np.int64)
+        places, out = numbers(batch.joined_places, np.int64), numbers(of.out, np.float32)
+        for task in range(first, stop):
+            number, head = task // of.kv_heads, task % of.kv_heads
+            item = _item_of(items[number], batch, of)
+            _join(kept, layer, members, item, segments[number], places[number], head, out)
+
+    return compiled(join, ATTENTION)

@@ -35,10 +35,12 @@ class Scoring(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """The cache of a layer, and how it is looked at. `lookback` 0 is all. `isa` is that of products of bfloat16."""
+    """The cache of a layer, and how it is looked at. Page tables lie one after the other, each `table_columns` long.
+    `lookback` 0 is all. `isa` is that of products of bfloat16."""
 
     kv: Any
     tables: Any
+    table_columns: int
     page_size: int
     lookback: int
     scoring: Any

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from freehold.arrays import Float32, Int32, Int64
-from freehold.engine.cpu import recurrence, rows
-from freehold.engine.cpu.attention import attend
+from freehold.engine.cpu import recurrence, row_operations, rows
+from freehold.engine.cpu.attention import attending, joining, rotating
 from freehold.engine.cpu.batch import CpuBatch
 from freehold.engine.cpu.caches import GroupCache
 from freehold.engine.cpu.heads import HeadMatrices, multiply_heads
@@ -18,8 +18,11 @@ from freehold.engine.cpu.integer_linear import IntegerMatrix, can_pack, has_four
 from freehold.engine.cpu.isa import ISAS, Amx, Isa, Portable, choose
 from freehold.engine.cpu.linear import PackedMatrix, pack
 from freehold.engine.cpu.low_rank import AdaptedMatrix, AdaptedTokens, Factors, compile_kernels
+from freehold.engine.cpu.onto import NOTHING, OUTPUT, Onto, onto_bias
 from freehold.engine.cpu.page_bytes import PageBytes
-from freehold.engine.cpu.pointwise import CLAMPED, GEGLU, NO_NORM, NORM, SWIGLU
+from freehold.engine.cpu.pointwise import CLAMPED, GEGLU, NO_NORM, NORM, PLAINLY, SWIGLU, Preparation
+from freehold.engine.cpu.program import NOW, Count, Operations
+from freehold.engine.cpu.recorder import Forward, NotRecorded, Recorder
 from freehold.engine.cpu.row_scaled import RowScaledMatrix
 from freehold.engine.cpu.state_batch import StateBatch
 from freehold.models.backend import Attend, AttentionTensors, CachePlace, ExpertWeights, ScanTensors
@@ -59,7 +62,9 @@ class CpuBackend:
         quantizer: Quantizer | None = None,
     ):
         self.caches = caches
-        self._epsilon, self._position_count, self._compute = np.float32(epsilon), position_count, compute
+        self._epsilon, self._position_count, self._compute = epsilon, position_count, compute
+        self._operations: Operations = NOW
+        self._largest_heads = [(0, 0)] * len(caches)  # of each group: how many, and the numbers of a value
         self._isa = ISAS[choose()] if isa is None else isa
         # Attention is compiled for one of the others only: they don't differ there.
         self._attention_isa = self._isa if isinstance(self._isa, Amx) else Portable()
@@ -130,6 +135,30 @@ class CpuBackend:
         changed = {self._adaptable[name].names: self._adaptable[name] for name in matrices}
         return {names: matrix.pack(matrices) for names, matrix in changed.items()}
 
+    # Recording
+
+    def recorder(self, forward: Forward) -> Callable[[Int32, Sequence[Any]], Float32]:
+        record = Recorder(self, forward)
+        return lambda tokens, batch: record(tokens, batch, self._largest_heads)
+
+    @contextmanager
+    def recording(self, program: Operations) -> Iterator[None]:
+        """Operations go to a program. Raises NotRecorded if something else is to be computed."""
+        self._operations = program
+        try:
+            yield
+        finally:
+            self._operations = NOW
+
+    def _at_once(self) -> None:
+        """What follows is no operation."""
+        if self._operations is not NOW:
+            raise NotRecorded
+
+    @property
+    def is_adapting(self) -> bool:
+        return bool(self._adapted_tokens.parts)
+
     @contextmanager
     def adapting(self, parts: Sequence[tuple[Factors, Int64]]) -> Iterator[None]:
         self._adapted_tokens.parts = parts
@@ -141,76 +170,88 @@ class CpuBackend:
     # Row by row
 
     def embed(self, table: Matrix, tokens: Int32) -> Float32:
-        return table.gather(tokens)
+        return table.gather(self._operations, tokens)
 
     def norm(self, x: Float32, norm: Float32, epsilon: float) -> Float32:
-        out = x.copy()
-        self.norm_columns(out, 0, norm, epsilon)
-        return out
+        return row_operations.prepare(self._operations, x, x.shape[1], Preparation(NORM, norm, epsilon))
 
     def norm_columns(self, x: Float32, start: int, norm: Float32, epsilon: float) -> None:
-        rows.norm_columns(x.ravel(), x.shape[1], start, norm, np.float32(epsilon))
+        row_operations.norm_columns(self._operations, x, start, norm, epsilon)
 
     def linear(self, x: Float32, weight: Matrix, bias: Float32 | None = None) -> Float32:
-        out = np.zeros((len(x), weight.rows), np.float32)
-        self.linear_add(weight, x, out, bias)
-        return out
+        return self._product(weight, x, PLAINLY, NOTHING, bias)
 
     def norm_linear(
         self, x: Float32, norm: Float32, epsilon: float, weight: Matrix, bias: Float32 | None = None
     ) -> Float32:
-        out = np.zeros((len(x), weight.rows), np.float32)
-        if bias is not None:
-            out += bias
-        weight.multiply_add(x, out, NORM, norm, epsilon)
-        return out
-
-    def heads_linear(self, x: Float32, weight: HeadMatrices) -> Float32:
-        return multiply_heads(x, weight)
+        return self._product(weight, x, Preparation(NORM, norm, epsilon), onto_bias(bias), None)
 
     def linear_add(self, weight: Matrix, x: Float32, out: Float32, bias: Float32 | None = None) -> None:
-        weight.multiply_add(x, out)
-        if bias is not None:
-            out += bias
+        weight.multiply(self._operations, x, out, PLAINLY, OUTPUT)
+        self._add_bias(out, bias)
 
     def gated_linear_add(
         self, weight: Matrix, gate_up: Float32, out: Float32, activation: Activation, bias: Float32 | None = None
     ) -> None:
         parameters = NO_NORM if not activation.limit else np.array([activation.alpha, activation.limit], np.float32)
-        weight.multiply_add(gate_up, out, _ACTIVATIONS[activation.kind], parameters)
+        preparation = Preparation(_ACTIVATIONS[activation.kind], parameters)
+        weight.multiply(self._operations, gate_up, out, preparation, OUTPUT)
+        self._add_bias(out, bias)
+
+    def _product(
+        self, weight: Matrix, x: Float32, preparation: Preparation, onto: Onto, bias: Float32 | None
+    ) -> Float32:
+        out = self._operations.room((len(x), weight.rows))
+        weight.multiply(self._operations, x, out, preparation, onto)
+        self._add_bias(out, bias)
+        return out
+
+    def _add_bias(self, out: Float32, bias: Float32 | None) -> None:
         if bias is not None:
-            out += bias
+            row_operations.add(self._operations, out, bias)
 
     def zeros_like(self, x: Float32) -> Float32:
-        return np.zeros_like(x)
+        return row_operations.zeros(self._operations, x.shape)
 
     def scale(self, x: Float32, factor: Any) -> None:
-        x *= np.float32(factor) if isinstance(factor, float) else factor
+        row_operations.scale(self._operations, x, factor)
 
     def add(self, x: Float32, other: Float32) -> None:
-        x += other
+        row_operations.add(self._operations, x, other)
+
+    # What follows is done at once
+
+    def heads_linear(self, x: Float32, weight: HeadMatrices) -> Float32:
+        self._at_once()
+        return multiply_heads(x, weight)
 
     def soft_cap(self, x: Float32, cap: float) -> None:
+        self._at_once()
         rows.soft_cap(x, np.float32(cap))
 
     def sigmoid_gate(self, x: Float32, gate: Float32) -> None:
+        self._at_once()
         rows.sigmoid_gate(x, gate)
 
     def silu_gate(
         self, x: Float32, gate: Float32, norm: Float32 | None, group_count: int, epsilon: float, norm_first: bool
     ) -> Float32:
+        self._at_once()
         out, norm = np.empty_like(x), NO_NORM if norm is None else norm
         rows.silu_gate(x, gate, norm, group_count, np.float32(epsilon), norm_first, out)
         return out
 
     def columns(self, x: Float32, start: int, stop: int) -> Float32:
+        self._at_once()
         return np.ascontiguousarray(x[:, start:stop])
 
     def join_columns(self, parts: Sequence[Float32], head_count: int = 1) -> Float32:
+        self._at_once()
         count = len(parts[0])
         return np.concatenate([part.reshape(count, head_count, -1) for part in parts], axis=2).reshape(count, -1)
 
     def route(self, logits: Float32, routing: Routing, correction: Float32 | None) -> tuple[Int64, Float32]:
+        self._at_once()
         shape = (len(logits), routing.used)
         experts, weights = np.empty(shape, np.int64), np.empty(shape, np.float32)
         rows.route(
@@ -228,6 +269,7 @@ class CpuBackend:
         activation: Activation,
     ) -> Float32:
         """Experts answer in ascending order, so that the sum of a token's answers has one order in any batch."""
+        self._at_once()
         chosen, weights = choice
         out = np.zeros_like(x)
         for number in np.unique(chosen).tolist():
@@ -250,35 +292,44 @@ class CpuBackend:
     def latent_attention(self, place: CachePlace, latent: Latent) -> Callable[[Float32, Float32, Any], Float32]:
         looks = _Looks(latent.rotary, latent.rank, 0, latent.scale, 0.0)
         attend = self._prepare(place, latent.head_count, latent.cache, looks, AttentionTensors())
-        return lambda queries, latents, batch: attend(np.concatenate([queries, latents], axis=1), batch)
+
+        def run(queries: Float32, latents: Float32, batch: Any) -> Float32:
+            self._at_once()
+            return attend(np.concatenate([queries, latents], axis=1), batch)
+
+        return run
 
     def _prepare(
         self, place: CachePlace, heads: int, cache: KVCache, looks: _Looks, tensors: AttentionTensors[Float32]
     ) -> Attend[Float32]:
-        """All arguments of the kernel that no step changes are made once: a layer takes 10 us."""
+        """All arguments of the operations that no step changes are found once."""
         group, number = self.caches[place.group], place.group
         kv, (cos, sin) = group.kv[place.member], self._rotary_tables(looks.rotary)
         pairs = 0 if looks.rotary is None else looks.rotary.size // 2
         q_norm, k_norm, sinks = (
             NO_NORM if one is None else one for one in (tensors.q_norm, tensors.k_norm, tensors.sinks)
         )
-        fixed = (cos, sin, pairs, looks.rotary_start, q_norm, k_norm, self._epsilon,
-                 kv.keys, kv.values, kv.key_scales, kv.value_scales,
-                 group.page_size, looks.lookback, np.float32(looks.scale), np.float32(looks.cap), sinks,
-                 heads, cache.head_count, cache.key_size, cache.value_size, cache.is_latent,
-                 self._attention_isa)  # fmt: skip
-        width = heads * cache.value_size
+        fixed = (
+            cos, sin, pairs, looks.rotary_start, q_norm, len(q_norm), k_norm, len(k_norm), self._epsilon,
+            kv.keys, kv.values, kv.key_scales, kv.value_scales, len(kv.key_scales),
+            group.page_size, looks.lookback, looks.scale, looks.cap, sinks, len(sinks),
+            heads, cache.head_count, cache.key_size, cache.value_size, cache.is_latent,
+        )  # fmt: skip
+        largest = self._largest_heads[number]
+        self._largest_heads[number] = max(largest[0], heads), max(largest[1], cache.value_size)
+        kind = kv.keys.dtype.type
+        rotate = rotating(kind)
+        attend, join = attending(kind, self._attention_isa), joining(kind, self._attention_isa)
 
         def run(qkv: Float32, batch: Sequence[Any]) -> Float32:
-            out, of = np.empty((len(qkv), width), np.float32), batch[number]
-            parts, joined = of.parts, of.joined
-            attend(
-                qkv.ravel(), of.positions, of.slots, of.tables, of.item_members, of.item_shared, of.member_rows,
-                of.member_tokens, of.member_counts, of.member_positions,
-                parts.items, parts.segments, parts.places, of.kept_queries,
-                joined.items, joined.segments, joined.places,
-                out.ravel(), *fixed,
-            )  # fmt: skip
+            of, operations = batch[number], self._operations
+            of.make_room(heads, cache.value_size)
+            queries = operations.room((len(qkv), heads * cache.key_size))
+            out = operations.room((len(qkv), heads * cache.value_size))
+            arguments = *fixed, qkv, queries, out, of.record
+            operations.add(rotate, len(qkv), *arguments)
+            operations.add(attend, Count(of.record["parts"], cache.head_count), *arguments)
+            operations.add(join, Count(of.record["joins"], cache.head_count), *arguments)
             return out
 
         return run
@@ -295,6 +346,7 @@ class CpuBackend:
     def convolve(
         self, place: CachePlace, x: Float32, taps: Float32, bias: Float32 | None, silu: bool, batch: Sequence[Any]
     ) -> Float32:
+        self._at_once()
         out, of = np.empty_like(x), batch[place.group]
         recurrence.convolve(
             x, taps, NO_NORM if bias is None else bias, silu, self.caches[place.group].states[place.member],
@@ -311,6 +363,7 @@ class CpuBackend:
         batch: Sequence[Any],
         tensors: ScanTensors[Float32],
     ) -> Float32:
+        self._at_once()
         out, of = np.empty((len(x), mamba.inner_size), np.float32), batch[place.group]
         low, high = mamba.time_step_limit
         assert tensors.skip is not None
@@ -331,6 +384,7 @@ class CpuBackend:
         batch: Sequence[Any],
         tensors: ScanTensors[Float32],
     ) -> Float32:
+        self._at_once()
         out, of = np.empty((len(x), delta.value_head_count * delta.value_size), np.float32), batch[place.group]
         recurrence.delta_rule(
             x, gates, delta.key_head_count, delta.tiled_heads, delta.key_size, delta.value_size,

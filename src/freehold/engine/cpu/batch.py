@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from freehold.arrays import Int32, Int64, ragged
+from freehold.arrays import Float32, Int32, Int64, ragged
+from freehold.engine.cpu.attention import BATCH
 from freehold.engine.cpu.items import QUERIES, SEGMENT, TOGETHER, WHOLE, Joined, Parts
+from freehold.engine.cpu.program import address
 from freehold.engine.cpu.softmax import KEYS
 
 ITEMS_SPLIT = 8  # with more of them, each thread has work without parts of items
@@ -15,7 +17,9 @@ ITEMS_SPLIT = 8  # with more of them, each thread has work without parts of item
 
 @dataclass(frozen=True)
 class CpuBatch:
-    """Items and their members are described at `attend`."""
+    """Item i has members `item_members[i]` up to `item_members[i + 1]`, which share their first `item_shared[i]`
+    positions, a multiple of 64. `member_...` describe `Members`; the segments that are parts have `kept_queries`
+    queries together. `record`: what operations are told, a BATCH."""
 
     positions: Int64  # [tokens]
     slots: Int64  # [tokens]
@@ -29,6 +33,8 @@ class CpuBatch:
     parts: Parts
     kept_queries: int
     joined: Joined
+    record: np.ndarray
+    kept: list[Float32]  # room for the softmaxes of parts
 
     @classmethod
     def of(
@@ -52,7 +58,7 @@ class CpuBatch:
         segments = [-(-int(ends[of].max()) // SEGMENT) for of, _ in items]
         queries = [int(member_counts[of].sum()) for of, _ in items]
         parts, kept_queries, joined = _parts(segments, queries, may_split=may_share)
-        return cls(
+        batch = cls(
             positions=positions,
             slots=pages * page_size + positions % page_size,
             tables=tables,
@@ -65,7 +71,30 @@ class CpuBatch:
             parts=parts,
             kept_queries=kept_queries,
             joined=joined,
+            record=np.zeros(1, BATCH),
+            kept=[],
         )
+        batch._describe()
+        return batch
+
+    def _describe(self) -> None:
+        positions, slots, tables = address(self.positions), address(self.slots), address(self.tables)
+        items = address(self.item_members), address(self.item_shared)
+        members = (self.member_rows, self.member_tokens, self.member_counts, self.member_positions)
+        parts, joined = (address(array) for array in self.parts), (address(array) for array in self.joined)
+        self.record[0] = (
+            positions, slots, tables, self.tables.shape[1], *items, *(address(one) for one in members),
+            len(self.parts.items), *parts, len(self.joined.items), *joined, 0, 0, 0,
+        )  # fmt: skip
+
+    def make_room(self, heads: int, size: int) -> None:
+        """For what is kept of parts, in a layer with so many heads and numbers of a value, and in smaller ones."""
+        rows = self.kept_queries * heads
+        if not rows or (self.kept and len(self.kept[0]) >= rows * size):
+            return
+        self.kept[:] = [np.empty(count, np.float32) for count in (rows * size, rows, rows)]
+        for name, room in zip(("kept_sums", "kept_highest", "kept_weights"), self.kept, strict=True):
+            self.record[name] = address(room)
 
 
 def _parts(segments: list[int], queries: list[int], may_split: bool) -> tuple[Parts, int, Joined]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from numba.core import event
 
+KINDS = ("numba:compile", "freehold:compile")
 SHOWN_S = 0.5  # shorter compilations are not worth a line
 
 
@@ -20,11 +21,13 @@ class CompileProgress(event.Listener):
         self._is_announced = False
 
     def __enter__(self) -> CompileProgress:
-        event.register("numba:compile", self)
+        for one in KINDS:
+            event.register(one, self)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        event.unregister("numba:compile", self)
+        for one in KINDS:
+            event.unregister(one, self)
 
     def on_start(self, event: Any) -> None:
         self._started.append(time.monotonic())
@@ -35,7 +38,9 @@ class CompileProgress(event.Listener):
     def on_end(self, event: Any) -> None:
         seconds = time.monotonic() - self._started.pop()
         if not self._started and seconds >= SHOWN_S:
-            self._say(f"compiled {event.data['dispatcher'].py_func.__name__.lstrip('_')} in {seconds:.0f} s")
+            data = event.data
+            name = data["name"] if "name" in data else data["dispatcher"].py_func.__name__
+            self._say(f"compiled {name.lstrip('_')} in {seconds:.0f} s")
 
     def _say(self, text: str) -> None:
         print(f"freehold: {text}", file=sys.stderr, flush=True)

@@ -11,15 +11,17 @@ are read.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit, prange
+from numba import njit
 
 from freehold.arrays import Float32, Int32
 from freehold.engine.cpu.amx_only import end as end_products
+from freehold.engine.cpu.borrowed import borrow, keep
 from freehold.engine.cpu.codes import CODED, Codes, codes_of, joined
 from freehold.engine.cpu.integer_amx import LANES, PANEL_BLOCK, TILE, sixteen_rows, widen
 from freehold.engine.cpu.integer_amx import begin as begin_products
@@ -37,8 +39,12 @@ from freehold.engine.cpu.integer_tiles import (
     panels_at_once,
 )
 from freehold.engine.cpu.isa import Isa
-from freehold.engine.cpu.pointwise import NO_NORM, PLAIN, ROWS_PARALLEL, Preparation, prepare_row
+from freehold.engine.cpu.onto import NOTHING, Onto, begin_outputs
+from freehold.engine.cpu.operation import Operation, compiled, fields, given, numbers
+from freehold.engine.cpu.pointwise import PLAINLY, Preparation, prepare_row
+from freehold.engine.cpu.program import Operations
 from freehold.engine.cpu.quantize import quantize_block
+from freehold.engine.cpu.simd import scale_at
 from freehold.models.tensor import StoredTensor, TensorFormat
 
 # How many inputs, and rows of the last tile, it takes for tiles of 16 rows to be faster: of 8 bits, of 16 bits.
@@ -86,34 +92,69 @@ class IntegerMatrix:
             return NIBBLE_LOADS
         return BYTE_LOADS if self.scales.dtype == np.uint16 else BYTE_LOADS // 2
 
-    def multiply_add(
-        self, x: Float32, out: Float32, step: int = PLAIN, norm: Float32 = NO_NORM, epsilon: float = 0.0
-    ) -> None:
-        """out [n, rows] += prepared(x) [n, columns] @ weight.T, all C-contiguous."""
-        room = np.empty((len(out) + TILE) * self.columns, self.inputs)
-        _multiply(
-            step, x.ravel(), norm, np.float32(epsilon), self.codes, self.scales, self.minimums,
-            room, self.columns // BLOCK, self._loads, len(out), out.ravel(), self.rows, self.isa,
+    def multiply(
+        self, operations: Operations, x: Float32, out: Float32, preparation: Preparation = PLAINLY,
+        onto: Onto = NOTHING,
+    ) -> None:  # fmt: skip
+        """out [n, rows] = what it is put onto + prepared(x) [n, columns] @ weight.T, all C-contiguous."""
+        count, blocks, is_bytes = len(out), self.columns // BLOCK, self.inputs is np.int8
+        tiled = tiled_rows(count, self.isa.tile, TILED_BYTES if is_bytes else TILED_WORDS)
+        rows = max(count, tiled)
+        codes = operations.room((rows * self.columns,), self.inputs)
+        scales, sums = operations.room((rows * blocks,)), operations.room((rows * blocks,))
+        operations.add(
+            _quantizing(self.inputs), rows, preparation.step, x, preparation.parameters, preparation.epsilon,
+            codes, scales, sums, count, tiled, blocks,
         )  # fmt: skip
+        multiply = _multiplying(self.isa, self.codes.dtype.type, self.scales.dtype.type, self.inputs)
+        weights = self.codes, self.scales, self.minimums
+        for first, last in portions(count, tiled, codes.itemsize * self.columns):
+            operations.add(
+                multiply, -(-self.rows // GROUP), *weights, blocks, self._loads, codes, scales, sums,
+                first, last, last <= tiled, *onto.arguments, out, self.rows,
+            )  # fmt: skip
 
-    def gather(self, rows: Int32) -> Float32:
+    def gather(self, operations: Operations, rows: Int32) -> Float32:
         """The weights of some rows as in the file, float32 [n, columns]"""
-        lanes, blocks = self.isa.lanes, self.columns // BLOCK
-        panel, lane = rows // lanes, rows % lanes
+        out = operations.room((len(rows), self.columns))
+        operations.add(
+            _gathering(self.codes.dtype.type, self.scales.dtype.type), len(rows), self.codes, self.scales,
+            self.minimums, len(self.minimums) > 0, self.columns // BLOCK, 2 if self._loads == BYTE_LOADS // 2 else 1,
+            self.isa.lanes, rows, out,
+        )  # fmt: skip
+        return out
 
-        def spread(values: np.ndarray, halves: int) -> Float32:
-            """[panels, blocks, halves, lanes] -> [n, columns]"""
-            numbers = values.view(np.float16) if values.dtype == np.uint16 else values
-            found = numbers.reshape(-1, blocks, halves, lanes)[panel, :, :, lane].astype(np.float32)
-            return np.repeat(found.reshape(len(rows), -1), BLOCK // halves, axis=1)
 
-        if self.codes.dtype == np.uint8:
-            codes = Order(lanes, blocks).nibbles_of(self.codes, rows)
-        else:
-            codes = self.codes.reshape(-1, blocks, 16, lanes, 2)[panel, :, :, lane]
-        halves = 2 if self._loads == BYTE_LOADS // 2 else 1
-        out = spread(self.scales, halves) * codes.reshape(len(rows), -1)
-        return out + spread(self.minimums, 1) if len(self.minimums) else out
+_GATHER = fields("codes scales minimums has_minimums blocks parts lanes wanted out")
+
+
+@cache
+def _gathering(of_codes: type[np.generic], of_scales: type[np.generic]) -> Operation:
+    is_nibbles = of_codes is np.uint8
+
+    def gather(at, first, stop):
+        """Rows."""
+        of = given(at)
+        codes, scales = numbers(of.codes, of_codes), numbers(of.scales, of_scales)
+        minimums = numbers(of.minimums, of_scales)
+        wanted, out = numbers(of.wanted, np.int32), numbers(of.out, np.float32)
+        for i in range(first, stop):
+            row = np.int64(wanted[i])
+            panel, lane = row // of.lanes, row % of.lanes
+            for block in range(of.blocks):
+                number, to = panel * of.blocks + block, (i * of.blocks + block) * BLOCK
+                minimum = scale_at(minimums, number * of.lanes + lane) if of.has_minimums else np.float32(0)
+                for k in range(BLOCK):
+                    part = k * of.parts // BLOCK
+                    scale = scale_at(scales, (number * of.parts + part) * of.lanes + lane)
+                    if is_nibbles:
+                        byte = codes[((number * NIBBLE_LOADS + k % 16 // 4) * of.lanes + lane) * 4 + k % 4]
+                        code = np.float32(byte & 15 if k < 16 else byte >> 4)
+                    else:
+                        code = np.float32(codes[((number * BYTE_LOADS + k // 2) * of.lanes + lane) * 2 + k % 2])
+                    out[to + k] = scale * code + minimum if of.has_minimums else scale * code
+
+    return compiled(gather, _GATHER)
 
 
 class Order(NamedTuple):
@@ -126,12 +167,6 @@ class Order(NamedTuple):
         """[rows, columns of bytes] -> [panels, blocks, steps, lanes, beside], flat."""
         split = codes.reshape(-1, self.lanes, self.blocks, steps, beside)
         return np.ascontiguousarray(split.transpose(0, 2, 3, 1, 4)).ravel()
-
-    def nibbles_of(self, codes: np.ndarray, rows: Int32) -> np.ndarray:
-        """Codes of four bits of some rows [n, blocks, 32], from those of a matrix in this order."""
-        ordered = codes.reshape(-1, self.blocks, NIBBLE_LOADS, self.lanes, 4)
-        packed = ordered[rows // self.lanes, :, :, rows % self.lanes].reshape(len(rows), self.blocks, 16)
-        return np.concatenate([packed & 15, packed >> 4], axis=2)
 
     def of_numbers(self, values: np.ndarray, as_halves: bool = False) -> np.ndarray:
         """[rows, blocks x n] -> [panels, blocks, n, lanes], flat: as they are, or the bits of float16."""
@@ -180,11 +215,9 @@ def place(row, count, tiled):
     return row, 0, 1
 
 
-# Not inlined: Numba takes assignments to arrays in records for dead code where it looks into parallel loops.
-@njit(nogil=True, error_model="numpy")
-def _quantize_row(preparation, x, row, count, tiled, blocks, inputs):
-    """Prepare a row of x -> `inputs`."""
-    floats = np.empty(blocks * BLOCK, np.float32)
+@njit(inline="always")
+def _quantize_row(preparation, x, row, count, tiled, blocks, inputs, floats):
+    """Prepare a row of x, in `floats` -> `inputs`."""
     prepare_row(preparation, x, row, blocks * BLOCK, floats, 0)
     first, side, beside = place(np.int64(row), count, tiled)
     # Of a row's codes, or one plane of them.
@@ -194,72 +227,105 @@ def _quantize_row(preparation, x, row, count, tiled, blocks, inputs):
         quantize_block(floats, block * BLOCK, inputs, at + side, at * BLOCK + side * width, beside == TILE)
 
 
-@njit(inline="always")
-def tiled_rows(count, tile, least):
+def tiled_rows(count: int, tile: int, least: int) -> int:
     """How many rows are in tiles of 16. The last tile may lack some."""
     if tile == 0 or count < least:
         return 0
     return count + -count % tile if count % tile >= TILE_LEAST else count - count % tile
 
 
-# Not with `np.zeros` where it is used: there, filling an array is a parallel region of its own.
-@njit(nogil=True, error_model="numpy")
-def _clear_padding(inputs, blocks, count, rows):
-    """Rows `count` up to `rows`, which fill the last tile, have scales and sums of 0."""
-    for row in range(count, rows):
-        for block in range(blocks):
-            at = (row - row % TILE) * blocks + block * TILE + row % TILE
-            inputs.scales[at] = inputs.sums[at] = np.float32(0)
+def portions(count: int, tiled: int, row_bytes: int) -> Iterator[tuple[int, int]]:
+    """Which of `count` rows of inputs are multiplied together, first and last: the `tiled` ones, and of the others as
+    many as stay in the cache."""
+    if tiled:
+        yield 0, min(count, tiled)
+    together = max(X_BYTES // row_bytes // TILE * TILE, TILE)
+    for first in range(min(tiled, count), count, together):
+        yield first, min(first + together, count)
 
 
-@njit(nogil=True, error_model="numpy")
-def _multiply_tiles(weights, inputs, outputs, group, count):
-    """The first `count` rows, which are in tiles, times a group of weights."""
-    room = np.empty(weights.blocks * PANEL_BLOCK, np.int8)
+@njit(inline="always")
+def _clear_row(inputs, row, blocks):
+    """A row that fills the last tile has scales and sums of 0."""
+    for block in range(blocks):
+        at = (row - row % TILE) * blocks + block * TILE + row % TILE
+        inputs.scales[at] = inputs.sums[at] = np.float32(0)
+
+
+_QUANTIZE = fields("step x parameters epsilon:f codes scales sums count tiled blocks")
+
+
+@cache
+def _quantizing(kind: type[np.signedinteger]) -> Operation:
+    def quantize(at, first, stop):
+        """Rows, and those that fill the last tile."""
+        of = given(at)
+        inputs = Inputs(numbers(of.codes, kind), numbers(of.scales, np.float32), numbers(of.sums, np.float32))
+        preparation = Preparation(of.step, numbers(of.parameters, np.float32), np.float32(of.epsilon))
+        x, room = numbers(of.x, np.float32), np.empty(of.blocks * BLOCK, np.float32)
+        for row in range(first, stop):
+            if row < of.count:
+                _quantize_row(preparation, x, row, of.count, of.tiled, of.blocks, inputs, borrow(room))
+            else:
+                _clear_row(inputs, row, of.blocks)
+        keep(room)
+
+    return compiled(quantize, _QUANTIZE)
+
+
+@njit(inline="always")
+def _multiply_tiles(weights, inputs, outputs, group, first, last):
+    """Rows `first` up to `last`, which are in tiles, times a group of weights."""
+    owner = np.empty(weights.blocks * PANEL_BLOCK, np.int8)
+    room = borrow(owner)
     begin_products(weights)
     for panel in range(group * GROUP // LANES, (group + 1) * GROUP // LANES):
         if panel * LANES < outputs.width:
             widen(weights, panel, room)
-            for row in range(0, count, TILE):
-                sixteen_rows(weights, inputs, outputs, room, panel, row, min(TILE, count - row))
+            for row in range(first, last, TILE):
+                sixteen_rows(weights, inputs, outputs, room, panel, row, min(TILE, last - row))
     end_products(weights)
+    keep(owner)
 
 
-@njit(parallel=True, nogil=True, cache=True, error_model="numpy")
-def _multiply(step, source, norm, epsilon, codes, scales, minimums, x, blocks, loads, count, out, width, isa):
-    """out [count, width] += prepared source @ weight.T; `x` is room for the codes of inputs, of their type, and a
-    scale's columns of a panel take `loads` loads."""
-    tiled = tiled_rows(count, isa.tile, TILED_BYTES if x.itemsize == 1 else TILED_WORDS)
-    rows = max(count, tiled)
-    x_scales, x_sums = np.empty(rows * blocks, np.float32), np.empty(rows * blocks, np.float32)
-    _clear_padding(Inputs(x, x_scales, x_sums), blocks, count, rows)
-    if count < ROWS_PARALLEL:
-        for row in range(count):
-            inputs, preparation = Inputs(x, x_scales, x_sums), Preparation(step, norm, epsilon)
-            _quantize_row(preparation, source, row, count, tiled, blocks, inputs)
-    else:
-        for row in prange(count):
-            inputs, preparation = Inputs(x, x_scales, x_sums), Preparation(step, norm, epsilon)
-            _quantize_row(preparation, source, row, count, tiled, blocks, inputs)
-    together = max(X_BYTES // (blocks * BLOCK * x.itemsize) // TILE * TILE, TILE)
-    groups = (width + GROUP - 1) // GROUP
-    for group in prange(min(tiled, 1) * groups):
-        weights = Weights(codes, scales, minimums, blocks, loads, isa)
-        inputs, outputs = Inputs(x, x_scales, x_sums), Outputs(out, width)
-        _multiply_tiles(weights, inputs, outputs, group, min(count, tiled))
-    for first in range(min(tiled, count), count, together):
-        last = min(first + together, count)
-        for group in prange(groups):
-            weights = Weights(codes, scales, minimums, blocks, loads, isa)
-            inputs, outputs = Inputs(x, x_scales, x_sums), Outputs(out, width)
-            fours = last - (last - first) % ROWS
-            begin, end = group * GROUP // isa.lanes, (group + 1) * GROUP // isa.lanes
-            for panel in range(begin, end, panels_at_once(isa.lanes, ROWS)):
-                for row in range(first, fours if panel * isa.lanes < width else 0, ROWS):
-                    four_rows(weights, inputs, outputs, panel, row)
-            for panel in range(begin, end, panels_at_once(isa.lanes, 1)):
-                for row in range(fours, last if panel * isa.lanes < width else 0):
-                    one_row(weights, inputs, outputs, panel, row)
+@njit(inline="always")
+def _multiply_rows(weights, inputs, outputs, group, first, last):
+    """Rows `first` up to `last`, in fours and alone, times a group of weights."""
+    lanes, fours = weights.isa.lanes, last - (last - first) % ROWS
+    begin, end = group * GROUP // lanes, (group + 1) * GROUP // lanes
+    for panel in range(begin, end, panels_at_once(lanes, ROWS)):
+        for row in range(first, fours if panel * lanes < outputs.width else 0, ROWS):
+            four_rows(weights, inputs, outputs, panel, row)
+    for panel in range(begin, end, panels_at_once(lanes, 1)):
+        for row in range(fours, last if panel * lanes < outputs.width else 0):
+            one_row(weights, inputs, outputs, panel, row)
+
+
+_MULTIPLY = fields("codes scales minimums blocks loads x x_scales x_sums first last is_tiled adds bias out width")
+
+
+@cache
+def _multiplying(
+    isa: Isa, of_codes: type[np.generic], of_scales: type[np.generic], of_inputs: type[np.signedinteger]
+) -> Operation:
+    def multiply(at, first, stop):
+        """Groups of weights."""
+        of = given(at)
+        weights = Weights(
+            numbers(of.codes, of_codes), numbers(of.scales, of_scales), numbers(of.minimums, of_scales),
+            of.blocks, of.loads, isa,
+        )  # fmt: skip
+        x = numbers(of.x, of_inputs)
+        inputs = Inputs(x, numbers(of.x_scales, np.float32), numbers(of.x_sums, np.float32))
+        outputs = Outputs(numbers(of.out, np.float32), of.width)
+        for group in range(first, stop):
+            begin_outputs(outputs, of.adds, of.bias, group, of.first, of.last)
+            if of.is_tiled:
+                _multiply_tiles(weights, inputs, outputs, group, of.first, of.last)
+            else:
+                _multiply_rows(weights, inputs, outputs, group, of.first, of.last)
+
+    return compiled(multiply, _MULTIPLY)
 
 
 def has_four_bits(tensors: Sequence[StoredTensor]) -> bool:

@@ -9,13 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit, prange
+from numba import njit
 
 from freehold.arrays import Float32, Int32
-from freehold.engine.cpu.pointwise import NO_NORM, PLAIN, prepare
+from freehold.engine.cpu.borrowed import borrow, keep
+from freehold.engine.cpu.integer_tiles import Outputs
+from freehold.engine.cpu.onto import NOTHING, Onto, begin_outputs
+from freehold.engine.cpu.operation import Operation, compiled, fields, given, numbers
+from freehold.engine.cpu.pointwise import PLAIN, PLAINLY, Preparation
+from freehold.engine.cpu.program import Operations
+from freehold.engine.cpu.row_operations import prepare
 from freehold.engine.cpu.simd import (
     fma,
     load,
@@ -50,33 +57,24 @@ class PackedMatrix:
     scales: Float32
     minimums: Float32
 
-    @property
-    def padded_rows(self) -> int:
-        return -(-self.rows // GROUP) * GROUP
-
-    def multiply_add(
-        self, x: Float32, out: Float32, step: int = PLAIN, norm: Float32 = NO_NORM, epsilon: float = 0.0
-    ) -> None:
-        """out [n, rows] += prepared(x) [n, columns] @ weight.T, all C-contiguous."""
-        target = out
-        if step != PLAIN:
-            rows = np.empty((len(x), self.columns), np.float32)
-            prepare(step, x.ravel(), norm, np.float32(epsilon), self.columns, rows.ravel())
-            x = rows
-        if self.rows != self.padded_rows:
-            target = np.zeros((len(x), self.padded_rows), np.float32)
-            target[:, : self.rows] = out
-        _multiply(
-            self.layout, self.codes, self.scales, self.minimums, self.columns,
-            x.ravel(), len(x), target.ravel(), self.padded_rows,
+    def multiply(
+        self, operations: Operations, x: Float32, out: Float32, preparation: Preparation = PLAINLY,
+        onto: Onto = NOTHING,
+    ) -> None:  # fmt: skip
+        """out [n, rows] = what it is put onto + prepared(x) [n, columns] @ weight.T, all C-contiguous."""
+        if preparation.step != PLAIN:
+            x = prepare(operations, x, self.columns, preparation)
+        operations.add(
+            _multiplying(), -(-self.rows // GROUP), self.layout, self.codes, self.scales, self.minimums, self.columns,
+            x, len(out), *onto.arguments, out, self.rows,
         )  # fmt: skip
-        if target is not out:
-            out[:] = target[:, : self.rows]
 
-    def gather(self, rows: Int32) -> Float32:
+    def gather(self, operations: Operations, rows: Int32) -> Float32:
         """-> float32 [n, columns]"""
-        out = np.empty((len(rows), self.columns), np.float32)
-        _gather(self.layout, self.codes, self.scales, self.minimums, self.columns, rows, out)
+        out = operations.room((len(rows), self.columns))
+        operations.add(
+            _gathering(), len(rows), self.layout, self.codes, self.scales, self.minimums, self.columns, rows, out
+        )
         return out
 
 
@@ -177,35 +175,77 @@ def _unpack(matrix, panel, start, count, out):
                 store(values, to + i * stride, mul(scale, load_i8(codes, (block * BLOCK + i) * LANES)))
 
 
-@njit(parallel=True, nogil=True, cache=True, error_model="numpy")
-def _multiply(layout, codes, scales, minimums, columns, x, count, out, width):
-    """out [count, width] += x [count, columns] @ weight.T, for width a multiple of GROUP."""
-    for group in prange(width // GROUP):
-        matrix = _Stored(layout, columns, codes, scales, minimums)
-        weights = np.empty(DEPTH * GROUP, np.float32)
-        for first in range(0, count, ROWS_AT_A_TIME):
-            last = min(first + ROWS_AT_A_TIME, count)
-            for start in range(0, columns, DEPTH):
-                depth = min(DEPTH, columns - start)
-                for half in range(2):
-                    _unpack(matrix, 2 * group + half, start, depth, Rows(weights, half * LANES, GROUP))
-                at, to = first * columns + start, first * width + group * GROUP
-                inputs = Rows(x, at, columns)
-                if last - first == 1:
-                    wide_tile1(inputs, Rows(weights, 0, GROUP), depth, Rows(out, to, width))
-                    continue
-                for half in range(2):
-                    target = Rows(out, to + half * LANES, width)
-                    tile_rows(inputs, Rows(weights, half * LANES, GROUP), depth, target, last - first)
+@njit(inline="always")
+def _multiply_group(matrix, x, group, first, last, outputs, weights, sums):
+    """Rows `first` up to `last` times a group of rows of the matrix, added to outputs; `weights` and `sums` are rooms
+    for what is unpacked, and for a tile of outputs, whose columns may be more than there are."""
+    start = group * GROUP
+    width, count = min(GROUP, outputs.width - start), last - first
+    for row in range(count):
+        for k in range(width):
+            sums[row * GROUP + k] = outputs.values[(first + row) * outputs.width + start + k]
+    for column in range(0, matrix.columns, DEPTH):
+        depth = min(DEPTH, matrix.columns - column)
+        for half in range(2):
+            _unpack(matrix, 2 * group + half, column, depth, Rows(weights, half * LANES, GROUP))
+        inputs = Rows(x, first * matrix.columns + column, matrix.columns)
+        if count == 1:
+            wide_tile1(inputs, Rows(weights, 0, GROUP), depth, Rows(sums, 0, GROUP))
+            continue
+        for half in range(2):
+            target = Rows(sums, half * LANES, GROUP)
+            tile_rows(inputs, Rows(weights, half * LANES, GROUP), depth, target, count)
+    for row in range(count):
+        for k in range(width):
+            outputs.values[(first + row) * outputs.width + start + k] = sums[row * GROUP + k]
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
-def _gather(layout, codes, scales, minimums, columns, tokens, out):
-    """Row `tokens[i]` of the matrix -> out [i, columns]."""
-    matrix = _Stored(layout, columns, codes, scales, minimums)
-    weights = np.empty(columns * LANES, np.float32)
-    for i in range(len(tokens)):
-        panel, lane = tokens[i] // LANES, tokens[i] % LANES
-        _unpack(matrix, panel, 0, columns, Rows(weights, 0, LANES))
-        for k in range(columns):
-            out[i, k] = weights[k * LANES + lane]
+def _multiply(at, first, stop):
+    """Groups of rows of the matrix."""
+    of = given(at)
+    matrix = _Stored(
+        of.layout, of.columns, numbers(of.codes, np.uint8), numbers(of.scales, np.float32),
+        numbers(of.minimums, np.float32),
+    )  # fmt: skip
+    x, outputs = numbers(of.x, np.float32), Outputs(numbers(of.out, np.float32), of.width)
+    weights, sums = np.empty(DEPTH * GROUP, np.float32), np.zeros(ROWS_AT_A_TIME * GROUP, np.float32)
+    for group in range(first, stop):
+        begin_outputs(outputs, of.adds, of.bias, group, 0, of.count)
+        for row in range(0, of.count, ROWS_AT_A_TIME):
+            last = min(row + ROWS_AT_A_TIME, of.count)
+            _multiply_group(matrix, x, group, row, last, outputs, borrow(weights), borrow(sums))
+    keep(weights)
+    keep(sums)
+
+
+_MULTIPLY = fields("layout codes scales minimums columns x count adds bias out width")
+
+
+@cache
+def _multiplying() -> Operation:
+    return compiled(_multiply, _MULTIPLY)
+
+
+def _gather(at, first, stop):
+    """Rows."""
+    of = given(at)
+    matrix = _Stored(
+        of.layout, of.columns, numbers(of.codes, np.uint8), numbers(of.scales, np.float32),
+        numbers(of.minimums, np.float32),
+    )  # fmt: skip
+    wanted, out = numbers(of.wanted, np.int32), numbers(of.out, np.float32)
+    weights = np.empty(of.columns * LANES, np.float32)
+    for i in range(first, stop):
+        panel, lane = wanted[i] // LANES, wanted[i] % LANES
+        _unpack(matrix, panel, 0, of.columns, Rows(borrow(weights), 0, LANES))
+        for k in range(of.columns):
+            out[i * of.columns + k] = weights[k * LANES + lane]
+    keep(weights)
+
+
+_GATHER = fields("layout codes scales minimums columns wanted out")
+
+
+@cache
+def _gathering() -> Operation:
+    return compiled(_gather, _GATHER)

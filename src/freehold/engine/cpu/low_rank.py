@@ -10,7 +10,9 @@ import numpy as np
 from numba import njit, prange
 
 from freehold.arrays import Float32, Int32, Int64
-from freehold.engine.cpu.pointwise import NO_NORM, PLAIN, ROWS_PARALLEL, Preparation, prepare_row
+from freehold.engine.cpu.onto import NOTHING, Onto
+from freehold.engine.cpu.pointwise import NO_NORM, PLAIN, PLAINLY, ROWS_PARALLEL, Preparation, prepare_row
+from freehold.engine.cpu.program import Operations
 from freehold.models.tensor import AdapterMatrices
 
 Names = tuple[str, ...]
@@ -25,11 +27,12 @@ class Matrix(Protocol):
     @property
     def columns(self) -> int: ...
 
-    def multiply_add(
-        self, x: Float32, out: Float32, step: int = PLAIN, norm: Float32 = NO_NORM, epsilon: float = 0.0
-    ) -> None: ...
+    def multiply(
+        self, operations: Operations, x: Float32, out: Float32, preparation: Preparation = PLAINLY,
+        onto: Onto = NOTHING,
+    ) -> None: ...  # fmt: skip
 
-    def gather(self, rows: Int32) -> Float32: ...
+    def gather(self, operations: Operations, rows: Int32) -> Float32: ...
 
 
 class LowRank(NamedTuple):
@@ -67,19 +70,20 @@ class AdaptedMatrix:
     def columns(self) -> int:
         return self.matrix.columns
 
-    def multiply_add(
-        self, x: Float32, out: Float32, step: int = PLAIN, norm: Float32 = NO_NORM, epsilon: float = 0.0
-    ) -> None:
-        """out [n, rows] += prepared(x) [n, columns] @ (weight + what the token's adapter adds).T"""
-        self.matrix.multiply_add(x, out, step, norm, epsilon)
+    def multiply(
+        self, operations: Operations, x: Float32, out: Float32, preparation: Preparation = PLAINLY,
+        onto: Onto = NOTHING,
+    ) -> None:  # fmt: skip
+        """out [n, rows] = what it is put onto + prepared(x) [n, columns] @ (weight + what an adapter adds).T"""
+        self.matrix.multiply(operations, x, out, preparation, onto)
         for factors, tokens in self.tokens.parts:
             added = factors.get(self.names)
             if added is not None:
-                add = _add_few if len(tokens) < ROWS_PARALLEL else _add_many
-                add(step, x.ravel(), norm, np.float32(epsilon), self.columns, tokens, added.down, added.up, out)
+                add, (step, parameters, epsilon) = _add_few if len(tokens) < ROWS_PARALLEL else _add_many, preparation
+                add(step, x.ravel(), parameters, np.float32(epsilon), self.columns, tokens, added.down, added.up, out)
 
-    def gather(self, rows: Int32) -> Float32:
-        return self.matrix.gather(rows)
+    def gather(self, operations: Operations, rows: Int32) -> Float32:
+        return self.matrix.gather(operations, rows)
 
     def pack(self, matrices: Mapping[str, AdapterMatrices]) -> LowRank:
         """What an adapter adds, given by the names of tensors. Each tensor has ranks of its own, in which the others'

@@ -3,7 +3,7 @@
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit, prange
+from numba import njit
 
 from freehold.engine.cpu.simd import (
     add,
@@ -84,9 +84,12 @@ class Preparation(NamedTuple):
     """What happens to a row before it is multiplied: nothing (PLAIN), RMSNorm with weights `parameters` (NORM), or gate
     and up become one (SWIGLU, GEGLU, CLAMPED with alpha and limit as `parameters`): n numbers come from 2 n."""
 
-    step: int
-    parameters: Any
-    epsilon: Any
+    step: int = PLAIN
+    parameters: Any = NO_NORM
+    epsilon: Any = 0.0
+
+
+PLAINLY = Preparation()
 
 
 @njit(inline="always")
@@ -104,13 +107,6 @@ def prepare_row(preparation, x, row, columns, out, out_at):
     else:
         for k in range(0, columns, LANES):
             store(out, out_at + k, load(x, row * columns + k))
-
-
-@njit(parallel=True, nogil=True, cache=True, error_model="numpy")
-def prepare(step, x, norm, epsilon, columns, out):
-    """All rows: out flat [n, columns]"""
-    for row in prange(len(out) // columns):
-        prepare_row(Preparation(step, norm, epsilon), x, row, columns, out, row * columns)
 
 
 class Heads(NamedTuple):

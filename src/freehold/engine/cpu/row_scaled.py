@@ -13,21 +13,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, prange
+from numba import njit
 from numba.core import types
 
 from freehold.arrays import Float32, Int32
 from freehold.engine.cpu.amx_only import end as end_products
+from freehold.engine.cpu.borrowed import borrow, keep
 from freehold.engine.cpu.cache_line import LINE, aligned
 from freehold.engine.cpu.codes import codes_of, joined
-from freehold.engine.cpu.integer_linear import X_BYTES, Order, nibbles, place, tiled_rows
+from freehold.engine.cpu.integer_linear import Order, nibbles, place, portions, tiled_rows
 from freehold.engine.cpu.integer_tiles import BLOCK, GROUP, NIBBLE_LOADS, ROWS, Outputs, Records
 from freehold.engine.cpu.isa import Isa
-from freehold.engine.cpu.pointwise import NO_NORM, PLAIN, ROWS_PARALLEL, Preparation, largest_size, prepare_row
+from freehold.engine.cpu.onto import NOTHING, Onto, begin_outputs
+from freehold.engine.cpu.operation import Operation, compiled, fields, given, numbers
+from freehold.engine.cpu.pointwise import PLAINLY, Preparation, largest_size, prepare_row
+from freehold.engine.cpu.program import Operations
 from freehold.engine.cpu.row_scaled_amx import LANES, SLAB, TILE, sixteen_rows, widen
 from freehold.engine.cpu.row_scaled_amx import begin as begin_products
 from freehold.engine.cpu.row_scaled_tiles import (
@@ -76,25 +81,62 @@ class RowScaledMatrix:
         )
         return cls(rows, columns, order.of_codes(nibbles(codes), NIBBLE_LOADS, 4), scales, minimums, units, isa)
 
-    def multiply_add(
-        self, x: Float32, out: Float32, step: int = PLAIN, norm: Float32 = NO_NORM, epsilon: float = 0.0
-    ) -> None:
-        """out [n, rows] += prepared(x) [n, columns] @ weight.T, all C-contiguous."""
-        _multiply(
-            step, x.ravel(), norm, np.float32(epsilon), self.codes, self.scales, self.minimums, self.units,
-            self.columns // BLOCK, NIBBLE_LOADS, len(out), out.ravel(), self.rows, self.isa,
+    def multiply(
+        self, operations: Operations, x: Float32, out: Float32, preparation: Preparation = PLAINLY,
+        onto: Onto = NOTHING,
+    ) -> None:  # fmt: skip
+        """out [n, rows] = what it is put onto + prepared(x) [n, columns] @ weight.T, all C-contiguous."""
+        count, blocks = len(out), self.columns // BLOCK
+        tiled, each = tiled_rows(count, self.isa.tile, TILED), _row_bytes(blocks)
+        rows = max(count, tiled)
+        codes = operations.room((rows * each,), np.int8)
+        units, sums = operations.room((rows,)), operations.room((rows * blocks,), np.int32)
+        operations.add(
+            _quantizing(), count, preparation.step, x, preparation.parameters, preparation.epsilon, codes, units, sums,
+            count, tiled, blocks,
         )  # fmt: skip
+        weights = self.codes, self.scales, self.minimums, self.units
+        for first, last in portions(count, tiled, each):
+            operations.add(
+                _multiplying(self.isa), -(-self.rows // GROUP), *weights, blocks, NIBBLE_LOADS, codes, units, sums,
+                first, last, last <= tiled, *onto.arguments, out, self.rows,
+            )  # fmt: skip
 
-    def gather(self, rows: Int32) -> Float32:
+    def gather(self, operations: Operations, rows: Int32) -> Float32:
         """The weights of some rows as they are multiplied, float32 [n, columns]"""
-        lanes, blocks = self.isa.lanes, self.columns // BLOCK
-        panel, lane = rows // lanes, rows % lanes
-        codes = Order(lanes, blocks).nibbles_of(self.codes, rows)
-        scales, minimums = (
-            values.reshape(-1, blocks, lanes)[panel, :, lane][:, :, None].astype(np.int32)
-            for values in (self.scales, self.minimums)
-        )
-        return (codes * scales + minimums).reshape(len(rows), -1) * self.units[rows][:, None]
+        out = operations.room((len(rows), self.columns))
+        operations.add(
+            _gathering(), len(rows), self.codes, self.scales, self.minimums, self.units, self.columns // BLOCK,
+            self.isa.lanes, rows, out,
+        )  # fmt: skip
+        return out
+
+
+def _gather(at, first, stop):
+    """Rows."""
+    of = given(at)
+    codes, units = numbers(of.codes, np.uint8), numbers(of.units, np.float32)
+    scales, minimums = numbers(of.scales, np.int16), numbers(of.minimums, np.int16)
+    wanted, out = numbers(of.wanted, np.int32), numbers(of.out, np.float32)
+    for i in range(first, stop):
+        row, unit = np.int64(wanted[i]), units[wanted[i]]
+        panel, lane = row // of.lanes, row % of.lanes
+        for block in range(of.blocks):
+            number, to = panel * of.blocks + block, (i * of.blocks + block) * BLOCK
+            scale = np.int32(scales[number * of.lanes + lane])
+            minimum = np.int32(minimums[number * of.lanes + lane])
+            for k in range(BLOCK // 2):
+                code = np.int32(codes[((number * NIBBLE_LOADS + k // 4) * of.lanes + lane) * 4 + k % 4])
+                out[to + k] = np.float32((code & 15) * scale + minimum) * unit
+                out[to + BLOCK // 2 + k] = np.float32((code >> 4) * scale + minimum) * unit
+
+
+_GATHER = fields("codes scales minimums units blocks lanes wanted out")
+
+
+@cache
+def _gathering() -> Operation:
+    return compiled(_gather, _GATHER)
 
 
 # -- inputs -------------------------------------------------------------------------------------------
@@ -136,12 +178,10 @@ def _row_bytes(blocks):
     return (blocks + 1) // 2 * 2 * BLOCK * DIGITS
 
 
-# Not inlined: Numba takes assignments to arrays in records for dead code where it looks into parallel loops.
-@njit(nogil=True, error_model="numpy")
-def _quantize_row(preparation, x, row, count, tiled, blocks, inputs):
-    """Prepare a row of x -> `inputs`. A tile of 16 rows is stored as [pairs of blocks, digits, 16, 64], a smaller one
-    as [blocks, digits, rows, 32]."""
-    floats = np.empty(blocks * BLOCK, np.float32)
+@njit(inline="always")
+def _quantize_row(preparation, x, row, count, tiled, blocks, inputs, floats):
+    """Prepare a row of x, in `floats` -> `inputs`. A tile of 16 rows is stored as [pairs of blocks, digits, 16, 64], a
+    smaller one as [blocks, digits, rows, 32]."""
     prepare_row(preparation, x, row, blocks * BLOCK, floats, 0)
     largest = largest_size(floats, 0, blocks * BLOCK)
     factor = np.float32(LARGEST) / largest if largest > 0 else np.float32(0)
@@ -158,54 +198,78 @@ def _quantize_row(preparation, x, row, count, tiled, blocks, inputs):
             _put_digits(floats, block * BLOCK, factor, inputs, number, to, beside * BLOCK)
 
 
+def _quantize(at, first, stop):
+    """Rows."""
+    of = given(at)
+    codes, units, sums = numbers(of.codes, np.int8), numbers(of.units, np.float32), numbers(of.sums, np.int32)
+    preparation = Preparation(of.step, numbers(of.parameters, np.float32), np.float32(of.epsilon))
+    x, room = numbers(of.x, np.float32), np.empty(of.blocks * BLOCK, np.float32)
+    for row in range(first, stop):
+        inputs = Inputs(codes, units, sums)
+        _quantize_row(preparation, x, row, of.count, of.tiled, of.blocks, inputs, borrow(room))
+    keep(room)
+
+
+_QUANTIZE = fields("step x parameters epsilon:f codes units sums count tiled blocks")
+
+
+@cache
+def _quantizing() -> Operation:
+    return compiled(_quantize, _QUANTIZE)
+
+
 # -- products -----------------------------------------------------------------------------------------
 
 
-@njit(nogil=True, error_model="numpy")
-def _multiply_tiles(weights, inputs, outputs, group, count):
-    """The first `count` rows, which are in tiles, times a group of weights."""
-    size, first = (weights.blocks + 1) // 2 * DIGITS * SLAB, group * GROUP // LANES
-    panels = min(GROUP // LANES, (outputs.width - first * LANES + LANES - 1) // LANES)
-    room = aligned(np.empty(GROUP // LANES * size + LINE, np.int8))
+@njit(inline="always")
+def _multiply_tiles(weights, inputs, outputs, group, first, last):
+    """Rows `first` up to `last`, which are in tiles, times a group of weights."""
+    size, panel_first = (weights.blocks + 1) // 2 * DIGITS * SLAB, group * GROUP // LANES
+    panels = min(GROUP // LANES, (outputs.width - panel_first * LANES + LANES - 1) // LANES)
+    owner = np.empty(GROUP // LANES * size + LINE, np.int8)
+    room = borrow(aligned(owner))
     begin_products(weights)
     for panel in range(panels):
-        widen(weights, first + panel, room[panel * size :])
-    for row in range(0, count, TILE):
+        widen(weights, panel_first + panel, room[panel * size :])
+    for row in range(first, last, TILE):
         for panel in range(panels):
-            sixteen_rows(weights, inputs, outputs, room[panel * size :], first + panel, row, min(TILE, count - row))
+            place = room[panel * size :]
+            sixteen_rows(weights, inputs, outputs, place, panel_first + panel, row, min(TILE, last - row))
     end_products(weights)
+    keep(owner)
 
 
-@njit(parallel=True, nogil=True, cache=True, error_model="numpy")
-def _multiply(step, source, norm, epsilon, codes, scales, minimums, units, blocks, loads, count, out, width, isa):
-    """out [count, width] += prepared source @ weight.T"""
-    tiled = tiled_rows(count, isa.tile, TILED)
-    rows = max(count, tiled)
-    x = aligned(np.empty(rows * _row_bytes(blocks) + LINE, np.int8))
-    x_units, x_sums = np.empty(rows, np.float32), np.empty(rows * blocks, np.int32)
-    if count < ROWS_PARALLEL:
-        for row in range(count):
-            inputs, preparation = Inputs(x, x_units, x_sums), Preparation(step, norm, epsilon)
-            _quantize_row(preparation, source, row, count, tiled, blocks, inputs)
-    else:
-        for row in prange(count):
-            inputs, preparation = Inputs(x, x_units, x_sums), Preparation(step, norm, epsilon)
-            _quantize_row(preparation, source, row, count, tiled, blocks, inputs)
-    together = max(X_BYTES // _row_bytes(blocks) // TILE * TILE, TILE)
-    groups = (width + GROUP - 1) // GROUP
-    for group in prange(min(tiled, 1) * groups):
-        weights = Weights(codes, scales, minimums, units, blocks, loads, isa)
-        inputs, outputs = Inputs(x, x_units, x_sums), Outputs(out, width)
-        _multiply_tiles(weights, inputs, outputs, group, min(count, tiled))
-    for first in range(min(tiled, count), count, together):
-        last = min(first + together, count)
-        for group in prange(groups):
-            weights = Weights(codes, scales, minimums, units, blocks, loads, isa)
-            inputs, outputs = Inputs(x, x_units, x_sums), Outputs(out, width)
-            fours = last - (last - first) % ROWS
-            for panel in range(group * GROUP // isa.lanes, (group + 1) * GROUP // isa.lanes):
-                end = last if panel * isa.lanes < width else 0
-                for row in range(first, min(fours, end), ROWS):
-                    four_rows(weights, inputs, outputs, panel, row)
-                for row in range(fours, end):
-                    one_row(weights, inputs, outputs, panel, row)
+@njit(inline="always")
+def _multiply_rows(weights, inputs, outputs, group, first, last):
+    """Rows `first` up to `last`, in fours and alone, times a group of weights."""
+    lanes, fours = weights.isa.lanes, last - (last - first) % ROWS
+    for panel in range(group * GROUP // lanes, (group + 1) * GROUP // lanes):
+        end = last if panel * lanes < outputs.width else 0
+        for row in range(first, min(fours, end), ROWS):
+            four_rows(weights, inputs, outputs, panel, row)
+        for row in range(fours, end):
+            one_row(weights, inputs, outputs, panel, row)
+
+
+_MULTIPLY = fields("codes scales minimums units blocks loads x x_units x_sums first last is_tiled adds bias out width")
+
+
+@cache
+def _multiplying(isa: Isa) -> Operation:
+    def multiply(at, first, stop):
+        """Groups of weights."""
+        of = given(at)
+        weights = Weights(
+            numbers(of.codes, np.uint8), numbers(of.scales, np.int16), numbers(of.minimums, np.int16),
+            numbers(of.units, np.float32), of.blocks, of.loads, isa,
+        )  # fmt: skip
+        inputs = Inputs(numbers(of.x, np.int8), numbers(of.x_units, np.float32), numbers(of.x_sums, np.int32))
+        outputs = Outputs(numbers(of.out, np.float32), of.width)
+        for group in range(first, stop):
+            begin_outputs(outputs, of.adds, of.bias, group, of.first, of.last)
+            if of.is_tiled:
+                _multiply_tiles(weights, inputs, outputs, group, of.first, of.last)
+            else:
+                _multiply_rows(weights, inputs, outputs, group, of.first, of.last)
+
+    return compiled(multiply, _MULTIPLY)

@@ -1,23 +1,14 @@
-"""Operations on the rows of a matrix, each row by itself: norms, gates, routing."""
+"""Gates and routing, each row by itself."""
 
 import math
 
 import numpy as np
 from numba import njit, prange
 
-from freehold.engine.cpu.pointwise import normalize
-
 
 @njit(inline="always")
 def sigmoid(x):
     return np.float32(1) / (np.float32(1) + np.float32(math.exp(-x)))
-
-
-@njit(nogil=True, cache=True, error_model="numpy")
-def norm_columns(x, columns, start, norm, epsilon):
-    """x flat [rows, columns], in place: RMSNorm of the columns from `start` that `norm` [n] has weights for."""
-    for row in range(len(x) // columns):
-        normalize(x, row * columns + start, len(norm), norm, epsilon, x, row * columns + start)
 
 
 @njit(parallel=True, nogil=True, cache=True, error_model="numpy")

@@ -15,6 +15,7 @@ from numba.core.datamodel import models
 from numba.extending import register_model
 
 from freehold.engine.cpu.vectors import (
+    F16,
     F32,
     I8,
     I16,
@@ -124,6 +125,12 @@ def element(builder, where, dtype):
     if dtype == types.uint16:
         return widen_bf16(builder, builder.load(where(I16)))
     return builder.sitofp(builder.load(where(I8)), F32) if dtype == types.int8 else builder.load(where(F32))
+
+
+@_reading(types.float32)
+def scale_at(builder, where, dtype):
+    """array f32[*], or u16[*] holding float16 values -> element `at`."""
+    return builder.fpext(builder.load(where(F16)), F32) if dtype == types.uint16 else builder.load(where(F32))
 
 
 def _rounded(builder, dtype, value):

@@ -1,20 +1,23 @@
-"""The threads that share parallel loops, in place of Numba's.
+"""The threads that compute: a team which does operations one after the other, and each of them together.
 
-Numba's layers divide a loop into as many parts as there are threads, and each waits for all others. A thread that has
-to give its core to another process for some milliseconds then holds up the whole engine, 150 times a token. Here a loop
-has several pieces for each thread. A thread takes those of its own share in order, which follow each other in memory,
-then those of others: the caller does all of them alone if nobody comes. It waits only for pieces that somebody else has
-begun, and soon sleeps instead of spinning: a core that is idle is given to the very thread that lacks one.
+An operation is a compiled function over a range of tasks. It is cut into several pieces for each thread. A thread takes
+those of its own share in order, which follow each other in memory, then those of others: one thread does all of them if
+nobody else comes. Whoever finishes the last piece begins the next operation. So a thread that has to give its core to
+another process holds up nothing but the piece that it is at, and a whole step is done without anybody telling the team
+what comes next. Who finds nothing to do soon sleeps instead of spinning: an idle core is given to the very thread that
+lacks one.
 
-All words are in one block (`atomics`): a job's number, its pieces, and what to call. A share's word names its job, so
-that who comes late to a job finds none of its pieces, and takes none of the next one's.
+Numba's parallel loops are operations, too. Its own threads would divide a loop into as many parts as there are threads,
+and each would wait for all others.
+
+All words that threads share are in one block (`atomics`). An operation that is under way is a job with a number. A
+share's word names its job, so that who comes late to a job finds none of its pieces, and takes none of the next one's.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from typing import NamedTuple
 
 import numpy as np
 from llvmlite import binding
@@ -22,7 +25,9 @@ from numba import cfunc, njit, types
 
 from freehold.engine.cpu.atomics import (
     add,
+    address_of,
     call_piece,
+    call_tasks,
     exchange_if,
     get,
     pause,
@@ -33,13 +38,28 @@ from freehold.engine.cpu.atomics import (
     sleep_while,
     wake,
 )
+from freehold.engine.cpu.operation import (
+    ARGUMENTS,
+    ARRAYS,
+    BYTES,
+    COUNT,
+    COUNT_AT,
+    DATA,
+    FACTOR,
+    FUNCTION,
+    INNER,
+    SIZES,
+    STEPS,
+    task_count,
+)
 
-PIECES = 4  # of a loop, for each thread
-SPIN_WORK, SPIN_END = 2000, 400  # looks, before a thread sleeps: for the next loop, and for the end of this one
+PIECES = 4  # of an operation, for each thread
+SPIN_WORK, SPIN_END = 2000, 400  # looks, before a thread sleeps: a helper's, and those of whoever called the team
 LINE = 8  # words of a cache line
 # A word each, in cache lines of their own where several threads write.
-BUSY, JOB, DONE, SLEEPERS, WAITS = range(0, 5 * LINE, LINE)
-FUNCTION, ARGUMENTS, SIZES, STEPS, DATA, INNER, ARRAYS, SHARES, HELPERS = range(5 * LINE, 5 * LINE + 9)
+BUSY, JOB, DONE, SLEEPERS = range(0, 4 * LINE, LINE)
+OPERATIONS, FIRST, LAST, PIECE_COUNT, SHARES, HELPERS = range(4 * LINE, 4 * LINE + 6)
+LOOP = 5 * LINE  # the operation that a parallel loop of Numba's is
 SHARE = 7 * LINE  # the first thread's: its job, its next piece and where its pieces end, in 32, 16 and 16 bits
 CORES = len(os.sched_getaffinity(0))
 WORDS = SHARE + (CORES + 1) * LINE
@@ -49,28 +69,43 @@ ARRAYS_MAX, INNER_MAX = 128, 256
 _words = place(WORDS)
 
 
-class _Loop(NamedTuple):
-    """A parallel loop as Numba passes it: addresses, and how many sizes and arguments there are. The arguments of piece
-    i begin i steps further."""
-
-    function: int
-    arguments: int
-    sizes: int
-    steps: int
-    data: int
-    inner: int
-    arrays: int
+@njit(inline="always")
+def _run(operation, piece, pieces, arguments, sizes):
+    """Do one of `pieces` of an operation; `arguments` and `sizes` are the thread's own."""
+    count, function = task_count(operation), read(operation, FUNCTION)
+    first, stop = piece * count // pieces, (piece + 1) * count // pieces
+    arrays, steps = read(operation, ARRAYS), read(operation, STEPS)
+    if arrays == 0:
+        call_tasks(function, read(operation, ARGUMENTS), first, stop)
+        return
+    inner = read(operation, INNER)
+    sizes[0] = 1
+    for i in range(1, inner + 1):
+        sizes[i] = read(read(operation, SIZES), i)
+    for task in range(first, stop):
+        for i in range(arrays):
+            arguments[i] = read(read(operation, ARGUMENTS), i) + task * read(steps, i)
+        call_piece(function, arguments.ctypes.data, sizes.ctypes.data, steps, read(operation, DATA))
 
 
 @njit(inline="always")
-def _run(loop, piece, arguments, sizes):
-    """Call the loop's function for one piece; `arguments` and `sizes` are the thread's own."""
-    for i in range(loop.arrays):
-        arguments[i] = read(loop.arguments, i) + piece * read(loop.steps, i)
-    sizes[0] = 1
-    for i in range(1, loop.inner + 1):
-        sizes[i] = read(loop.sizes, i)
-    call_piece(loop.function, arguments.ctypes.data, sizes.ctypes.data, loop.steps, loop.data)
+def _begin(number):
+    """Begin operation `number` of those that were given, or the next one that has any tasks, as a new job."""
+    operations, last, shares = get(OPERATIONS), get(LAST), get(SHARES)
+    while number < last and task_count(operations + number * BYTES) <= 0:
+        number += 1
+    job = (get(JOB) + 1) % JOBS
+    post(FIRST, number)
+    if number < last:
+        pieces = min(task_count(operations + number * BYTES), PIECES * shares)
+        post(PIECE_COUNT, pieces)
+        post(DONE, 0)
+        for share in range(shares):
+            first, end = share * pieces // shares, (share + 1) * pieces // shares
+            post(SHARE + share * LINE, job << 32 | first << 16 | end)
+    put(JOB, job)
+    if get(SLEEPERS):
+        wake(JOB)
 
 
 @njit(inline="always")
@@ -87,72 +122,101 @@ def _take(job, own, arguments, sizes):
             if not exchange_if(share, word, word + (1 << 16)):
                 continue
             # The job can't end before this piece is done, so what it says stays.
-            loop = _Loop(get(FUNCTION), get(ARGUMENTS), get(SIZES), get(STEPS), get(DATA), get(INNER), get(ARRAYS))
-            _run(loop, piece, arguments, sizes)
-            add(DONE, 1)
-            if get(WAITS):
-                wake(DONE)
+            number, pieces = get(FIRST), get(PIECE_COUNT)
+            _run(get(OPERATIONS) + number * BYTES, piece, pieces, arguments, sizes)
+            if add(DONE, 1) + 1 == pieces:
+                _begin(number + 1)
+                return
+
+
+@njit(inline="always")
+def _await(job, patience):
+    """Until another job is begun, or for no reason."""
+    spun = 0
+    while get(JOB) == job and spun < patience:
+        pause()
+        spun += 1
+    if get(JOB) == job:
+        add(SLEEPERS, 1)
+        sleep_while(JOB, job)
+        add(SLEEPERS, -1)
 
 
 @njit(nogil=True, cache=True)
 def _help(number):
-    """A helper's life. It takes part if the job has room for so many."""
+    """A helper's life. It takes part if a job has room for so many."""
     arguments, sizes = np.empty(ARRAYS_MAX, np.int64), np.empty(INNER_MAX, np.int64)
-    job = get(JOB)
     while True:
-        spun = 0
-        while get(JOB) == job and spun < SPIN_WORK:
-            pause()
-            spun += 1
-        if get(JOB) == job:
-            add(SLEEPERS, 1)
-            sleep_while(JOB, job)
-            add(SLEEPERS, -1)
-            continue
         job = get(JOB)
         if number + 1 < get(SHARES):
             _take(job, number + 1, arguments, sizes)
+        _await(job, SPIN_WORK)
+
+
+@njit(inline="always")
+def _lead(operations, count, shares):
+    """Have the team do operations, and take part."""
+    arguments, sizes = np.empty(ARRAYS_MAX, np.int64), np.empty(INNER_MAX, np.int64)
+    put(OPERATIONS, operations)
+    put(LAST, count)
+    put(SHARES, shares)
+    _begin(0)
+    while True:
+        job = get(JOB)
+        if get(FIRST) >= count and get(JOB) == job:
+            break
+        _take(job, 0, arguments, sizes)
+        if get(JOB) == job:
+            _await(job, SPIN_END)
+    put(BUSY, 0)
+
+
+@njit(inline="always")
+def _alone(operations, count):
+    """The same without a team."""
+    arguments, sizes = np.empty(ARRAYS_MAX, np.int64), np.empty(INNER_MAX, np.int64)
+    for number in range(count):
+        operation = operations + number * BYTES
+        if task_count(operation) > 0:
+            _run(operation, 0, 1, arguments, sizes)
+
+
+@njit(nogil=True, cache=True)
+def run_by_team(operations, count, threads):
+    """Do `count` operations from the address `operations` on, in order; without helpers if others have them."""
+    shares = min(threads, get(HELPERS) + 1)
+    if shares == 1 or not exchange_if(BUSY, 0, 1):
+        _alone(operations, count)
+    else:
+        _lead(operations, count, shares)
 
 
 @cfunc(types.void(*[types.int64] * 8), cache=True)
 def _parallel_for(function, arguments, sizes, steps, data, inner, arrays, threads):
-    """Numba calls this for each parallel loop: `sizes[0]` pieces."""
-    own, inner_sizes = np.empty(ARRAYS_MAX, np.int64), np.empty(INNER_MAX, np.int64)
+    """Numba calls this for each parallel loop: `sizes[0]` tasks."""
     count = read(sizes, 0)
-    if threads == 1 or count == 1 or count > PIECES_MAX or not exchange_if(BUSY, 0, 1):
-        loop = _Loop(function, arguments, sizes, steps, data, inner, arrays)
-        for piece in range(count):
-            _run(loop, piece, own, inner_sizes)
-        return
-    job = (get(JOB) + 1) % JOBS
-    put(FUNCTION, function)
-    put(ARGUMENTS, arguments)
-    put(SIZES, sizes)
-    put(STEPS, steps)
-    put(DATA, data)
-    put(INNER, inner)
-    put(ARRAYS, arrays)
-    put(DONE, 0)
     shares = min(threads, get(HELPERS) + 1)
-    put(SHARES, shares)
-    for number in range(shares):
-        first, end = number * count // shares, (number + 1) * count // shares
-        post(SHARE + number * LINE, job << 32 | first << 16 | end)
-    put(JOB, job)
-    if get(SLEEPERS):
-        wake(JOB)
-    _take(job, 0, own, inner_sizes)
-    spun = 0
-    while get(DONE) < count and spun < SPIN_END:
-        pause()
-        spun += 1
-    while get(DONE) < count:
-        put(WAITS, 1)
-        done = get(DONE)
-        if done < count:
-            sleep_while(DONE, done)
-        put(WAITS, 0)
-    put(BUSY, 0)
+    if shares == 1 or count <= 1 or not exchange_if(BUSY, 0, 1):
+        own, inner_sizes = np.empty(ARRAYS_MAX, np.int64), np.empty(INNER_MAX, np.int64)
+        inner_sizes[0] = 1
+        for i in range(1, inner + 1):
+            inner_sizes[i] = read(sizes, i)
+        for task in range(count):
+            for i in range(arrays):
+                own[i] = read(arguments, i) + task * read(steps, i)
+            call_piece(function, own.ctypes.data, inner_sizes.ctypes.data, steps, data)
+        return
+    put(LOOP + FUNCTION, function)
+    put(LOOP + ARGUMENTS, arguments)
+    put(LOOP + COUNT_AT, address_of(LOOP + COUNT))
+    put(LOOP + FACTOR, 1)
+    put(LOOP + COUNT, count)
+    put(LOOP + SIZES, sizes)
+    put(LOOP + STEPS, steps)
+    put(LOOP + DATA, data)
+    put(LOOP + INNER, inner)
+    put(LOOP + ARRAYS, arrays)
+    _lead(address_of(LOOP), 1, shares)
 
 
 @cfunc(types.int64(*[types.int64] * 4), cache=True)
@@ -172,6 +236,7 @@ def join_team() -> None:
     binding.add_symbol("numba_parallel_for", _parallel_for.address)
     binding.add_symbol("get_sched_size", _piece_count.address)
     _words[HELPERS] = CORES - 1
+    _words[SHARES] = 1
     for number in range(CORES - 1):
         helper = threading.Thread(target=_help, args=(number,), name=f"team-{number}", daemon=True)
         _helpers.append(helper)

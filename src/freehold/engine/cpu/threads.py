@@ -10,6 +10,8 @@ import numba
 from numba.core import config
 from numba.np.ufunc import parallel
 
+from freehold.engine.cpu.operation import run_by_numba
+
 _config: Any = config
 _parallel: Any = parallel
 
@@ -28,9 +30,18 @@ def choose_threads() -> None:
     _config.THREADING_LAYER = "omp" if ctypes.util.find_library("gomp") else "workqueue"
     if sys.platform == "linux" and platform.machine() == "x86_64":
         _parallel._launch_threads()
-        from freehold.engine.cpu.team import join_team
+        from freehold.engine.cpu.team import join_team, run_by_team
 
         join_team()
+        _runner[0] = run_by_team
+
+
+_runner: list[Any] = [run_by_numba]  # the team's, once there is one
+
+
+def run_operations(operations: int, count: int) -> None:
+    """Do `count` operations from an address on, in order, with the threads that parallel kernels have here."""
+    _runner[0](operations, count, numba.get_num_threads())
 
 
 def use_threads(count: int | None) -> None:

@@ -1,0 +1,102 @@
+"""Operations: compiled functions over a range of tasks, whose arguments lie in memory.
+
+All that an operation needs is found by address. So a list of operations can be done without Python between them, and
+again for other numbers in the same arrays (`program.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from llvmlite import ir
+from numba import cfunc, from_dtype, njit, prange, types
+from numba.core import event
+from numba.np import arrayobj
+
+from freehold.engine.cpu.atomics import call_tasks, read
+from freehold.engine.cpu.vectors import I64, intrinsic
+
+_arrayobj: Any = arrayobj
+PIECES = 4  # of an operation, for each thread
+
+# What an operation is, in words: the compiled function, the address of its arguments, the address of a number and what
+# it is multiplied by to count the tasks. A loop of Numba's (`team`) has sizes, steps and data besides, and how many
+# sizes and arguments there are; the arguments of task i begin i steps further.
+FUNCTION, ARGUMENTS, COUNT_AT, FACTOR, COUNT, SIZES, STEPS, DATA, INNER, ARRAYS = range(10)
+WORDS = 10
+BYTES = 8 * WORDS
+
+
+class Operation(NamedTuple):
+    """A compiled function: void(address of its arguments, first task, stop), and what the arguments are."""
+
+    address: int
+    arguments: np.dtype[Any]
+
+
+def fields(names: str) -> np.dtype[Any]:
+    """A record of numbers: float64 where ":f" follows a name, else int64, addresses too."""
+    split = [name.partition(":") for name in names.split()]
+    return np.dtype([(name, np.float64 if is_float else np.int64) for name, is_float, _ in split])
+
+
+def compiled(function: Callable[..., None], arguments: np.dtype[Any]) -> Operation:
+    """`function(at, first, stop)` does tasks; `given(at)` are its arguments."""
+    kind = types.void(types.CPointer(from_dtype(arguments)), types.int64, types.int64)
+    with event.trigger_event("freehold:compile", data={"name": function.__name__}):
+        code = cfunc(kind, cache=True, error_model="numpy")(function)
+    _code.append(code)
+    address: Any = code.address
+    return Operation(address, arguments)
+
+
+_code: list[Any] = []  # lives as long as the process, like the kernels that Numba calls itself
+
+
+@intrinsic
+def given(typingctx, at):
+    """The arguments at an address."""
+    return at.dtype(at), lambda context, builder, signature, values: builder.bitcast(
+        values[0], context.get_value_type(at.dtype)
+    )
+
+
+@intrinsic
+def counted(typingctx, address, kind, count):
+    """`count` numbers of a kind at an address, as an array that nobody owns."""
+    array = types.Array(kind.instance_type, 1, "C")
+
+    def codegen(context, builder, signature, values):
+        view = context.make_array(array)(context, builder)
+        data = builder.inttoptr(values[0], context.get_data_type(array.dtype).as_pointer())
+        size = ir.Constant(I64, context.get_abi_sizeof(context.get_data_type(array.dtype)))
+        _arrayobj.populate_array(view, data=data, shape=[values[2]], strides=[size], itemsize=size, meminfo=None)
+        return view._getvalue()
+
+    return array(types.int64, kind, types.int64), codegen
+
+
+@njit(inline="always")
+def numbers(address, kind):
+    """The same where there is no need to know how many: the length says nothing."""
+    return counted(address, kind, 1 << 40)
+
+
+@njit(inline="always")
+def task_count(operation):
+    """Of the operation at an address."""
+    return read(read(operation, COUNT_AT), 0) * read(operation, FACTOR)
+
+
+@njit(nogil=True, cache=True, parallel=True)
+def run_by_numba(operations, count, threads):
+    """Do `count` operations from the address `operations` on, in order, each as a parallel loop."""
+    for number in range(count):
+        operation = operations + number * BYTES
+        pieces = min(task_count(operation), PIECES * threads)
+        for piece in prange(pieces):
+            tasks = task_count(operation)
+            first, stop = piece * tasks // pieces, (piece + 1) * tasks // pieces
+            call_tasks(read(operation, FUNCTION), read(operation, ARGUMENTS), first, stop)

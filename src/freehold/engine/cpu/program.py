@@ -1,0 +1,130 @@
+"""Where operations go: to the threads at once, or to a program that does them again and again.
+
+A step with few tokens is many small operations. Python takes as long between them as they take themselves, so what a
+step with so many tokens does is recorded once, as for a graph of a GPU, and done again for the numbers of other steps.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from math import prod
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from freehold.engine.cpu.cache_line import LINE
+from freehold.engine.cpu.operation import BYTES, COUNT, WORDS, Operation
+from freehold.engine.cpu.threads import run_operations
+
+
+class Count(NamedTuple):
+    """Of tasks: the number in an array int64 [1], times a factor. It is read when the operation is done."""
+
+    number: np.ndarray
+    factor: int
+
+
+class Operations(Protocol):
+    """What takes operations, in order."""
+
+    def room(self, shape: tuple[int, ...], kind: Any = np.float32) -> np.ndarray:
+        """An array for what operations compute, from the start of a cache line on. It becomes something else once
+        nobody refers to it."""
+        ...
+
+    def add(self, operation: Operation, tasks: int | Count, *arguments: Any) -> None:
+        """Do an operation. Its arguments are in the order of its record: numbers, and arrays, which are found by their
+        addresses."""
+        ...
+
+
+def address(array: np.ndarray) -> int:
+    """Of its first number."""
+    return array.__array_interface__["data"][0]
+
+
+def _record(operation: Operation, arguments: Sequence[Any]) -> np.ndarray:
+    values = tuple(address(one) if isinstance(one, np.ndarray) else one for one in arguments)
+    return np.array([values], operation.arguments)
+
+
+def _words(operation: Operation, tasks: int | Count, record: np.ndarray, at: int) -> list[int]:
+    """The operation that is kept at an address."""
+    counted = (at + 8 * COUNT, 1, tasks) if isinstance(tasks, int) else (address(tasks.number), tasks.factor, 0)
+    return [operation.address, address(record), *counted, *[0] * (WORDS - COUNT - 1)]
+
+
+def _aligned(size: int) -> np.ndarray:
+    """Bytes from the start of a cache line on."""
+    raw = np.empty(size + LINE, np.uint8)
+    first = -address(raw) % LINE
+    return raw[first : first + size]
+
+
+class Now:
+    """Each operation is done at once."""
+
+    def room(self, shape: tuple[int, ...], kind: Any = np.float32) -> np.ndarray:
+        return _aligned(prod(shape) * np.dtype(kind).itemsize).view(kind).reshape(shape)
+
+    def add(self, operation: Operation, tasks: int | Count, *arguments: Any) -> None:
+        record, table = _record(operation, arguments), np.empty(WORDS, np.int64)
+        at = address(table)
+        table[:] = _words(operation, tasks, record, at)
+        run_operations(at, 1)
+
+
+NOW = Now()
+
+
+class Program:
+    """Operations that are recorded, then done whenever it `run`s.
+
+    Rooms are given out again while it is recorded: what is recorded later is done later, too. So whoever needs a room
+    must refer to it.
+    """
+
+    def __init__(self) -> None:
+        self._recorded: list[tuple[Operation, int | Count, np.ndarray]] = []
+        self._kept: list[np.ndarray] = []  # what operations find by address, and nobody else may keep
+        self._blocks: list[np.ndarray] = []
+        self._free: list[np.ndarray] = []
+        self._table = np.zeros((0, WORDS), np.int64)
+
+    def room(self, shape: tuple[int, ...], kind: Any = np.float32) -> np.ndarray:
+        count = prod(shape)
+        block = self._block(count * np.dtype(kind).itemsize)
+        # Not a view of the block as an array: what is a view of the room shall refer to the room.
+        buffer: Any = block
+        room = np.frombuffer(memoryview(buffer), kind, count)
+        weakref.finalize(room, self._free.append, block).atexit = False
+        return room.reshape(shape)
+
+    def _block(self, size: int) -> np.ndarray:
+        large = [number for number, block in enumerate(self._free) if block.nbytes >= size]
+        if large:
+            return self._free.pop(min(large, key=lambda number: self._free[number].nbytes))
+        self._blocks.append(_aligned(-(-max(size, 1) // LINE) * LINE))
+        return self._blocks[-1]
+
+    def add(self, operation: Operation, tasks: int | Count, *arguments: Any) -> None:
+        record = _record(operation, arguments)
+        numbers = [] if isinstance(tasks, int) else [tasks.number]
+        found = [one for one in (*arguments, *numbers) if isinstance(one, np.ndarray)]
+        self._kept.extend(one for one in found if not self._is_room(one))
+        self._recorded.append((operation, tasks, record))
+
+    def _is_room(self, array: np.ndarray) -> bool:
+        at = address(array)
+        return any(0 <= at - address(block) < block.nbytes for block in self._blocks)
+
+    def end(self) -> None:
+        """All has been recorded."""
+        self._table = np.empty((len(self._recorded), WORDS), np.int64)
+        first = address(self._table)
+        for number, (operation, tasks, record) in enumerate(self._recorded):
+            self._table[number] = _words(operation, tasks, record, first + number * BYTES)
+
+    def run(self) -> None:
+        run_operations(address(self._table), len(self._table))

@@ -1,0 +1,107 @@
+"""Operations on the rows of a matrix, each row by itself."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+
+from freehold.arrays import Float32
+from freehold.engine.cpu.operation import Operation, compiled, fields, given, numbers
+from freehold.engine.cpu.pointwise import Preparation, normalize, prepare_row
+from freehold.engine.cpu.program import Operations
+
+
+def _prepare(at, first, stop):
+    of = given(at)
+    preparation = Preparation(of.step, numbers(of.parameters, np.float32), np.float32(of.epsilon))
+    x, out = numbers(of.x, np.float32), numbers(of.out, np.float32)
+    for row in range(first, stop):
+        prepare_row(preparation, x, row, of.columns, out, row * of.columns)
+
+
+def _norm_columns(at, first, stop):
+    of = given(at)
+    x, norm = numbers(of.x, np.float32), numbers(of.norm, np.float32)
+    for row in range(first, stop):
+        start = row * of.columns + of.start
+        normalize(x, start, of.size, norm, np.float32(of.epsilon), x, start)
+
+
+def _scale(at, first, stop):
+    of = given(at)
+    x, factors = numbers(of.x, np.float32), numbers(of.factors, np.float32)
+    for row in range(first, stop):
+        for k in range(of.columns):
+            x[row * of.columns + k] *= factors[k] if of.has_factors else np.float32(of.factor)
+
+
+def _add(at, first, stop):
+    """`step` is how far the rows of what is added are apart: 0 if it is one row for all."""
+    of = given(at)
+    x, other = numbers(of.x, np.float32), numbers(of.other, np.float32)
+    for row in range(first, stop):
+        for k in range(of.columns):
+            x[row * of.columns + k] += other[row * of.step + k]
+
+
+def _clear(at, first, stop):
+    of = given(at)
+    x = numbers(of.x, np.float32)
+    for k in range(first * of.columns, stop * of.columns):
+        x[k] = np.float32(0)
+
+
+@cache
+def _preparing() -> Operation:
+    return compiled(_prepare, fields("step x parameters epsilon:f columns out"))
+
+
+@cache
+def _norming_columns() -> Operation:
+    return compiled(_norm_columns, fields("x columns start size norm epsilon:f"))
+
+
+@cache
+def _scaling() -> Operation:
+    return compiled(_scale, fields("x columns factor:f factors has_factors"))
+
+
+@cache
+def _adding() -> Operation:
+    return compiled(_add, fields("x columns other step"))
+
+
+@cache
+def _clearing() -> Operation:
+    return compiled(_clear, fields("x columns"))
+
+
+def prepare(operations: Operations, x: Float32, columns: int, preparation: Preparation) -> Float32:
+    """All rows of x, as they are multiplied: [n, columns]"""
+    out = operations.room((len(x), columns))
+    operations.add(_preparing(), len(x), preparation.step, x, preparation.parameters, preparation.epsilon, columns, out)
+    return out
+
+
+def norm_columns(operations: Operations, x: Float32, start: int, norm: Float32, epsilon: float) -> None:
+    """RMSNorm, in place, of the columns from `start` that `norm` [n] has weights for."""
+    operations.add(_norming_columns(), len(x), x, x.shape[1], start, len(norm), norm, epsilon)
+
+
+def scale(operations: Operations, x: Float32, factor: float | Float32) -> None:
+    """x *= factor, a number or an array [columns]."""
+    is_number = isinstance(factor, float | int)
+    number, factors = (factor, 0) if is_number else (0.0, factor)
+    operations.add(_scaling(), len(x), x, x.shape[1], number, factors, not is_number)
+
+
+def add(operations: Operations, x: Float32, other: Float32) -> None:
+    """x += other, an array like x or [columns]."""
+    operations.add(_adding(), len(x), x, x.shape[1], other, x.shape[1] if other.ndim == 2 else 0)
+
+
+def zeros(operations: Operations, shape: tuple[int, int]) -> Float32:
+    out = operations.room(shape)
+    operations.add(_clearing(), shape[0], out, shape[1])
+    return out
