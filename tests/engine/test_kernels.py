@@ -16,7 +16,7 @@ from freehold.engine.cpu.isa import AUTO, ISAS, available, choose
 from freehold.engine.cpu.items import SEGMENT, WHOLE
 from freehold.engine.cpu.linear import pack
 from freehold.engine.cpu.pointwise import CLAMPED, GEGLU, NORM, SWIGLU, Preparation
-from freehold.engine.cpu.program import NOW
+from freehold.engine.cpu.program import Now
 from freehold.engine.cpu.row_operations import prepare
 from freehold.engine.cpu.row_scaled import LARGEST, RowScaledMatrix
 from freehold.engine.reference_attention import reference_attention
@@ -35,7 +35,7 @@ COLUMNS = 256  # of super-blocks
 
 def product(weight, x) -> np.ndarray:
     out = np.empty((len(x), weight.rows), np.float32)
-    weight.multiply(NOW, x, out)
+    weight.multiply(Now(), x, out)
     return out
 
 
@@ -48,7 +48,7 @@ def test_linear_equals_the_dequantized_product(kind, rows):
     x = rng.standard_normal((19, COLUMNS)).astype(np.float32)
     expected = x.astype(np.float64) @ tensor.to_float32().astype(np.float64).T
     np.testing.assert_allclose(product(weight, x), expected, rtol=1e-4, atol=1e-4)
-    np.testing.assert_array_equal(weight.gather(NOW, np.array([0, 17, rows - 1], np.int32)),
+    np.testing.assert_array_equal(weight.gather(Now(), np.array([0, 17, rows - 1], np.int32)),
                                   tensor.to_float32()[[0, 17, rows - 1]])  # fmt: skip
 
 
@@ -83,7 +83,7 @@ def test_integer_products_are_exact_but_for_the_rounding_of_inputs(kind, rows, i
     rng = np.random.default_rng(rows)
     tensor = stored(rng.standard_normal((rows, COLUMNS)).astype(np.float32), kind)
     weight = packed([tensor], inputs, isa)
-    found, there = weight.gather(NOW, np.arange(rows, dtype=np.int32)), tensor.to_float32()
+    found, there = weight.gather(Now(), np.arange(rows, dtype=np.int32)), tensor.to_float32()
     if isinstance(weight, IntegerMatrix):
         np.testing.assert_array_equal(found, there)
     else:
@@ -109,7 +109,7 @@ def test_products_of_whole_rows_are_sums_of_integers_rounded_once(kind, columns,
     values = rng.standard_normal((50, columns)).astype(np.float32)
     values[3], values[4, ::2], values[4, 1::2], values[5, :-1] = 5, 5, -5, 0
     weight = RowScaledMatrix.pack([stored(values, TensorFormat(kind))], isa)
-    integers = np.rint(weight.gather(NOW, np.arange(50, dtype=np.int32)) / weight.units[:50, None]).astype(np.int64)
+    integers = np.rint(weight.gather(Now(), np.arange(50, dtype=np.int32)) / weight.units[:50, None]).astype(np.int64)
     x = rng.standard_normal((37, columns)).astype(np.float32)
     x[1], x[2], x[3], x[4] = 0, 7, -7, values[4]
     largest = np.abs(x).max(axis=1)
@@ -170,7 +170,7 @@ def test_tensors_of_different_quantized_formats_make_one_matrix_of_integers(kind
     parts = [stored(rng.standard_normal((24, COLUMNS)).astype(np.float32), TensorFormat(kind)) for kind in kinds]
     whole = np.concatenate([part.to_float32() for part in parts])
     weight = packed(parts, "int16", BEST)
-    found = weight.gather(NOW, np.arange(48, dtype=np.int32))
+    found = weight.gather(Now(), np.arange(48, dtype=np.int32))
     np.testing.assert_allclose(found, whole, atol=3e-4 * np.abs(whole).max())
     x = rng.standard_normal((5, COLUMNS)).astype(np.float32)
     scale = (32767, 32) if isinstance(weight, IntegerMatrix) else (LARGEST, COLUMNS)
@@ -481,17 +481,17 @@ def test_pointwise_operations():
     x = (rng.standard_normal((5, 128)) * 4).astype(np.float32)
     weight = rng.standard_normal(128).astype(np.float32)
     normed = torch.nn.functional.rms_norm(torch.from_numpy(x), (128,), torch.from_numpy(weight), 1e-5)
-    ours = prepare(NOW, x, 128, Preparation(NORM, weight, 1e-5))
+    ours = prepare(Now(), x, 128, Preparation(NORM, weight, 1e-5))
     np.testing.assert_allclose(ours, normed.numpy(), rtol=1e-5, atol=1e-6)
     x[0, :3] = [-100.0, 100.0, 0.0]
     gate, up = torch.from_numpy(x).chunk(2, dim=1)
     expected = (torch.nn.functional.silu(gate) * up).numpy()
-    ours = prepare(NOW, x, 64, Preparation(SWIGLU))
+    ours = prepare(Now(), x, 64, Preparation(SWIGLU))
     np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-6)
-    ours = prepare(NOW, x, 64, Preparation(GEGLU))
+    ours = prepare(Now(), x, 64, Preparation(GEGLU))
     expected = torch.nn.functional.gelu(gate, approximate="tanh") * up
     np.testing.assert_allclose(ours, expected.numpy(), rtol=1e-5, atol=1e-5)
-    ours = prepare(NOW, x, 64, Preparation(CLAMPED, np.array([1.702, 7.0], np.float32)))
+    ours = prepare(Now(), x, 64, Preparation(CLAMPED, np.array([1.702, 7.0], np.float32)))
     low, high = gate.clamp(max=7), up.clamp(-7, 7)
     expected = low * torch.sigmoid(1.702 * low) * (high + 1)
     np.testing.assert_allclose(ours, expected.numpy(), rtol=1e-5, atol=1e-5)

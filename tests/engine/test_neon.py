@@ -9,7 +9,7 @@ from freehold.engine.cpu.integer_linear import IntegerMatrix
 from freehold.engine.cpu.integer_tiles import BLOCK, NIBBLE_LOADS, ROWS, Outputs
 from freehold.engine.cpu.isa import Neon, Portable
 from freehold.engine.cpu.pointwise import NO_NORM, PLAIN, Preparation
-from freehold.engine.cpu.program import NOW
+from freehold.engine.cpu.program import Now
 from freehold.engine.cpu.row_scaled import RowScaledMatrix
 from freehold.models.tensor import TensorFormat
 from random_tensors import stored
@@ -30,7 +30,7 @@ def operands(kind: str, inputs: str, rows: int):
     pack = RowScaledMatrix.pack if is_row_scaled else IntegerMatrix.pack
     here, there = (pack([tensor], isa) for isa in (Portable(), Neon()))
     expected, blocks = np.zeros((rows, 24), np.float32), columns // BLOCK
-    here.multiply(NOW, x, expected)
+    here.multiply(Now(), x, expected)
     packed = there.codes, there.scales, there.minimums
     if isinstance(there, RowScaledMatrix):
         tiles, module = row_scaled_tiles, row_scaled

@@ -18,7 +18,7 @@ from freehold.engine.cpu.batch import CpuBatch
 from freehold.engine.cpu.caches import GroupCache
 from freehold.engine.cpu.device import CpuDevice
 from freehold.engine.cpu.isa import ISAS, available
-from freehold.engine.cpu.program import NOW
+from freehold.engine.cpu.program import Now
 from freehold.engine.cpu.row_operations import norm_columns
 from freehold.engine.cpu.row_scaled import DIGITS, TILED, RowScaledMatrix
 from freehold.models.backend import AttentionTensors, CachePlace
@@ -110,7 +110,7 @@ def _linear(kind: TensorFormat, inputs: str, isa: str) -> Iterator[Work]:
         out, turns = np.zeros((count, ROWS), np.float32), iter(range(1 << 30))
 
         def run(x: Float32 = x, out: Float32 = out, turns: Iterator[int] = turns) -> None:
-            matrices[next(turns) % len(matrices)].multiply(NOW, x, out)
+            matrices[next(turns) % len(matrices)].multiply(Now(), x, out)
 
         size = _bytes(one) + x.nbytes + 2 * out.nbytes
         yield Work(f"product, {kind} x {inputs}, {count} rows", isa, size, products, what, run)
@@ -154,8 +154,8 @@ def _by_row() -> Iterator[Work]:
     x = np.random.default_rng(0).standard_normal((16384, COLUMNS)).astype(np.float32)
     norm = np.ones(COLUMNS, np.float32)
     yield Work("norm, 16,384 rows", "portable", 2 * x.nbytes, x.size, FLOATS,
-               lambda: norm_columns(NOW, x, 0, norm, 1e-5))  # fmt: skip
+               lambda: norm_columns(Now(), x, 0, norm, 1e-5))  # fmt: skip
     table = _backend("int16", "portable", []).pack([_tensor(TensorFormat.Q8_0)])
     tokens = np.arange(256, dtype=np.int32)
     yield Work("embedding, 256 tokens of Q8_0", "portable", 256 * COLUMNS * 5, 256 * COLUMNS, FLOATS,
-               lambda: table.gather(NOW, tokens))  # fmt: skip
+               lambda: table.gather(Now(), tokens))  # fmt: skip

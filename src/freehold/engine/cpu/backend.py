@@ -21,7 +21,7 @@ from freehold.engine.cpu.low_rank import AdaptedMatrix, AdaptedTokens, Factors, 
 from freehold.engine.cpu.onto import NOTHING, OUTPUT, Onto, onto_bias
 from freehold.engine.cpu.page_bytes import PageBytes
 from freehold.engine.cpu.pointwise import CLAMPED, GEGLU, NO_NORM, NORM, PLAINLY, SWIGLU, Preparation
-from freehold.engine.cpu.program import NOW, Count, Operations
+from freehold.engine.cpu.program import Count, Now, Operations
 from freehold.engine.cpu.recorder import Forward, NotRecorded, Recorder
 from freehold.engine.cpu.row_scaled import RowScaledMatrix
 from freehold.engine.cpu.state_batch import StateBatch
@@ -63,7 +63,8 @@ class CpuBackend:
     ):
         self.caches = caches
         self._epsilon, self._position_count, self._compute = epsilon, position_count, compute
-        self._operations: Operations = NOW
+        self._now = Now()
+        self._operations: Operations = self._now
         self._largest_heads = [(0, 0)] * len(caches)  # of each group: how many, and the numbers of a value
         self._isa = ISAS[choose()] if isa is None else isa
         # Attention is compiled for one of the others only: they don't differ there.
@@ -148,11 +149,11 @@ class CpuBackend:
         try:
             yield
         finally:
-            self._operations = NOW
+            self._operations = self._now
 
     def _at_once(self) -> None:
         """What follows is no operation."""
-        if self._operations is not NOW:
+        if self._operations is not self._now:
             raise NotRecorded
 
     @property

@@ -9,7 +9,7 @@ import numpy as np
 from freehold.arrays import Float32, Int32, Int64, ragged
 from freehold.engine.cpu.attention import BATCH
 from freehold.engine.cpu.items import QUERIES, SEGMENT, TOGETHER, WHOLE, Joined, Parts
-from freehold.engine.cpu.program import address
+from freehold.engine.cpu.operation import address
 from freehold.engine.cpu.softmax import KEYS
 
 ITEMS_SPLIT = 8  # with more of them, each thread has work without parts of items

@@ -14,8 +14,11 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from freehold.engine.cpu.cache_line import LINE
-from freehold.engine.cpu.operation import BYTES, COUNT, WORDS, Operation
+from freehold.engine.cpu.operation import BYTES, COUNT, TABLE_ROW, WORDS, Operation, address
 from freehold.engine.cpu.threads import run_operations
+
+ARGUMENTS_MAX = 64  # of an operation
+_SIZES: dict[type[np.generic], int] = {np.float32: 4, np.int32: 4, np.int16: 2, np.int8: 1}
 
 
 class Count(NamedTuple):
@@ -28,7 +31,7 @@ class Count(NamedTuple):
 class Operations(Protocol):
     """What takes operations, in order."""
 
-    def room(self, shape: tuple[int, ...], kind: Any = np.float32) -> np.ndarray:
+    def room(self, shape: tuple[int, ...], kind: type[np.generic] = np.float32) -> np.ndarray:
         """An array for what operations compute, from the start of a cache line on. It becomes something else once
         nobody refers to it."""
         ...
@@ -39,20 +42,18 @@ class Operations(Protocol):
         ...
 
 
-def address(array: np.ndarray) -> int:
-    """Of its first number."""
-    return array.__array_interface__["data"][0]
+def _values(arguments: Sequence[Any]) -> list[Any]:
+    return [address(one) if isinstance(one, np.ndarray) else one for one in arguments]
 
 
-def _record(operation: Operation, arguments: Sequence[Any]) -> np.ndarray:
-    values = tuple(address(one) if isinstance(one, np.ndarray) else one for one in arguments)
-    return np.array([values], operation.arguments)
+def _row(operation: Operation, tasks: int | Count, record: int, at: int) -> tuple[int, ...]:
+    """The words of an operation that is kept at an address, and its arguments at another."""
+    if isinstance(tasks, int):
+        return operation.address, record, at + 8 * COUNT, 1, tasks, *_NO_LOOP
+    return operation.address, record, address(tasks.number), tasks.factor, 0, *_NO_LOOP
 
 
-def _words(operation: Operation, tasks: int | Count, record: np.ndarray, at: int) -> list[int]:
-    """The operation that is kept at an address."""
-    counted = (at + 8 * COUNT, 1, tasks) if isinstance(tasks, int) else (address(tasks.number), tasks.factor, 0)
-    return [operation.address, address(record), *counted, *[0] * (WORDS - COUNT - 1)]
+_NO_LOOP = (0,) * (WORDS - COUNT - 1)
 
 
 def _aligned(size: int) -> np.ndarray:
@@ -63,19 +64,19 @@ def _aligned(size: int) -> np.ndarray:
 
 
 class Now:
-    """Each operation is done at once."""
+    """Each operation is done at once. For one thread."""
 
-    def room(self, shape: tuple[int, ...], kind: Any = np.float32) -> np.ndarray:
-        return _aligned(prod(shape) * np.dtype(kind).itemsize).view(kind).reshape(shape)
+    def __init__(self) -> None:
+        self._room: Any = np.zeros(WORDS + ARGUMENTS_MAX, np.int64)  # an operation, then its arguments
+        self._at = address(self._room)
+
+    def room(self, shape: tuple[int, ...], kind: type[np.generic] = np.float32) -> np.ndarray:
+        return _aligned(prod(shape) * _SIZES[kind]).view(kind).reshape(shape)
 
     def add(self, operation: Operation, tasks: int | Count, *arguments: Any) -> None:
-        record, table = _record(operation, arguments), np.empty(WORDS, np.int64)
-        at = address(table)
-        table[:] = _words(operation, tasks, record, at)
-        run_operations(at, 1)
-
-
-NOW = Now()
+        operation.arguments.pack_into(self._room, BYTES, *_values(arguments))
+        TABLE_ROW.pack_into(self._room, 0, *_row(operation, tasks, self._at + BYTES, self._at))
+        run_operations(self._at, 1)
 
 
 class Program:
@@ -92,9 +93,9 @@ class Program:
         self._free: list[np.ndarray] = []
         self._table = np.zeros((0, WORDS), np.int64)
 
-    def room(self, shape: tuple[int, ...], kind: Any = np.float32) -> np.ndarray:
+    def room(self, shape: tuple[int, ...], kind: type[np.generic] = np.float32) -> np.ndarray:
         count = prod(shape)
-        block = self._block(count * np.dtype(kind).itemsize)
+        block = self._block(count * _SIZES[kind])
         # Not a view of the block as an array: what is a view of the room shall refer to the room.
         buffer: Any = block
         room = np.frombuffer(memoryview(buffer), kind, count)
@@ -109,7 +110,8 @@ class Program:
         return self._blocks[-1]
 
     def add(self, operation: Operation, tasks: int | Count, *arguments: Any) -> None:
-        record = _record(operation, arguments)
+        record: Any = np.empty(operation.arguments.size // 8, np.int64)
+        operation.arguments.pack_into(record, 0, *_values(arguments))
         numbers = [] if isinstance(tasks, int) else [tasks.number]
         found = [one for one in (*arguments, *numbers) if isinstance(one, np.ndarray)]
         self._kept.extend(one for one in found if not self._is_room(one))
@@ -124,7 +126,7 @@ class Program:
         self._table = np.empty((len(self._recorded), WORDS), np.int64)
         first = address(self._table)
         for number, (operation, tasks, record) in enumerate(self._recorded):
-            self._table[number] = _words(operation, tasks, record, first + number * BYTES)
+            self._table[number] = _row(operation, tasks, address(record), first + number * BYTES)
 
     def run(self) -> None:
         run_operations(address(self._table), len(self._table))
