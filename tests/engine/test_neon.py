@@ -35,7 +35,7 @@ def operands(kind: str, inputs: str, rows: int):
     if isinstance(there, RowScaledMatrix):
         tiles, module = row_scaled_tiles, row_scaled
         weights = tiles.Weights(*packed, there.units, blocks, NIBBLE_LOADS, there.isa)
-        sums = np.zeros(rows * blocks, np.int32)
+        sums = np.zeros(rows * blocks, np.float64)
         codes = tiles.Inputs(np.zeros(2 * x.size, np.int8), np.zeros(rows, np.float32), sums)
     else:
         tiles, module = integer_tiles, integer_linear

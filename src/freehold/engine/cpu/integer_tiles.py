@@ -267,10 +267,9 @@ class _Emitter(Records):
                     builder.store(form.add(builder, builder.load(total), part, inputs[row, offset]), total)
 
     def prefetch(self, index: int, at, block_size: int) -> None:
-        """With one row, bring the numbers that the next panel has at the same place. The array has `block_size` of them
+        """Bring the numbers that the panels have at the same place which come next. The array has `block_size` of them
         for each block of a panel."""
-        if self.rows == 1:
-            self.bring(0, index, self.linear(at, (self.blocks, block_size)))
+        self.bring(0, index, self.linear(at, (self.blocks, self.panels * block_size)))
 
     def finish(self, block, part: int, totals, results) -> None:
         """result += total x both scales, and, once a block, its minimum x the sum of its inputs."""

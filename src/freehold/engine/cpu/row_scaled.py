@@ -43,7 +43,7 @@ from freehold.engine.cpu.row_scaled_tiles import (
     one_row,
 )
 from freehold.engine.cpu.simd import FLOATS, INTS
-from freehold.engine.cpu.vectors import I8, I16, I32, constant, halves, intrinsic, math, splat
+from freehold.engine.cpu.vectors import F64, I8, I16, I32, constant, halves, intrinsic, math, splat
 from freehold.models.tensor import StoredTensor
 
 LARGEST = 32_639  # 127 x 256 + 127: two signed digits
@@ -90,7 +90,7 @@ class RowScaledMatrix:
         tiled, each = tiled_rows(count, self.isa.tile, TILED), _row_bytes(blocks)
         rows = max(count, tiled)
         codes = operations.room((rows * each,), np.int8)
-        units, sums = operations.room((rows,)), operations.room((rows * blocks,), np.int32)
+        units, sums = operations.room((rows,)), operations.room((rows * blocks,), np.float64)
         operations.add(
             _quantizing(), count, preparation.step, x, preparation.parameters, preparation.epsilon, codes, units, sums,
             count, tiled, blocks,
@@ -152,7 +152,8 @@ class _Emitter(Records):
         factors = splat(builder, factor, FLOATS)
         parts = [builder.load(self.array(0, self.linear(at, half), FLOATS), align=4) for half in (0, 16)]
         codes = [builder.fptosi(math(builder, "rint", [builder.fmul(part, factors)]), INTS) for part in parts]
-        builder.store(halves(builder, builder.add(*codes), builder.add), self.at(3, 2, number, I32))
+        total = builder.sitofp(halves(builder, builder.add(*codes), builder.add), F64)
+        builder.store(total, self.at(3, 2, number, F64))
         wide, words, bytes_ = (ir.VectorType(kind, BLOCK) for kind in (I32, I16, I8))
         together = builder.shuffle_vector(*codes, ir.Constant(wide, list(range(BLOCK))))
         low = builder.trunc(together, words)
@@ -201,7 +202,7 @@ def _quantize_row(preparation, x, row, count, tiled, blocks, inputs, floats):
 def _quantize(at, first, stop):
     """Rows."""
     of = given(at)
-    codes, units, sums = numbers(of.codes, np.int8), numbers(of.units, np.float32), numbers(of.sums, np.int32)
+    codes, units, sums = numbers(of.codes, np.int8), numbers(of.units, np.float32), numbers(of.sums, np.float64)
     preparation = Preparation(of.step, numbers(of.parameters, np.float32), np.float32(of.epsilon))
     x, room = numbers(of.x, np.float32), np.empty(of.blocks * BLOCK, np.float32)
     for row in range(first, stop):
@@ -263,7 +264,7 @@ def _multiplying(isa: Isa) -> Operation:
             numbers(of.codes, np.uint8), numbers(of.scales, np.int16), numbers(of.minimums, np.int16),
             numbers(of.units, np.float32), of.blocks, of.loads, isa,
         )  # fmt: skip
-        inputs = Inputs(numbers(of.x, np.int8), numbers(of.x_units, np.float32), numbers(of.x_sums, np.int32))
+        inputs = Inputs(numbers(of.x, np.int8), numbers(of.x_units, np.float32), numbers(of.x_sums, np.float64))
         outputs = Outputs(numbers(of.out, np.float32), of.width)
         for group in range(first, stop):
             begin_outputs(outputs, of.adds, of.bias, group, of.first, of.last)

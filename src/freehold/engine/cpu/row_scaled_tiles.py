@@ -41,7 +41,8 @@ class Weights(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """Codes as digits, int8; a float32 for each row that a code's 1 stands for; the sum of codes for each block."""
+    """Codes as digits, int8; a float32 for each row that a code's 1 stands for; the sum of codes for each block, an
+    integer in a float64."""
 
     codes: Any
     units: Any
@@ -110,10 +111,9 @@ class _Emitter(Records):
                     builder.store(added, of_row[digit])
 
     def prefetch(self, index: int, at, block_size: int) -> None:
-        """With one row, bring the numbers that the next panel has at the same place. The array has `block_size` of them
+        """Bring the numbers that the panels have at the same place which come next. The array has `block_size` of them
         for each block of a panel."""
-        if self.rows == 1:
-            self.bring(0, index, self.linear(at, (self.blocks, block_size)))
+        self.bring(0, index, self.linear(at, (self.blocks, block_size)))
 
     def finish(self, number, block, totals, sums) -> None:
         """sum += total x scale + the sum of inputs x minimum."""
@@ -130,8 +130,7 @@ class _Emitter(Records):
             low, high = (self.vectors.integers(builder, builder.load(total)) for total in totals[row])
             total = doubles(builder, builder.add(builder.shl(high, constant(high.type, 8)), low))
             input_at = self.linear((self.row, self.blocks), (block, self.rows), row)
-            of_inputs = builder.sitofp(builder.load(self.at(1, 2, input_at, I32)), F64)
-            of_inputs = splat(builder, of_inputs, self.sums)
+            of_inputs = splat(builder, builder.load(self.at(1, 2, input_at, F64)), self.sums)
             for part, scale, minimum, place in zip(total, scales, minimums, sums[row], strict=True):
                 value = math(builder, "fma", [minimum, of_inputs, builder.load(place)])
                 builder.store(math(builder, "fma", [scale, part, value]), place)
