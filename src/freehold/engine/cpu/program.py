@@ -18,6 +18,7 @@ from freehold.engine.cpu.operation import BYTES, COUNT, TABLE_ROW, WORDS, Operat
 from freehold.engine.cpu.threads import run_operations
 
 ARGUMENTS_MAX = 64  # of an operation
+LARGE = 64 << 10  # bytes
 _SIZES: dict[type[np.generic], int] = {np.float64: 8, np.float32: 4, np.int16: 2, np.int8: 1}
 
 
@@ -63,19 +64,45 @@ def _aligned(size: int) -> np.ndarray:
     return raw[first : first + size]
 
 
+class _Rooms:
+    """Memory for rooms, which is given out again once nobody refers to one."""
+
+    def __init__(self) -> None:
+        self.blocks: list[np.ndarray] = []
+        self._free: list[np.ndarray] = []
+
+    def give(self, shape: tuple[int, ...], kind: type[np.generic]) -> np.ndarray:
+        count = prod(shape)
+        buffer: Any = self._block(count * _SIZES[kind])
+        # Not a view of the block as an array: what is a view of the room shall refer to the room.
+        room = np.frombuffer(memoryview(buffer), kind, count)
+        weakref.finalize(room, self._free.append, buffer).atexit = False
+        return room.reshape(shape)
+
+    def _block(self, size: int) -> np.ndarray:
+        large = [number for number, block in enumerate(self._free) if block.nbytes >= size]
+        if large:
+            return self._free.pop(min(large, key=lambda number: self._free[number].nbytes))
+        self.blocks.append(_aligned(-(-max(size, 1) // LINE) * LINE))
+        return self.blocks[-1]
+
+
 class Now:
     """Each operation is done at once. For one thread."""
 
     def __init__(self) -> None:
-        self._room: Any = np.zeros(WORDS + ARGUMENTS_MAX, np.int64)  # an operation, then its arguments
-        self._at = address(self._room)
+        self._arguments: Any = np.zeros(WORDS + ARGUMENTS_MAX, np.int64)  # an operation, then its arguments
+        self._at = address(self._arguments)
+        self._large = _Rooms()
 
     def room(self, shape: tuple[int, ...], kind: type[np.generic] = np.float32) -> np.ndarray:
-        return _aligned(prod(shape) * _SIZES[kind]).view(kind).reshape(shape)
+        size = prod(shape) * _SIZES[kind]
+        # Large arrays would come from the system each time, which clears them page by page.
+        return self._large.give(shape, kind) if size >= LARGE else _aligned(size).view(kind).reshape(shape)
 
     def add(self, operation: Operation, tasks: int | Count, *arguments: Any) -> None:
-        operation.arguments.pack_into(self._room, BYTES, *_values(arguments))
-        TABLE_ROW.pack_into(self._room, 0, *_row(operation, tasks, self._at + BYTES, self._at))
+        operation.arguments.pack_into(self._arguments, BYTES, *_values(arguments))
+        TABLE_ROW.pack_into(self._arguments, 0, *_row(operation, tasks, self._at + BYTES, self._at))
         run_operations(self._at, 1)
 
 
@@ -89,25 +116,11 @@ class Program:
     def __init__(self) -> None:
         self._recorded: list[tuple[Operation, int | Count, np.ndarray]] = []
         self._kept: list[np.ndarray] = []  # what operations find by address, and nobody else may keep
-        self._blocks: list[np.ndarray] = []
-        self._free: list[np.ndarray] = []
+        self._rooms = _Rooms()
         self._table = np.zeros((0, WORDS), np.int64)
 
     def room(self, shape: tuple[int, ...], kind: type[np.generic] = np.float32) -> np.ndarray:
-        count = prod(shape)
-        block = self._block(count * _SIZES[kind])
-        # Not a view of the block as an array: what is a view of the room shall refer to the room.
-        buffer: Any = block
-        room = np.frombuffer(memoryview(buffer), kind, count)
-        weakref.finalize(room, self._free.append, block).atexit = False
-        return room.reshape(shape)
-
-    def _block(self, size: int) -> np.ndarray:
-        large = [number for number, block in enumerate(self._free) if block.nbytes >= size]
-        if large:
-            return self._free.pop(min(large, key=lambda number: self._free[number].nbytes))
-        self._blocks.append(_aligned(-(-max(size, 1) // LINE) * LINE))
-        return self._blocks[-1]
+        return self._rooms.give(shape, kind)
 
     def add(self, operation: Operation, tasks: int | Count, *arguments: Any) -> None:
         record: Any = np.empty(operation.arguments.size // 8, np.int64)
@@ -119,7 +132,7 @@ class Program:
 
     def _is_room(self, array: np.ndarray) -> bool:
         at = address(array)
-        return any(0 <= at - address(block) < block.nbytes for block in self._blocks)
+        return any(0 <= at - address(block) < block.nbytes for block in self._rooms.blocks)
 
     def end(self) -> None:
         """All has been recorded."""
