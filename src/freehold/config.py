@@ -17,7 +17,7 @@ WRITE_POLICIES = ("write_through", "write_through_selective", "write_back")
 FORCED_MAX = 8
 GRAMMAR_BACKENDS = ("llguidance", "none")
 PREFETCH_POLICIES = ("best_effort", "wait_complete", "timeout")
-CPU_ISAS = ("auto", "amx", "avx512-vnni", "avx-vnni", "avx2", "neon", "portable")
+CPU_ISAS = ("auto", "amx", "avx512-bf16", "avx512-vnni", "avx-vnni", "avx2", "neon", "portable")
 STORAGE_BACKENDS = ("file", "redis", "s3")
 STORAGE_BYTES_DEFAULT = 64 << 30
 
@@ -188,8 +188,9 @@ class EngineConfig:
     )
     cpu_isa: str = option(
         "auto",
-        "Instruction set of products: auto (the best there is), amx, avx512-vnni, avx-vnni, avx2, neon, portable. "
-        "Integer products are the same bits with all. Attention differs with amx by rounding, where KV is bfloat16.",
+        "Instruction set of products: auto (the best there is), amx, avx512-bf16, avx512-vnni, avx-vnni, avx2, neon, "
+        "portable. Integer products and attention are the same bits with all, but for attention with amx where KV is "
+        "bfloat16: it rounds otherwise.",
         DEVICES, Limits(choices=CPU_ISAS),
     )  # fmt: skip
     num_threads: int | None = option(None, "Threads of the kernels. Default: one for each core.", DEVICES, _POSITIVE)

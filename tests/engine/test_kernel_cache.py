@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from freehold.engine.cpu import attention, kernel_cache
+from freehold.engine.cpu import kernel_cache, operation
 from freehold.engine.cpu.kernel_cache import content_of, parts_of
 
 FOLDER = Path(kernel_cache.__file__).parent
@@ -46,5 +46,5 @@ def test_what_changes_in_a_part_changes_the_kernels_that_are_made_of_it(copy, pa
 
 
 def test_kernels_are_kept_by_content():
-    cache = attention.attend._cache
-    assert cache._impl.locator.get_source_stamp() == content_of(FOLDER / "attention.py")
+    cache = operation.address._cache
+    assert cache._impl.locator.get_source_stamp() == content_of(FOLDER / "operation.py")

@@ -20,6 +20,7 @@ from freehold.engine.cpu.attention_amx import TILE, can_multiply, split
 from freehold.engine.cpu.attention_amx import begin as begin_products
 from freehold.engine.cpu.attention_amx import end as end_products
 from freehold.engine.cpu.attention_block import Block, Layer, Pages, Scoring, Scratch, attend_block, places_of
+from freehold.engine.cpu.attention_pairs import has_pairs, rounds
 from freehold.engine.cpu.attention_tiles import HEIGHT
 from freehold.engine.cpu.borrowed import borrow, keep
 from freehold.engine.cpu.cache_line import LINE, aligned
@@ -27,7 +28,7 @@ from freehold.engine.cpu.isa import Isa
 from freehold.engine.cpu.items import SEGMENT, WHOLE, Item, Members
 from freehold.engine.cpu.operation import Operation, compiled, counted, fields, given, numbers
 from freehold.engine.cpu.pointwise import Heads, LayerKV, Rotation, rotate_and_write
-from freehold.engine.cpu.simd import div, load, mul, splat, store
+from freehold.engine.cpu.simd import div, load, mul, put, round_bf16, splat, store
 from freehold.engine.cpu.softmax import KEYS, LANES, Softmax, merge_segment
 from freehold.engine.cpu.vectors import intrinsic
 
@@ -51,23 +52,26 @@ def _item(number, first_members, shared, counts, group):
 @njit(inline="always")
 def _room_sizes(layer, rows):
     """What is computed of an item with so many rows takes: floats for queries, for scores of a block, for tiles of keys
-    and of values; words for both halves of queries, for a block in pairs, and floats for a softmax."""
+    and of values; words for queries, for probabilities, for a block in pairs; and floats for a softmax."""
     heads, is_gathered = layer.heads, layer.page_size < LANES
     size, value_size = heads.size, heads.value_size
+    softmax = rows * (value_size + 2)
     if can_multiply(layer.isa, layer.kv.keys, heads):
         padded = rows + min(rows, TILE)
-        words = 2 * padded * size, 2 * TILE * KEYS + KEYS * (size + value_size)
-        return padded * size, TILE * KEYS, 0, 0, words[0], words[1], rows * (value_size + 2)
+        return padded * size, TILE * KEYS, 0, 0, 2 * padded * size, 2 * TILE * KEYS, KEYS, softmax
     tile_k = KEYS * size if is_gathered else 0
     tile_v = KEYS * value_size if is_gathered or heads.is_latent else 0
-    return rows * size, HEIGHT * KEYS, tile_k, tile_v, 0, 0, rows * (value_size + 2)
+    if rows >= HEIGHT and has_pairs(layer.kv.keys, layer.isa):
+        return rows * size, HEIGHT * KEYS, tile_k, tile_v, rows * size, HEIGHT * KEYS, KEYS, softmax
+    return rows * size, HEIGHT * KEYS, tile_k, tile_v, 0, 0, 0, softmax
 
 
 @njit(inline="always")
 def _make_room(layer, rows):
     """One array for all of it and two softmaxes: each array that is made takes its time."""
-    queries, scores, tile_k, tile_v, halves, pairs, softmax = _room_sizes(layer, rows)
-    floats = queries + scores + 2 * KEYS + tile_k + tile_v + (halves + pairs) // 2 + 2 * softmax
+    queries, scores, tile_k, tile_v, halves, weights, pairs, softmax = _room_sizes(layer, rows)
+    words = halves + weights + pairs * (layer.heads.size + layer.heads.value_size)
+    floats = queries + scores + 2 * KEYS + tile_k + tile_v + words // 2 + 2 * softmax
     return np.empty(floats + 12 * LINE // 4, np.float32)
 
 
@@ -90,7 +94,7 @@ def _scratch_in(room, q, layer, members, item, head):
     """Scaled queries of all rows, and room for what is computed of a block -> it, and where the next part begins."""
     heads, rows, scale = layer.heads, item.rows, splat(layer.scoring.scale)
     size, group, row = heads.size, heads.queries // heads.kv, 0
-    query_room, score_room, tile_k, tile_v, halves, pairs, _ = _room_sizes(layer, rows)
+    query_room, score_room, tile_k, tile_v, halves, weights, pairs, _ = _room_sizes(layer, rows)
     queries, at = _part(room, 0, query_room)
     scores, at = _part(room, at, score_room)
     tiles_k, at = _part(room, at, tile_k)
@@ -98,23 +102,29 @@ def _scratch_in(room, q, layer, members, item, head):
     key_scales, at = _part(room, at, KEYS)
     value_scales, at = _part(room, at, KEYS)
     both, at = _part(room, at, halves // 2)
-    block, at = _part(room, at, pairs // 2)
+    probabilities, at = _part(room, at, weights // 2)
+    paired_keys, at = _part(room, at, pairs * size // 2)
+    paired_values, at = _part(room, at, pairs * heads.value_size // 2)
+    is_rounded = rounds(layer.kv.keys, layer.isa)
     for m in range(item.first, item.stop):
         for r in range(members.counts[m] * group):
             from_ = ((members.tokens[m] + r // group) * heads.queries + head * group + r % group) * size
             for stretch in range(0, size, LANES):
                 k = min(stretch, size - LANES)
-                store(queries, row * size + k, mul(load(q, from_ + k), scale))
+                query = mul(load(q, from_ + k), scale)
+                store(queries, row * size + k, round_bf16(query) if is_rounded else query)
             row += 1
     queries[row * size :] = 0
-    split_queries, words = both.view(np.uint16), block.view(np.uint16)
-    split(layer.isa, queries, 0, split_queries, 0, query_room, halves // 2)
-    weights = 2 * TILE * KEYS if pairs else 0
-    keys = KEYS * size if pairs else 0
-    split_scores, paired_keys = words[:weights], words[weights : weights + keys]
+    words = both.view(np.uint16)
+    if is_rounded:
+        for k in range(0, halves, LANES):
+            put(words, k, load(queries, k))
+    else:
+        split(layer.isa, queries, 0, words, 0, query_room, halves // 2)
+    kind = layer.kv.keys.dtype
     scratch = Scratch(
-        queries, scores, tiles_k, tiles_v, key_scales, value_scales,
-        split_queries, split_scores, paired_keys, words[weights + keys :],
+        queries, scores, tiles_k.view(kind), tiles_v.view(kind), key_scales, value_scales,
+        words, probabilities.view(np.uint16), paired_keys.view(np.uint16), paired_values.view(np.uint16),
     )  # fmt: skip
     return scratch, at
 

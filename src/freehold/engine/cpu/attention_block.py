@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
-from freehold.engine.cpu.attention_amx import TILE, pair_keys, pair_values, split
+from freehold.engine.cpu.attention_amx import TILE, can_multiply, pair_keys, pair_values, split
 from freehold.engine.cpu.attention_amx import score_rows as score_rows_amx
 from freehold.engine.cpu.attention_amx import weigh_rows as weigh_rows_amx
+from freehold.engine.cpu.attention_pairs import pair_block, rounds, score_pairs, weigh_pairs
 from freehold.engine.cpu.attention_tiles import HEIGHT, bring, score_rows, weigh_rows
-from freehold.engine.cpu.simd import add, element, exp, load, mul, reciprocal, splat, store, sub
+from freehold.engine.cpu.simd import add, exp, load, mul, reciprocal, splat, store, sub
 from freehold.engine.cpu.softmax import KEYS, LANES, take_block
 from freehold.engine.cpu.tile import tile_height
 
@@ -50,9 +51,10 @@ class Layer(NamedTuple):
 
 class Scratch(NamedTuple):
     """[rows, size] the scaled queries of an item, and [a few rows, KEYS] scores of a block. Tiles of its keys and
-    values where pages are smaller than a tile, and scales of its positions where the format has any. For products of
-    bfloat16 (`attention_amx`) both halves of queries and of probabilities, and keys and values of a block in pairs;
-    then queries are followed by zeros that fill a register."""
+    values where pages are smaller than a tile, as the cache has them, and scales of its positions where the format has
+    any. For products of pairs (`attention_pairs`) queries and probabilities as bfloat16, and keys and values of a block
+    in pairs; for those of `attention_amx` both halves of queries and of probabilities, and queries are followed by
+    zeros that fill a register."""
 
     queries: Any
     scores: Any
@@ -132,10 +134,10 @@ def _gather_slots(scratch, kv, pages, block, count, head, heads):
         slot = _slot(pages, block.start + j)
         row, lane, to = (slot // LANES) * heads.kv + head, slot % LANES, j // LANES * LANES
         for k in range(size):
-            scratch.tiles_k[(to * size + k * LANES) + j % LANES] = element(kv.keys, (row * size + k) * LANES + lane)
+            scratch.tiles_k[(to * size + k * LANES) + j % LANES] = kv.keys[(row * size + k) * LANES + lane]
         if not heads.is_latent:
             for k in range(value_size):
-                scratch.tiles_v[j * value_size + k] = element(kv.values, (row * LANES + lane) * value_size + k)
+                scratch.tiles_v[j * value_size + k] = kv.values[(row * LANES + lane) * value_size + k]
         if len(kv.key_scales):
             scratch.key_scales[j] = kv.key_scales[row * LANES + lane]
             if not heads.is_latent:
@@ -149,7 +151,7 @@ def _gather_latents(scratch, kv, pages, block, count, head, heads):
         slot = _slot(pages, block.start + j)
         row, lane = (slot // LANES) * heads.kv + head, slot % LANES
         for k in range(heads.value_size):
-            scratch.tiles_v[j * heads.value_size + k] = element(kv.keys, (row * heads.size + k) * LANES + lane)
+            scratch.tiles_v[j * heads.value_size + k] = kv.keys[(row * heads.size + k) * LANES + lane]
 
 
 @njit(inline="always")
@@ -169,49 +171,72 @@ def _bring(kv, places, heads):
             bring(kv.values, place * heads.value_size * LANES, heads.value_size * LANES)
 
 
+class _Found(NamedTuple):
+    """Where the keys and values of a block are, which are in four tiles each, and those that come next."""
+
+    keys: Any
+    key_starts: Any
+    next_keys: Any
+    values: Any
+    value_starts: Any
+    next_values: Any
+
+
 @njit(inline="always")
-def _attend_floats(scratch, softmax, layer, pages, block, head, next_places):
-    """All rows, a few at a time: their scores, and what is read of the block, stay in L1."""
-    kv, heads = layer.kv, layer.heads
+def _find(scratch, kv, pages, block, head, heads, next_places):
+    """What lies in several pages, or in lanes, is gathered; scales are gathered in any case."""
+    size, value_size = heads.size * LANES, heads.value_size * LANES
     count = min(KEYS, block.end - block.start)
-    is_gathered, has_scales = pages.size < LANES, len(kv.key_scales) > 0
-    places = following = _GATHERED
-    if is_gathered:
+    gathered_k, gathered_v = _times(_GATHERED, size), _times(_GATHERED, value_size)
+    if pages.size < LANES:
         _gather_slots(scratch, kv, pages, block, count, head, heads)
-    else:
-        places = places_of(pages, block.start, block.end, head, heads)
-        if has_scales:
-            _gather_scales(kv.key_scales, places, scratch.key_scales)
-            if not heads.is_latent:
-                _gather_scales(kv.value_scales, places, scratch.value_scales)
-        following = next_places
-        if block.rows >= HEIGHT:
-            _bring(kv, following, heads)
+        if heads.is_latent:
+            _gather_latents(scratch, kv, pages, block, count, head, heads)
+        return _Found(scratch.tiles_k, gathered_k, gathered_k, scratch.tiles_v, gathered_v, gathered_v)
+    places = places_of(pages, block.start, block.end, head, heads)
+    if block.rows >= HEIGHT:
+        _bring(kv, next_places, heads)
+    if len(kv.key_scales):
+        _gather_scales(kv.key_scales, places, scratch.key_scales)
+    starts, following = _times(places, size), _times(next_places, size)
     if heads.is_latent:
         _gather_latents(scratch, kv, pages, block, count, head, heads)
+        return _Found(kv.keys, starts, following, scratch.tiles_v, gathered_v, gathered_v)
+    if len(kv.key_scales):
+        _gather_scales(kv.value_scales, places, scratch.value_scales)
+    return _Found(kv.keys, starts, following, kv.values, _times(places, value_size), _times(next_places, value_size))
+
+
+@njit(inline="always")
+def _attend_vectors(scratch, softmax, layer, pages, block, head, next_places):
+    """All rows, a few at a time: their scores, and what is read of the block, stay in L1."""
+    kv, heads, scores = layer.kv, layer.heads, scratch.scores
+    size, value_size, count = heads.size, heads.value_size, min(KEYS, block.end - block.start)
+    found = _find(scratch, kv, pages, block, head, heads, next_places)
+    has_scales = len(kv.key_scales) > 0
     value_scales = scratch.key_scales if heads.is_latent else scratch.value_scales
-    keys_at, next_keys = _times(places, heads.size * LANES), _times(following, heads.size * LANES)
-    values_at, next_values = _times(places, heads.value_size * LANES), _times(following, heads.value_size * LANES)
-    in_scratch = _times(_GATHERED, heads.value_size * LANES)
-    size, value_size, scores = heads.size, heads.value_size, scratch.scores
+    has_pairs = len(scratch.split_queries) > 0 and block.rows >= HEIGHT
+    if has_pairs:
+        pair_block(scratch, found, size, value_size, count)
     row, end = block.row, block.row + block.rows
     while row < end:
         height = tile_height(end - row)
-        if is_gathered:
-            score_rows(scratch.queries, row * size, size, scratch.tiles_k, keys_at, keys_at, scores, height)
+        is_paired = has_pairs and height == HEIGHT
+        at, to = row * size, row * value_size
+        if is_paired:
+            score_pairs(scratch.split_queries, at, size, scratch.paired_keys, scores)
         else:
-            score_rows(scratch.queries, row * size, size, kv.keys, keys_at, next_keys, scores, height)
+            score_rows(scratch.queries, at, size, found.keys, found.key_starts, found.next_keys, scores, height)
         if has_scales:
             _scale(scores, height, scratch.key_scales)
         _weights(scores, softmax, block, row, height, layer)
         if has_scales:
             _scale(scores, height, value_scales)
-        to = row * value_size
-        if is_gathered or heads.is_latent:
-            tiles = scratch.tiles_v
-            weigh_rows(scores, tiles, in_scratch, in_scratch, count, value_size, softmax.sums, to, height)
+        if is_paired:
+            weigh_pairs(scores, scratch.split_scores, scratch.paired_values, count, value_size, softmax.sums, to)
         else:
-            weigh_rows(scores, kv.values, values_at, next_values, count, value_size, softmax.sums, to, height)
+            starts, following = found.value_starts, found.next_values
+            weigh_rows(scores, found.values, starts, following, count, value_size, softmax.sums, to, height)
         row += height
 
 
@@ -261,6 +286,7 @@ def _cap(scores, begin, end, cap):
 @njit(inline="always")
 def _weights(scores, softmax, block, first, rows, layer):
     """Scores of rows `first` up to `first + rows` become probabilities."""
+    is_rounded = rounds(layer.kv.keys, layer.isa)
     if layer.scoring.cap > 0:
         _cap(scores, 0, rows * KEYS, layer.scoring.cap)
     at, before = 0, first - block.row
@@ -268,7 +294,7 @@ def _weights(scores, softmax, block, first, rows, layer):
     for row in range(first, first + rows):
         hidden = own - block.lookback if block.lookback else 0
         if own >= 0 and hidden < KEYS:
-            take_block(softmax, row, scores, at, hidden, own + 1, layer.heads.value_size)
+            take_block(softmax, row, scores, at, hidden, own + 1, layer.heads.value_size, is_rounded)
         else:
             scores[at : at + KEYS] = np.float32(0)
         at, turn = at + KEYS, turn + 1
@@ -280,8 +306,8 @@ def _weights(scores, softmax, block, first, rows, layer):
 def attend_block(scratch, softmax, layer, pages, block, head, next_places):
     """Rows of a block look at its keys. `next_places`: where those are that come next (`places_of`)."""
     heads, scores = layer.heads, scratch.scores
-    if not len(scratch.split_queries):
-        _attend_floats(scratch, softmax, layer, pages, block, head, next_places)
+    if not can_multiply(layer.isa, layer.kv.keys, heads):
+        _attend_vectors(scratch, softmax, layer, pages, block, head, next_places)
         return
     _pair_block(scratch, layer, pages, block, head)
     for row in range(block.row, block.row + block.rows, TILE):  # of which all stays in L1

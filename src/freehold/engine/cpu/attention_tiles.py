@@ -6,7 +6,8 @@ with AVX2, which has half the registers of half the size, one after the other. F
 block is brought line by line while they are multiplied: the processor stops where many lines are asked for at once.
 
 Each score is a sum over the numbers of a key, and each sum one over positions, ascending, with one fused multiply-add
-each: the same bits in any tile.
+each: the same bits in any tile. With KV in bfloat16 the other factor is rounded to it, too, and of two neighbours the
+second comes first: as the instruction does it that multiplies such pairs (`attention_pairs`).
 """
 
 from typing import Any
@@ -33,6 +34,10 @@ class _Emitter(Records):
     def __init__(self, context, builder, signature, values, height: int):
         super().__init__(context, builder, signature, values)
         self.rows = range(height)
+
+    def pair(self, array: int):
+        """In which order two neighbours are added."""
+        return (1, 0) if self.kinds[array].dtype == types.uint16 else (0, 1)
 
     def vector(self, argument: int, at):
         """16 numbers of an array as floats."""
@@ -72,18 +77,20 @@ def _score(height: int) -> Any:
             _, first, length, _, begins, behind, _, target = values
             panels = starts.count
             sums = emitter.begin(panels, lambda row, panel: constant(FLOATS, 0.0))
-            with cgutils.for_range(builder, length) as loop:
-                vectors = [
-                    emitter.vector(3, emitter.linear(builder.extract_value(begins, panel), (loop.index, LANES)))
-                    for panel in range(panels)
-                ]
-                for panel in range(panels):
-                    emitter.bring(3, emitter.linear(builder.extract_value(behind, panel), (loop.index, LANES)))
+            with cgutils.for_range(builder, builder.lshr(length, ir.Constant(I64, 1))) as loop:
+                for side in emitter.pair(3):
+                    number = emitter.linear((loop.index, 2), side)
+                    at, next_at = (
+                        [emitter.linear(builder.extract_value(of, panel), (number, LANES)) for panel in range(panels)]
+                        for of in (begins, behind)
+                    )
+                    for place in next_at:
+                        emitter.bring(3, place)
 
-                def factor(row):
-                    return emitter.array(0, emitter.linear(first, (length, row), loop.index), F32)
+                    def factor(row, number=number):
+                        return emitter.array(0, emitter.linear(first, (length, row), number), F32)
 
-                emitter.multiply(sums, factor, vectors)
+                    emitter.multiply(sums, factor, [emitter.vector(3, place) for place in at])
             emitter.end(
                 sums, lambda row, panel: emitter.array(6, emitter.linear(target, row * KEYS + panel * LANES), FLOATS)
             )
@@ -110,17 +117,27 @@ def _weigh(height: int, panels: int) -> Any:
                 left = builder.sub(valid, ir.Constant(I64, tile * LANES))
                 few = builder.icmp_signed("<", left, ir.Constant(I64, LANES))
                 keys = builder.select(few, left, ir.Constant(I64, LANES))
-                with cgutils.for_range(builder, keys) as loop:
-                    offset = emitter.linear(first, (loop.index, length))
+
+                def add(key, tile=tile):
+                    offset = emitter.linear(first, (key, length))
                     at, next_at = (emitter.linear(builder.extract_value(of, tile), offset) for of in (begins, behind))
-                    vectors = [emitter.vector(1, emitter.linear(at, panel * LANES)) for panel in range(panels)]
                     for panel in range(panels):
                         emitter.bring(1, emitter.linear(next_at, panel * LANES))
 
-                    def factor(row, tile=tile, key=loop.index):
+                    def factor(row):
                         return emitter.array(0, emitter.linear(key, row * KEYS + tile * LANES), F32)
 
+                    vectors = [emitter.vector(1, emitter.linear(at, panel * LANES)) for panel in range(panels)]
                     emitter.multiply(totals, factor, vectors)
+
+                one = ir.Constant(I64, 1)
+                with cgutils.for_range(builder, builder.ashr(keys, one)) as loop:
+                    for side in emitter.pair(1):
+                        add(emitter.linear((loop.index, 2), side))
+                is_odd = builder.and_(builder.icmp_signed(">", keys, ir.Constant(I64, 0)),
+                                      builder.trunc(keys, ir.IntType(1)))  # fmt: skip
+                with builder.if_then(is_odd):
+                    add(builder.sub(keys, one))
             emitter.end(totals, place)
             return context.get_dummy_value()
 

@@ -15,7 +15,7 @@ from freehold.engine.cpu.batch import CpuBatch
 from freehold.engine.cpu.caches import GroupCache
 from freehold.engine.cpu.heads import HeadMatrices, multiply_heads
 from freehold.engine.cpu.integer_linear import IntegerMatrix, can_pack, has_four_bits
-from freehold.engine.cpu.isa import ISAS, Amx, Isa, Portable, choose
+from freehold.engine.cpu.isa import ISAS, Amx, Avx512Bf16, Isa, Portable, choose
 from freehold.engine.cpu.linear import PackedMatrix, pack
 from freehold.engine.cpu.low_rank import AdaptedMatrix, AdaptedTokens, Factors, compile_kernels
 from freehold.engine.cpu.onto import NOTHING, OUTPUT, Onto, onto_bias
@@ -68,7 +68,7 @@ class CpuBackend:
         self._largest_heads = [(0, 0)] * len(caches)  # of each group: how many, and the numbers of a value
         self._isa = ISAS[choose()] if isa is None else isa
         # Attention is compiled for one of the others only: they don't differ there.
-        self._attention_isa = self._isa if isinstance(self._isa, Amx) else Portable()
+        self._attention_isa = self._isa if isinstance(self._isa, Amx | Avx512Bf16) else Portable()
         self._quantizer = quantizer
         self._adapts, self._adapted_tokens = adapts, AdaptedTokens()
         self._adaptable: dict[str, AdaptedMatrix] = {}  # by the names of tensors

@@ -42,6 +42,13 @@ class Avx512Vnni(NamedTuple):
     tile: int = 0
 
 
+class Avx512Bf16(NamedTuple):
+    """The same, and products of pairs of bfloat16."""
+
+    lanes: int = 16
+    tile: int = 0
+
+
 class Neon(NamedTuple):
     """Arm's 128 bits, in pairs; a product of bytes and its sum are one instruction."""
 
@@ -56,11 +63,11 @@ class Amx(NamedTuple):
     tile: int = 16  # rows of inputs in a register
 
 
-WITH_VNNI = (AvxVnni, Avx512Vnni, Amx)
-Isa = Portable | Neon | Avx2 | AvxVnni | Avx512Vnni | Amx
+WITH_VNNI = (AvxVnni, Avx512Vnni, Avx512Bf16, Amx)
+Isa = Portable | Neon | Avx2 | AvxVnni | Avx512Vnni | Avx512Bf16 | Amx
 ISAS: dict[str, Isa] = {
     "portable": Portable(), "neon": Neon(), "avx2": Avx2(), "avx-vnni": AvxVnni(), "avx512-vnni": Avx512Vnni(),
-    "amx": Amx(),
+    "avx512-bf16": Avx512Bf16(), "amx": Amx(),
 }  # fmt: skip
 _NEEDS = {
     "portable": [()],
@@ -68,6 +75,7 @@ _NEEDS = {
     "avx2": [("avx2",)],
     "avx-vnni": [("avxvnni",), ("avx512vnni", "avx512vl")],
     "avx512-vnni": [("avx512vnni", "avx512bw", "avx512vl")],
+    "avx512-bf16": [("avx512vnni", "avx512bw", "avx512vl", "avx512bf16")],
     "amx": [("avx512vnni", "avx512bw", "avx512vl", "avx512bf16", "amx-tile", "amx-int8", "amx-bf16")],
 }
 

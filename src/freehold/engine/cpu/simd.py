@@ -249,6 +249,12 @@ def fma(builder, a, b, c):
     return math(builder, "fma", [a, b, c])
 
 
+@_operation(F32x16, F32x16)
+def round_bf16(builder, a):
+    """To the nearest bfloat16 value, ties to even."""
+    return widen_bf16(builder, _rounded(builder, types.uint16, a))
+
+
 def _larger(builder, a, b):
     return builder.select(builder.fcmp_ordered(">", a, b), a, b)
 

@@ -16,6 +16,7 @@ from freehold.engine.cpu.simd import (
     max_lanes,
     maximum,
     mul,
+    round_bf16,
     splat,
     store,
     sub,
@@ -36,9 +37,10 @@ class Softmax(NamedTuple):
 
 
 @njit(inline="always")
-def take_block(softmax, row, scores, at, hidden, valid, size):
+def take_block(softmax, row, scores, at, hidden, valid, size, is_rounded):
     """Turn the scores of a row, which begin at `at`, into probabilities, and rescale what was summed before. Keys
-    `hidden` up to `valid` of the block are visible to this row: the rest get probability 0."""
+    `hidden` up to `valid` of the block are visible to this row: the rest get probability 0. If `is_rounded`,
+    probabilities are bfloat16."""
     low = splat(np.float32(-np.inf))
     if hidden > 0:
         scores[at : at + hidden] = np.float32(-np.inf)
@@ -54,6 +56,8 @@ def take_block(softmax, row, scores, at, hidden, valid, size):
     weight = splat(np.float32(0))
     for t in range(0, KEYS, LANES):
         p = exp(sub(load(scores, at + t), splat(new)))
+        if is_rounded:
+            p = round_bf16(p)
         store(scores, at + t, p)
         weight = add(weight, p)
     if new > highest:

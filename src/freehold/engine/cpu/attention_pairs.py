@@ -1,0 +1,186 @@
+"""Products of bfloat16 pairs in attention, with AVX512-BF16: twice as many an instruction as of floats.
+
+A product of a pair is two fused multiply-adds, the second number's first, so the bits are those of `attention_tiles`.
+Keys are put in pairs of numbers, values in pairs of positions, once for all rows of an item. It takes a few rows.
+"""
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import njit
+from numba.core import cgutils, types
+
+from freehold.engine.cpu.attention_tiles import HEIGHT, PANELS, TILES
+from freehold.engine.cpu.integer_tiles import Records
+from freehold.engine.cpu.isa import Amx, Avx512Bf16
+from freehold.engine.cpu.simd import FLOATS, LANES, load, put
+from freehold.engine.cpu.softmax import KEYS
+from freehold.engine.cpu.vectors import I16, I32, I64, call, constant, in_turns, intrinsic, splat
+
+_INTS, _WORDS = ir.VectorType(I32, LANES), ir.VectorType(I16, LANES)
+
+
+class _BFloat(ir.Type):
+    """LLVM's bfloat, which llvmlite lacks."""
+
+    def __str__(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _BFloat)
+
+    def __hash__(self) -> int:
+        return hash(_BFloat)
+
+
+_PAIRS = ir.VectorType(_BFloat(), 2 * LANES)
+
+
+def _constant(test):
+    """A boolean that is known when code is made for an array of keys and a set of instructions."""
+
+    def define(typingctx, keys, isa):
+        def codegen(context, builder, signature, values):
+            return ir.Constant(ir.IntType(1), int(keys.dtype == types.uint16 and test(isa.instance_class)))
+
+        return types.boolean(keys, isa), codegen
+
+    return intrinsic(define)
+
+
+rounds: Any = _constant(lambda isa: isa is not Amx)
+"""(keys, isa): whether queries and probabilities are rounded to bfloat16. AMX has both halves of them."""
+has_pairs: Any = _constant(lambda isa: isa is Avx512Bf16)
+"""(keys, isa): whether pairs can be multiplied."""
+
+
+class _Emitter(Records):
+    def ints(self, argument: int, at):
+        """16 pairs of words."""
+        return self.builder.load(self.array(argument, at, _INTS), align=4)
+
+    def all_of(self, argument: int, at):
+        """One pair of words in all lanes."""
+        return splat(self.builder, self.builder.load(self.array(argument, at, I32), align=2), _INTS)
+
+    def multiply(self, sums, factors, vectors) -> None:
+        """sums [rows][panels] += a pair of each row times vectors [panels] of pairs."""
+        for of_row, factor in zip(sums, factors, strict=True):
+            for place, vector in zip(of_row, vectors, strict=True):
+                pairs = [self.builder.bitcast(one, _PAIRS) for one in (factor, vector)]
+                name, total = "llvm.x86.avx512bf16.dpbf16ps.512", self.builder.load(place)
+                self.builder.store(call(self.builder, name, FLOATS, [total, *pairs]), place)
+
+    def places(self, panels: int):
+        return [[cgutils.alloca_once(self.builder, FLOATS) for _ in range(panels)] for _ in range(HEIGHT)]
+
+
+def _define_interleave(typingctx, first, at, second, second_at, target, to):
+    def codegen(context, builder, signature, values):
+        records = Records(context, builder, signature, values)
+        rows = [builder.load(records.array(i, values[i + 1], _WORDS), align=2) for i in (0, 2)]
+        both = in_turns(builder, *rows)
+        builder.store(both, records.array(4, values[5], both.type), align=2)
+        return context.get_dummy_value()
+
+    numbers = types.intp
+    return types.void(first, numbers, second, numbers, target, numbers), codegen
+
+
+def _define_score(typingctx, queries, at, size, keys, scores):
+    def codegen(context, builder, signature, values):
+        emitter = _Emitter(context, builder, signature, values)
+        _, first, length, _, _ = values
+        sums = emitter.places(TILES)
+        for of_row in sums:
+            for place in of_row:
+                builder.store(constant(FLOATS, 0.0), place)
+        with cgutils.for_range(builder, builder.lshr(length, ir.Constant(I64, 1))) as loop:
+            begin = emitter.linear((loop.index, 2 * KEYS))
+            vectors = [emitter.ints(3, emitter.linear(begin, tile * 2 * LANES)) for tile in range(TILES)]
+            factors = [
+                emitter.all_of(0, emitter.linear(first, (length, row), (loop.index, 2))) for row in range(HEIGHT)
+            ]
+            emitter.multiply(sums, factors, vectors)
+        for row, of_row in enumerate(sums):
+            for tile, place in enumerate(of_row):
+                to = emitter.array(4, ir.Constant(I64, row * KEYS + tile * LANES), FLOATS)
+                builder.store(builder.load(place), to, align=4)
+        return context.get_dummy_value()
+
+    return types.void(queries, types.intp, types.intp, keys, scores), codegen
+
+
+def _weigh(panels: int) -> Any:
+    def define(typingctx, weights, values, pairs, size, column, sums, to):
+        def codegen(context, builder, signature, given):
+            emitter = _Emitter(context, builder, signature, given)
+            _, _, count, length, first, _, target = given
+
+            def place(row, panel):
+                return emitter.array(5, emitter.linear(target, first, (length, row), panel * LANES), FLOATS)
+
+            totals = emitter.places(panels)
+            for row, of_row in enumerate(totals):
+                for panel, total in enumerate(of_row):
+                    builder.store(builder.load(place(row, panel), align=4), total)
+            with cgutils.for_range(builder, count) as loop:
+                begin = emitter.linear((loop.index, length, 2), (first, 2))
+                vectors = [emitter.ints(1, emitter.linear(begin, panel * 2 * LANES)) for panel in range(panels)]
+                factors = [emitter.all_of(0, emitter.linear((loop.index, 2), row * KEYS)) for row in range(HEIGHT)]
+                emitter.multiply(totals, factors, vectors)
+            for row, of_row in enumerate(totals):
+                for panel, total in enumerate(of_row):
+                    builder.store(builder.load(total), place(row, panel), align=4)
+            return context.get_dummy_value()
+
+        numbers = types.intp
+        return types.void(weights, values, numbers, numbers, numbers, sums, numbers), codegen
+
+    return intrinsic(define)
+
+
+_interleave: Any = intrinsic(_define_interleave)
+_score: Any = intrinsic(_define_score)
+_weigh_wide, _weigh_one = (_weigh(panels) for panels in (PANELS, 1))
+
+
+@njit(nogil=True, error_model="numpy")
+def pair_block(scratch, found, size, value_size, count):
+    """Keys of a block [size / 2, KEYS, 2] and its first `count` values [KEYS / 2, size, 2]; a last one alone is beside
+    zeros."""
+    keys, values = scratch.paired_keys, scratch.paired_values
+    nothing = np.zeros(LANES, np.uint16)
+    for tile in range(TILES):
+        start, value_start = found.key_starts[tile], found.value_starts[tile]
+        for k in range(0, size, 2):
+            at = start + k * LANES
+            _interleave(found.keys, at, found.keys, at + LANES, keys, k * KEYS + tile * 2 * LANES)
+        for key in range(0, min(LANES, count - tile * LANES), 2):
+            row, is_last = tile * LANES + key, tile * LANES + key + 1 == count
+            for k in range(0, value_size, LANES):
+                at, to = value_start + key * value_size + k, (row * value_size + 2 * k)
+                if is_last:
+                    _interleave(found.values, at, nothing, 0, values, to)
+                else:
+                    _interleave(found.values, at, found.values, at + value_size, values, to)
+
+
+@njit(nogil=True, error_model="numpy")
+def score_pairs(queries, at, size, keys, scores):
+    """scores [HEIGHT, KEYS] = the queries [HEIGHT, size] from `at` on times a block of keys."""
+    _score(queries, at, size, keys, scores)
+
+
+@njit(nogil=True, error_model="numpy")
+def weigh_pairs(scores, weights, values, count, size, sums, to):
+    """sums [HEIGHT, size], from `to` on, += scores [HEIGHT, KEYS] times the first `count` values of a block; `weights`
+    is room for scores as words."""
+    for k in range(0, HEIGHT * KEYS, LANES):
+        put(weights, k, load(scores, k))
+    whole, pairs = size - size % (PANELS * LANES), (count + 1) // 2
+    for column in range(0, whole, PANELS * LANES):
+        _weigh_wide(weights, values, pairs, size, column, sums, to)
+    for column in range(whole, size, LANES):
+        _weigh_one(weights, values, pairs, size, column, sums, to)
