@@ -131,6 +131,7 @@ _GATHER = fields("codes scales minimums has_minimums blocks parts lanes wanted o
 @cache
 def _gathering(of_codes: type[np.generic], of_scales: type[np.generic]) -> Operation:
     is_nibbles = of_codes is np.uint8
+    steps, beside = (NIBBLE_LOADS, 4) if is_nibbles else (BYTE_LOADS, 2)
 
     def gather(at, first, stop):
         """Rows."""
@@ -139,20 +140,23 @@ def _gathering(of_codes: type[np.generic], of_scales: type[np.generic]) -> Opera
         minimums = numbers(of.minimums, of_scales)
         wanted, out = numbers(of.wanted, np.int32), numbers(of.out, np.float32)
         for i in range(first, stop):
-            row = np.int64(wanted[i])
+            row, to = np.int64(wanted[i]), i * of.blocks * BLOCK
             panel, lane = row // of.lanes, row % of.lanes
-            for block in range(of.blocks):
-                number, to = panel * of.blocks + block, (i * of.blocks + block) * BLOCK
+            for number in range(panel * of.blocks, (panel + 1) * of.blocks):
                 minimum = scale_at(minimums, number * of.lanes + lane) if of.has_minimums else np.float32(0)
-                for k in range(BLOCK):
-                    part = k * of.parts // BLOCK
+                for part in range(of.parts):
                     scale = scale_at(scales, (number * of.parts + part) * of.lanes + lane)
-                    if is_nibbles:
-                        byte = codes[((number * NIBBLE_LOADS + k % 16 // 4) * of.lanes + lane) * 4 + k % 4]
-                        code = np.float32(byte & 15 if k < 16 else byte >> 4)
-                    else:
-                        code = np.float32(codes[((number * BYTE_LOADS + k // 2) * of.lanes + lane) * 2 + k % 2])
-                    out[to + k] = scale * code + minimum if of.has_minimums else scale * code
+                    for step in range(part * steps // of.parts, (part + 1) * steps // of.parts):
+                        at = ((number * steps + step) * of.lanes + lane) * beside
+                        for k in range(beside):
+                            code = codes[at + k]
+                            if is_nibbles:
+                                out[to + step * beside + k] = scale * np.float32(code & 15) + minimum
+                                out[to + BLOCK // 2 + step * beside + k] = scale * np.float32(code >> 4) + minimum
+                            else:
+                                value = scale * np.float32(code)
+                                out[to + step * beside + k] = value + minimum if of.has_minimums else value
+                to += BLOCK
 
     return compiled(gather, _GATHER)
 

@@ -121,14 +121,17 @@ def _gather(at, first, stop):
     for i in range(first, stop):
         row, unit = np.int64(wanted[i]), units[wanted[i]]
         panel, lane = row // of.lanes, row % of.lanes
-        for block in range(of.blocks):
-            number, to = panel * of.blocks + block, (i * of.blocks + block) * BLOCK
+        to = i * of.blocks * BLOCK
+        for number in range(panel * of.blocks, (panel + 1) * of.blocks):
             scale = np.int32(scales[number * of.lanes + lane])
             minimum = np.int32(minimums[number * of.lanes + lane])
-            for k in range(BLOCK // 2):
-                code = np.int32(codes[((number * NIBBLE_LOADS + k // 4) * of.lanes + lane) * 4 + k % 4])
-                out[to + k] = np.float32((code & 15) * scale + minimum) * unit
-                out[to + BLOCK // 2 + k] = np.float32((code >> 4) * scale + minimum) * unit
+            for step in range(NIBBLE_LOADS):
+                at = ((number * NIBBLE_LOADS + step) * of.lanes + lane) * 4
+                for k in range(4):
+                    code = np.int32(codes[at + k])
+                    out[to + 4 * step + k] = np.float32((code & 15) * scale + minimum) * unit
+                    out[to + BLOCK // 2 + 4 * step + k] = np.float32((code >> 4) * scale + minimum) * unit
+            to += BLOCK
 
 
 _GATHER = fields("codes scales minimums units blocks lanes wanted out")

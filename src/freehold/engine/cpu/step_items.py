@@ -1,0 +1,209 @@
+"""What the threads take of a step: tokens, items and parts of items (`items.py`).
+
+It is found anew for each step, so it is compiled: the kernels of a step of few tokens take no longer than a hundred calls
+of NumPy's.
+"""
+
+import numpy as np
+from numba import njit
+
+from freehold.engine.cpu.items import QUERIES, SEGMENT, TOGETHER, WHOLE
+from freehold.engine.cpu.softmax import KEYS
+
+ITEMS_SPLIT = 8  # with more of them, each thread has work without parts of items
+
+
+@njit(inline="always")
+def _place_tokens(tables, page_size, rows, starts, counts):
+    """-> their positions and slots"""
+    total = np.sum(counts)
+    positions, slots = np.empty(total, np.int64), np.empty(total, np.int64)
+    token = 0
+    for i in range(len(rows)):
+        for position in range(starts[i], starts[i] + counts[i]):
+            positions[token] = position
+            slots[token] = np.int64(tables[rows[i], position // page_size]) * page_size + position % page_size
+            token += 1
+    return positions, slots
+
+
+@njit(inline="always")
+def _make_members(rows, starts, counts):
+    """At most QUERIES tokens of a sequence each -> [4, members]: row, first token, count, first position; and the first
+    member of each sequence."""
+    firsts = np.empty(len(rows) + 1, np.int64)
+    firsts[0] = 0
+    for i in range(len(rows)):
+        firsts[i + 1] = firsts[i] + (counts[i] + QUERIES - 1) // QUERIES
+    members, token = np.empty((4, firsts[-1]), np.int64), 0
+    for i in range(len(rows)):
+        for number in range(firsts[i], firsts[i + 1]):
+            done = (number - firsts[i]) * QUERIES
+            members[0, number], members[1, number] = rows[i], token + done
+            members[2, number], members[3, number] = min(counts[i] - done, QUERIES), starts[i] + done
+        token += counts[i]
+    return members, firsts
+
+
+@njit(inline="always")
+def _comes_before(tables, pages, one, other, rows, starts):
+    """In an order in which sequences that begin with the same pages are neighbours: as far as columns 0, 1, 2, 4, 8 and
+    so on tell."""
+    column = 0
+    while column < pages:
+        a, b = tables[rows[one], column], tables[rows[other], column]
+        if a != b:
+            return a < b
+        column = 2 * column if column else 1
+    return starts[one] < starts[other]
+
+
+@njit(inline="always")
+def _common(tables, page_size, pages, one, other, rows, starts):
+    """How many positions two sequences share, in whole blocks. No further than both have come: what lies beyond in a
+    table is left from its last user."""
+    column = 0
+    while column < pages and tables[rows[one], column] == tables[rows[other], column]:
+        column += 1
+    return min(column * page_size, min(starts[one], starts[other])) // KEYS * KEYS
+
+
+@njit(inline="always")
+def _group_singles(tables, page_size, rows, starts, singles):
+    """Sequences with one token each, ordered so that those which share pages are together -> how many each item has,
+    and how many positions they share. `singles` is put in order."""
+    furthest = 0
+    for i in range(len(singles)):
+        furthest = max(furthest, starts[singles[i]])
+    pages = max(furthest // page_size, 1)
+    for i in range(1, len(singles)):
+        one, low, high = singles[i], 0, i
+        while low < high:
+            middle = (low + high) // 2
+            if _comes_before(tables, pages, one, singles[middle], rows, starts):
+                high = middle
+            else:
+                low = middle + 1
+        for k in range(i, low, -1):
+            singles[k] = singles[k - 1]
+        singles[low] = one
+    sizes, shared, items = np.ones(len(singles), np.int64), np.zeros(len(singles), np.int64), 0
+    for i in range(len(singles)):
+        common = _common(tables, page_size, pages, singles[i - 1], singles[i], rows, starts) if i else 0
+        if common and sizes[items - 1] < TOGETHER:
+            shared[items - 1] = common if sizes[items - 1] == 1 else min(shared[items - 1], common)
+            sizes[items - 1] += 1
+        else:
+            items += 1
+    return sizes[:items], shared[:items]
+
+
+@njit(inline="always")
+def _make_items(tables, page_size, rows, starts, counts, firsts, may_share):
+    """-> the members of all items, how many each has, and how many positions they share"""
+    count = firsts[-1]
+    order, sizes, shared = np.arange(count), np.ones(count, np.int64), np.zeros(count, np.int64)
+    if not may_share:
+        return order, sizes, shared
+    items = 0
+    for i in range(len(rows)):
+        if counts[i] > 1:
+            for number in range(firsts[i], firsts[i + 1]):
+                order[items] = number
+                items += 1
+    singles = np.flatnonzero(counts == 1)
+    of_singles, common = _group_singles(tables, page_size, rows, starts, singles)
+    for i in range(len(singles)):
+        order[items + i] = firsts[singles[i]]
+    sizes[items : items + len(common)], shared[items : items + len(common)] = of_singles, common
+    items += len(common)
+    return order, sizes[:items], shared[:items]
+
+
+@njit(inline="always")
+def _balance(members, order, sizes):
+    """In which order items are taken: the lightest and the heaviest take turns, since a thread takes a stretch of the
+    list, and each should have as much to do."""
+    work, at = np.zeros(len(sizes), np.int64), 0
+    for i in range(len(sizes)):
+        for number in order[at : at + sizes[i]]:
+            work[i] += (members[3, number] + members[2, number]) * members[2, number]
+        at += sizes[i]
+    ascending, turns = np.argsort(work, kind="mergesort"), np.empty(len(sizes), np.int64)
+    for i in range(len(sizes)):
+        turns[i] = ascending[i // 2] if i % 2 == 0 else ascending[len(sizes) - 1 - i // 2]
+    return turns
+
+
+@njit(inline="always")
+def _make_parts(members, firsts):
+    """Of items whose members are in order. A few items with long contexts are split -> parts [3, parts], joined items
+    [3, items], and how many queries are kept."""
+    items = len(firsts) - 1
+    segments, queries = np.zeros(items, np.int64), np.zeros(items, np.int64)
+    for item in range(items):
+        for number in range(firsts[item], firsts[item + 1]):
+            end = members[3, number] + members[2, number]
+            segments[item] = max(segments[item], (end + SEGMENT - 1) // SEGMENT)
+            queries[item] += members[2, number]
+    is_split = np.zeros(items, np.bool_) if items > ITEMS_SPLIT else segments > 1
+    joins = int(np.sum(is_split))
+    parts = np.empty((3, items - joins + np.sum(segments * is_split)), np.int64)
+    joined, kept, part, join = np.empty((3, joins), np.int64), 0, 0, 0
+    for item in range(items):
+        if not is_split[item]:
+            parts[0, part], parts[1, part], parts[2, part] = item, WHOLE, 0
+            part += 1
+            continue
+        joined[0, join], joined[1, join], joined[2, join] = item, segments[item], kept
+        join += 1
+        for segment in range(segments[item]):
+            parts[0, part], parts[1, part], parts[2, part] = item, segment, kept
+            part, kept = part + 1, kept + queries[item]
+    return parts, joined, kept
+
+
+@njit(inline="always")
+def _all_whole(items):
+    parts = np.zeros((3, items), np.int64)
+    for item in range(items):
+        parts[0, item], parts[1, item] = item, WHOLE
+    return parts, np.empty((3, 0), np.int64), 0
+
+
+@njit(inline="always")
+def _describe(record, positions, slots, tables, firsts, shared, members, parts, joined):
+    """The addresses of all of it."""
+    of = record[0]
+    of.positions, of.slots = positions.ctypes.data, slots.ctypes.data
+    of.tables, of.columns = tables.ctypes.data, tables.shape[1]
+    of.item_members, of.item_shared = firsts.ctypes.data, shared.ctypes.data
+    of.rows, of.tokens = members[0].ctypes.data, members[1].ctypes.data
+    of.counts, of.starts = members[2].ctypes.data, members[3].ctypes.data
+    of.parts, of.part_items = parts.shape[1], parts[0].ctypes.data
+    of.part_segments, of.part_places = parts[1].ctypes.data, parts[2].ctypes.data
+    of.joins, of.joined_items = joined.shape[1], joined[0].ctypes.data
+    of.joined_segments, of.joined_places = joined[1].ctypes.data, joined[2].ctypes.data
+
+
+@njit(cache=True, error_model="numpy")
+def divide(tables, page_size, rows, starts, counts, may_share, record):
+    """Sequence i has `counts[i]` new tokens from position `starts[i]`, its pages in `tables[rows[i]]`; `record` is a
+    BATCH, which is filled -> positions and slots of tokens; the first member of each item and one more, and how many
+    positions they share; members [4, n]; parts [3, n], joined items [3, n], and how many queries parts have."""
+    positions, slots = _place_tokens(tables, page_size, rows, starts, counts)
+    found, of_sequences = _make_members(rows, starts, counts)
+    order, sizes, common = _make_items(tables, page_size, rows, starts, counts, of_sequences, may_share)
+    turns, begins = _balance(found, order, sizes), np.cumsum(sizes) - sizes
+    members, firsts = np.empty_like(found), np.empty(len(sizes) + 1, np.int64)
+    shared, at = np.empty(len(sizes), np.int64), 0
+    for i in range(len(sizes)):
+        item = turns[i]
+        firsts[i], shared[i] = at, common[item]
+        for number in order[begins[item] : begins[item] + sizes[item]]:
+            members[:, at] = found[:, number]
+            at += 1
+    firsts[len(sizes)] = at
+    parts, joined, kept = _make_parts(members, firsts) if may_share else _all_whole(len(sizes))
+    _describe(record, positions, slots, tables, firsts, shared, members, parts, joined)
+    return positions, slots, firsts, shared, members, parts, joined, kept
