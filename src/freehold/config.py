@@ -99,6 +99,10 @@ class EngineConfig:
     stream_interval: int = option(
         1, "Tokens that are streamed together, after the first. More cost the server less.", SCHEDULING, _POSITIVE
     )
+    stream_hold_ms: float | None = option(
+        None, "Milliseconds that a token may wait to be sent with those that follow; first tokens and ends never wait. "
+        "Default: 10 if the kernels use all cores, else 0.", SCHEDULING, Limits(least=0),
+    )  # fmt: skip
     disable_overlap_schedule: bool = option(False, "Plan a step only after the one before it is done.", SCHEDULING)
     request_timeout: float | None = option(None, "Seconds after which a request is ended.", SCHEDULING, _SECONDS)
     waiting_timeout: float | None = option(

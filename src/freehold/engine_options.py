@@ -27,6 +27,7 @@ class EngineOptions(TypedDict, total=False):
     fair_decode_rows: int | None
     priority_scheduling_preemption_threshold: int | None
     stream_interval: int
+    stream_hold_ms: float | None
     disable_overlap_schedule: bool
     request_timeout: float | None
     waiting_timeout: float | None

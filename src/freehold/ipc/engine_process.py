@@ -25,6 +25,7 @@ from freehold.errors import EngineStuck, FreeholdError
 from freehold.ipc import protocol as msg
 from freehold.ipc.adapter_loads import AdapterLoads, Adapters
 from freehold.ipc.procedures import Procedures
+from freehold.ipc.reports import Reports, hold_seconds
 from freehold.memory import AuditError
 from freehold.memory.events import CacheEvent
 from freehold.memory.tiers.counts import count_tiers
@@ -75,6 +76,7 @@ class EngineLoop:
         self._procedures = Procedures(scheduler, storage, self._parked, self._adapters)
         self._unanswered: list[tuple[int, Future[Any]]] = []  # calls that another thread works on
         self._orders: deque[msg.Call] = deque()
+        self._reports = Reports(hold_seconds(scheduler.config))
         self._stopping = False
         self._stats_due = 0.0
         self._heartbeat_due = 0.0
@@ -116,11 +118,13 @@ class EngineLoop:
         if stuck is not None and was_stuck is None:
             print(f"freehold: stuck: {stuck}", file=sys.stderr, flush=True)
         if stuck is not None:
+            self._tell()
             self._socket.poll(RETRY_MS)
 
     def _take_commands(self) -> None:
         """Those that have come, COMMANDS_MAX at most; while there is nothing to do, wait for one."""
         if not self._scheduler.has_work and not self._orders:
+            self._tell()
             self._rest()
         for _ in range(COMMANDS_MAX):
             if not self._socket.poll(0):
@@ -244,19 +248,20 @@ class EngineLoop:
 
     def _report(self, output: StepOutput) -> None:
         now = time.monotonic()
-        stats = None
-        if now >= self._stats_due:
-            self._stats_due = now + STATS_INTERVAL_S
-            stats = self._stats()
         for request in output.ended:
             self._procedures.remember(request)
-        if output.requests or output.ended or stats:
-            ids = [request.id for request in output.requests]
-            ended = [_ended(request) for request in output.ended]
-            cached = {request.id: request.cached_tokens or 0 for request in output.started}
-            scores = {request.id: request.prompt_logprobs for request in output.started if request.prompt_logprobs}
-            embeddings = {one.id: one.embedding.tobytes() for one in output.started if one.embedding is not None}
-            self._send(msg.Progress(ids, output.tokens, output.logprobs, ended, cached, scores, embeddings, stats))
+        self._reports.add(output, now)
+        if now >= self._stats_due:
+            self._stats_due = now + STATS_INTERVAL_S
+            self._tell(self._stats())
+        elif self._reports.is_due(now):
+            self._tell()
+
+    def _tell(self, stats: msg.Stats | None = None) -> None:
+        """All that is known of tokens."""
+        progress = self._reports.take(stats)
+        if progress is not None:
+            self._socket.send(msg.encode(progress))
 
     def _stats(self) -> msg.Stats:
         scheduler = self._scheduler
@@ -282,28 +287,9 @@ class EngineLoop:
         )
 
     def _send(self, report: msg.Report) -> None:
+        """Behind what happened before."""
+        self._tell()
         self._socket.send(msg.encode(report))
-
-
-def _ended(request: Request) -> msg.Ended:
-    assert request.finish is not None
-    error = request.finish.error
-    started = request.first_scheduled or request.ended or request.arrival
-    return msg.Ended(
-        id=request.id,
-        kind=request.finish.kind.value,
-        prompt_tokens=len(request.prompt),
-        cached_tokens=request.cached_tokens or 0,
-        output_tokens=len(request.output),
-        retractions=request.retractions,
-        queued=started - request.arrival,
-        drafted_tokens=request.drafted,
-        accepted_tokens=request.accepted,
-        retained_tokens=request.retained_tokens,
-        cached_by_tier=request.cached_by_tier,
-        matched=request.finish.matched,
-        failure=None if error is None else msg.Failure.of(error),
-    )
 
 
 def main(address: str, options: str, parent: int) -> None:

@@ -1,7 +1,7 @@
 """What the threads take of a step: tokens, items and parts of items (`items.py`).
 
-It is found anew for each step, so it is compiled: the kernels of a step of few tokens take no longer than a hundred calls
-of NumPy's.
+It is found anew for each step, so it is compiled: the kernels of a step of few tokens take no longer than some hundred
+calls of NumPy's.
 """
 
 import numpy as np
