@@ -300,3 +300,23 @@ def test_without_grammars_constrained_output_is_refused(client):
     (refused,) = [one for one in client.reports(2) if isinstance(one, msg.Rejected)]
     assert refused.failure.error().field == "regex"
     assert "--grammar-backend none" in refused.failure.message
+
+
+def test_what_is_held_back_comes_before_an_answer_and_before_rest(monkeypatch):
+    """Whoever is told that generation has paused has heard of all tokens before."""
+    client = Client(monkeypatch, stream_hold_ms=1e6)
+    client.submit("a", max_tokens=300)
+    client.reports(10)
+    client.send(msg.Call(1, "pause", "in_place"))
+    reports = client.reports(5)
+    (answer,) = [at for at, report in enumerate(reports) if isinstance(report, msg.Reply)]
+    told = [len(report.tokens) for report in reports if isinstance(report, msg.Progress)]
+    assert sum(told[:answer]) > 0
+    assert sum(told[answer:]) == 0
+    known = client.scheduler.requests["a"]
+    client.send(msg.Call(2, "resume"))
+    client.reports(10)
+    before = len(known.output)
+    client.loop._tell()
+    assert sum(len(one.tokens) for one in client.reports(0) if isinstance(one, msg.Progress)) > 0
+    assert before < 300
