@@ -57,6 +57,17 @@ def test_a_count_of_tasks_is_read_when_the_operation_is_done():
         assert x.sum(axis=1).tolist() == [16.0] * 2 * number + [0.0] * (8 - 2 * number)
 
 
+def test_operations_without_tasks_are_left_out():
+    program, x, none = Program(), np.zeros((3, 16), np.float32), np.zeros(1, np.int64)
+    for _ in range(3):
+        for _ in range(4):
+            program.add(row_operations._adding(), Count(none, 1), x, 16, np.full(16, 100, np.float32), 0)
+        row_operations.add(program, x, np.ones(16, np.float32))
+    program.end()
+    program.run()
+    assert x.tolist() == [[3.0] * 16] * 3
+
+
 def test_an_empty_program_does_nothing():
     program = Program()
     program.end()

@@ -4,6 +4,41 @@ from mutant import Mutant
 
 MUTANTS = [
     Mutant(
+        "an end waits for more tokens",
+        "what clients see",
+        "ipc/reports.py",
+        "bool(held.ended or held.started or (",
+        "bool(held.started or (",
+    ),
+    Mutant(
+        "a first token waits for more",
+        "what clients see",
+        "ipc/reports.py",
+        "bool(held.ended or held.started or (",
+        "bool(held.ended or (",
+    ),
+    Mutant(
+        "log-probabilities of held tokens are those of others",
+        "what clients see",
+        "ipc/reports.py",
+        "{len(held.tokens) + at: found for",
+        "{at: found for",
+    ),
+    Mutant(
+        "an answer overtakes the tokens before it",
+        "what clients see",
+        "ipc/engine_process.py",
+        '        """Behind what happened before."""\n        self._tell()\n',
+        "",
+    ),
+    Mutant(
+        "the last tokens before a rest are kept",
+        "what clients see",
+        "ipc/engine_process.py",
+        "            self._tell()\n            self._rest()\n",
+        "            self._rest()\n",
+    ),
+    Mutant(
         "an anchor holds everywhere",
         "stops and text",
         "automaton.py",
@@ -146,9 +181,9 @@ MUTANTS = [
     Mutant(
         "ends are told only with tokens",
         "the server",
-        "ipc/engine_process.py",
-        "if output.requests or output.ended or stats:",
-        "if output.requests or stats:",
+        "ipc/reports.py",
+        "        if not (output.requests or output.ended or stats):\n",
+        "        if not (output.requests or stats):\n",
     ),
     Mutant(
         "an aborted turn becomes history",

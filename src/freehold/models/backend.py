@@ -116,7 +116,7 @@ class RowOperations(Protocol[Array, Weight]):
     def zeros_like(self, x: Array) -> Array: ...
 
     def scale(self, x: Array, factor: Any) -> None:
-        """x *= factor, in place: a number or an array [features]."""
+        """x *= factor, in place: a number, an array like x, or [features]."""
         ...
 
     def add(self, x: Array, other: Array) -> None:

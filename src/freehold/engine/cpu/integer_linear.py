@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numba import njit
@@ -42,10 +42,12 @@ from freehold.engine.cpu.isa import Isa
 from freehold.engine.cpu.onto import NOTHING, Onto, begin_outputs
 from freehold.engine.cpu.operation import Operation, compiled, fields, given, numbers
 from freehold.engine.cpu.pointwise import PLAINLY, Preparation, prepare_row
-from freehold.engine.cpu.program import Operations
 from freehold.engine.cpu.quantize import quantize_block
 from freehold.engine.cpu.simd import scale_at
 from freehold.models.tensor import StoredTensor, TensorFormat
+
+if TYPE_CHECKING:
+    from freehold.engine.cpu.program import Operations
 
 # How many inputs, and rows of the last tile, it takes for tiles of 16 rows to be faster: of 8 bits, of 16 bits.
 TILED_BYTES, TILED_WORDS, TILE_LEAST = 128, 12, 12

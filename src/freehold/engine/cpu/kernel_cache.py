@@ -15,7 +15,8 @@ from typing import Any
 from numba.core import caching
 
 _FOLDER = Path(__file__).parent
-_IMPORTS = re.compile(rf"^\s*from {re.escape(__package__ or '')}(?:\.(\w+))? import (.*)$", re.MULTILINE)
+# Not those that type checkers alone see, which are indented.
+_IMPORTS = re.compile(rf"^from {re.escape(__package__ or '')}(?:\.(\w+))? import (.*)$", re.MULTILINE)
 _caching: Any = caching
 
 

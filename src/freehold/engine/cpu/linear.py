@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numba import njit
@@ -21,7 +21,6 @@ from freehold.engine.cpu.integer_tiles import Outputs
 from freehold.engine.cpu.onto import NOTHING, Onto, begin_outputs
 from freehold.engine.cpu.operation import Operation, compiled, fields, given, numbers
 from freehold.engine.cpu.pointwise import PLAIN, PLAINLY, Preparation
-from freehold.engine.cpu.program import Operations
 from freehold.engine.cpu.row_operations import prepare
 from freehold.engine.cpu.simd import (
     fma,
@@ -35,6 +34,9 @@ from freehold.engine.cpu.simd import (
 )
 from freehold.engine.cpu.tile import Rows, tile_rows, wide_tile1
 from freehold.models.tensor import StoredTensor, TensorFormat
+
+if TYPE_CHECKING:
+    from freehold.engine.cpu.program import Operations
 
 LANES = 16
 BLOCK = 32  # columns that share a scale

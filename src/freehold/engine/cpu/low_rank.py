@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 from numba import njit, prange
@@ -12,8 +12,10 @@ from numba import njit, prange
 from freehold.arrays import Float32, Int32, Int64
 from freehold.engine.cpu.onto import NOTHING, Onto
 from freehold.engine.cpu.pointwise import NO_NORM, PLAIN, PLAINLY, ROWS_PARALLEL, Preparation, prepare_row
-from freehold.engine.cpu.program import Operations
 from freehold.models.tensor import AdapterMatrices
+
+if TYPE_CHECKING:
+    from freehold.engine.cpu.program import Operations
 
 Names = tuple[str, ...]
 

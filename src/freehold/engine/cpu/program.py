@@ -44,7 +44,12 @@ class Operations(Protocol):
 
 
 def _values(arguments: Sequence[Any]) -> list[Any]:
-    return [address(one) if isinstance(one, np.ndarray) else one for one in arguments]
+    return [_place(one) if isinstance(one, np.ndarray) else one for one in arguments]
+
+
+def _place(array: np.ndarray) -> int:
+    assert array.flags.c_contiguous, "operations know nothing of strides"
+    return address(array)
 
 
 def _row(operation: Operation, tasks: int | Count, record: int, at: int) -> tuple[int, ...]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from freehold.arrays import Float32
 from freehold.engine.cpu.operation import Operation, compiled, fields, given, numbers
 from freehold.engine.cpu.pointwise import Preparation, normalize, prepare_row
-from freehold.engine.cpu.program import Operations
+
+if TYPE_CHECKING:
+    from freehold.engine.cpu.program import Operations
 
 
 def _prepare(at, first, stop):
@@ -29,11 +32,12 @@ def _norm_columns(at, first, stop):
 
 
 def _scale(at, first, stop):
+    """`step` is how far the rows of factors are apart: 0 if it is one row for all."""
     of = given(at)
     x, factors = numbers(of.x, np.float32), numbers(of.factors, np.float32)
     for row in range(first, stop):
         for k in range(of.columns):
-            x[row * of.columns + k] *= factors[k] if of.has_factors else np.float32(of.factor)
+            x[row * of.columns + k] *= factors[row * of.step + k] if of.has_factors else np.float32(of.factor)
 
 
 def _add(at, first, stop):
@@ -64,7 +68,7 @@ def _norming_columns() -> Operation:
 
 @cache
 def _scaling() -> Operation:
-    return compiled(_scale, fields("x columns factor:f factors has_factors"))
+    return compiled(_scale, fields("x columns factor:f factors has_factors step"))
 
 
 @cache
@@ -89,16 +93,23 @@ def norm_columns(operations: Operations, x: Float32, start: int, norm: Float32, 
     operations.add(_norming_columns(), len(x), x, x.shape[1], start, len(norm), norm, epsilon)
 
 
+def _step(x: Float32, other: Float32) -> int:
+    """How far apart the rows are of what belongs to x: an array like x, or [columns]."""
+    assert other.shape in (x.shape, x.shape[1:])
+    return x.shape[1] if other.ndim == 2 else 0
+
+
 def scale(operations: Operations, x: Float32, factor: float | Float32) -> None:
-    """x *= factor, a number or an array [columns]."""
-    is_number = isinstance(factor, float | int)
-    number, factors = (factor, 0) if is_number else (0.0, factor)
-    operations.add(_scaling(), len(x), x, x.shape[1], number, factors, not is_number)
+    """x *= factor, a number, an array like x, or [columns]."""
+    if isinstance(factor, float | int):
+        operations.add(_scaling(), len(x), x, x.shape[1], factor, 0, 0, 0)
+    else:
+        operations.add(_scaling(), len(x), x, x.shape[1], 0.0, factor, 1, _step(x, factor))
 
 
 def add(operations: Operations, x: Float32, other: Float32) -> None:
     """x += other, an array like x or [columns]."""
-    operations.add(_adding(), len(x), x, x.shape[1], other, x.shape[1] if other.ndim == 2 else 0)
+    operations.add(_adding(), len(x), x, x.shape[1], other, _step(x, other))
 
 
 def zeros(operations: Operations, shape: tuple[int, int]) -> Float32:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from llvmlite import ir
@@ -32,7 +32,6 @@ from freehold.engine.cpu.isa import Isa
 from freehold.engine.cpu.onto import NOTHING, Onto, begin_outputs
 from freehold.engine.cpu.operation import Operation, compiled, fields, given, numbers
 from freehold.engine.cpu.pointwise import PLAINLY, Preparation, largest_size, prepare_row
-from freehold.engine.cpu.program import Operations
 from freehold.engine.cpu.row_scaled_amx import LANES, SLAB, TILE, sixteen_rows, widen
 from freehold.engine.cpu.row_scaled_amx import begin as begin_products
 from freehold.engine.cpu.row_scaled_tiles import (
@@ -45,6 +44,9 @@ from freehold.engine.cpu.row_scaled_tiles import (
 from freehold.engine.cpu.simd import FLOATS, INTS
 from freehold.engine.cpu.vectors import F64, I8, I16, I32, constant, halves, intrinsic, math, splat
 from freehold.models.tensor import StoredTensor
+
+if TYPE_CHECKING:
+    from freehold.engine.cpu.program import Operations
 
 LARGEST = 32_639  # 127 x 256 + 127: two signed digits
 LEAST = np.float32(1e-30)  # weights that are all below it are 0: their unit might be
