@@ -83,12 +83,14 @@ def _print_roofs(console: Console, speed: float, peaks: dict[tuple[str, str], fl
 
 def _all() -> Iterator[Work]:
     for isa in available():
+        if isa == "avx512-bf16":  # its products of integers are those of another
+            continue
         for kind, inputs in (("Q4_1", "int8"), ("Q4_1", "int16"), ("Q4_K", "int8"), ("Q8_0", "int16")):
             yield from _linear(TensorFormat(kind), inputs, isa)
     for kind in ("Q4_1", "BF16", "F32"):
         yield from _linear(TensorFormat(kind), "float32", "portable")
     for kind in KV_BYTES:
-        for isa in ("portable", *(("amx",) if kind == "bfloat16" and "amx" in available() else ())):
+        for isa in ("portable", *({"amx", "avx512-bf16"} & {*available()} if kind == "bfloat16" else ())):
             yield from _attention(kind, isa)
     yield from _by_row()
 
@@ -147,7 +149,9 @@ def _attention(kind: str, isa: str) -> Iterator[Work]:
         def run(attend=attend, qkv: Float32 = qkv, batch: CpuBatch = batch) -> object:
             return attend(qkv, [batch])
 
-        yield Work(f"attention, {kind}, {name}", isa, size, 2 * pairs * SIZE, HALVES if isa == "amx" else FLOATS, run)
+        yield Work(
+            f"attention, {kind}, {name}", isa, size, 2 * pairs * SIZE, FLOATS if isa == "portable" else HALVES, run
+        )
 
 
 def _by_row() -> Iterator[Work]:

@@ -15,8 +15,10 @@ from numba import get_num_threads, njit, prange
 from numba.core import cgutils, types
 
 from freehold.engine.cpu import amx
+from freehold.engine.cpu.attention_pairs import add_pairs
 from freehold.engine.cpu.integer_tiles import IntegerVectors
-from freehold.engine.cpu.isa import ISAS, Amx
+from freehold.engine.cpu.isa import ISAS, Amx, Avx512Bf16
+from freehold.engine.cpu.simd import add, load, splat, sum_lanes
 from freehold.engine.cpu.vectors import F32, I16, I32, constant, intrinsic, math
 
 BYTES, WORDS, FLOATS, HALVES = "bytes", "words", "floats", "halves"  # what is multiplied; halves are bfloat16
@@ -27,17 +29,17 @@ _FLOATS = ir.VectorType(F32, 16)
 
 def bandwidth() -> float:
     """Bytes a second that are read from memory."""
-    array = np.ones(MEMORY_BYTES // 8, np.int64)
+    array = np.ones(MEMORY_BYTES // 4, np.float32)
     return array.nbytes / min(times(lambda: _sum(array, get_num_threads()), REPEATS))
 
 
 def products(isa: str, kind: str) -> float:
     """Multiplications with an addition, a second, of numbers in registers. Without registers for it, 0."""
     is_tiled = ISAS[isa].tile > 0
-    if kind == HALVES and not is_tiled:
+    if kind == HALVES and not (is_tiled or isinstance(ISAS[isa], Avx512Bf16)):
         return 0.0
     run, lanes = _KERNELS[kind], ISAS[isa].lanes
-    each = {BYTES: 4 * lanes, WORDS: 2 * lanes, FLOATS: 16, HALVES: 0}[kind]
+    each = {BYTES: 4 * lanes, WORDS: 2 * lanes, FLOATS: 16, HALVES: 32}[kind]
     if is_tiled and kind != FLOATS:
         each = {BYTES: 64, WORDS: 32, HALVES: 32}[kind] * amx.TILE * amx.TILE  # words are two planes of bytes
     threads = get_num_threads()
@@ -59,12 +61,12 @@ def times(work: Callable[[], object], repeats: int) -> list[float]:
 
 @njit(parallel=True, nogil=True)
 def _sum(array: Any, threads: int) -> Any:
-    size, sums = len(array) // (8 * threads), np.zeros(8 * threads, np.int64)
+    size, sums = len(array) // (8 * threads), np.zeros(8 * threads, np.float32)
     for part in prange(8 * threads):
-        total = 0
-        for i in range(part * size, (part + 1) * size):
-            total += array[i]
-        sums[part] = total
+        one = two = splat(np.float32(0))
+        for i in range(part * size, (part + 1) * size - 31, 32):
+            one, two = add(one, load(array, i)), add(two, load(array, i + 16))
+        sums[part] = sum_lanes(add(one, two))
     return sums
 
 
@@ -96,9 +98,10 @@ def _multiplying(kind: str) -> Any:
 
 
 def _add_vectors(builder, vectors: IntegerVectors, kind: str, rounds, factors, where) -> None:
-    operand = {BYTES: vectors.bytes, WORDS: vectors.words, FLOATS: _FLOATS}[kind]
-    total_kind = {BYTES: vectors.byte_total, WORDS: vectors.ints, FLOATS: _FLOATS}[kind]
-    one, nothing = constant(operand, 1.0 if kind == FLOATS else 1), 0.0 if kind == FLOATS else 0
+    operand = {BYTES: vectors.bytes, WORDS: vectors.words, FLOATS: _FLOATS, HALVES: vectors.words}[kind]
+    is_float = kind in (FLOATS, HALVES)
+    total_kind = _FLOATS if is_float else {BYTES: vectors.byte_total, WORDS: vectors.ints}[kind]
+    one, nothing = constant(operand, 1.0 if kind == FLOATS else 1), 0.0 if is_float else 0
     totals = [cgutils.alloca_once_value(builder, constant(total_kind, nothing)) for _ in range(SUMS)]
     inputs = cgutils.alloca_once_value(builder, one)
     weights = [
@@ -124,6 +127,8 @@ def _add_vectors(builder, vectors: IntegerVectors, kind: str, rounds, factors, w
 def _added(builder, vectors: IntegerVectors, kind: str, total, weights, inputs) -> Any:
     if kind == FLOATS:
         return math(builder, "fma", [inputs, weights, total])
+    if kind == HALVES:
+        return add_pairs(builder, total, inputs, weights)
     add = vectors.add_bytes if kind == BYTES else vectors.add_words
     return add(builder, total, weights, inputs)
 

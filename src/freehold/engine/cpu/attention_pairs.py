@@ -55,6 +55,12 @@ has_pairs: Any = _constant(lambda isa: isa is Avx512Bf16)
 """(keys, isa): whether pairs can be multiplied."""
 
 
+def add_pairs(builder, total, a, b):
+    """total + the second number of each pair of `a` times that of `b` + the first times the first."""
+    pairs = [builder.bitcast(one, _PAIRS) for one in (a, b)]
+    return call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", FLOATS, [total, *pairs])
+
+
 class _Emitter(Records):
     def ints(self, argument: int, at):
         """16 pairs of words."""
@@ -68,9 +74,7 @@ class _Emitter(Records):
         """sums [rows][panels] += a pair of each row times vectors [panels] of pairs."""
         for of_row, factor in zip(sums, factors, strict=True):
             for place, vector in zip(of_row, vectors, strict=True):
-                pairs = [self.builder.bitcast(one, _PAIRS) for one in (factor, vector)]
-                name, total = "llvm.x86.avx512bf16.dpbf16ps.512", self.builder.load(place)
-                self.builder.store(call(self.builder, name, FLOATS, [total, *pairs]), place)
+                self.builder.store(add_pairs(self.builder, self.builder.load(place), factor, vector), place)
 
     def places(self, panels: int):
         return [[cgutils.alloca_once(self.builder, FLOATS) for _ in range(panels)] for _ in range(HEIGHT)]
