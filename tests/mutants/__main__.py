@@ -8,6 +8,7 @@ import os
 import queue
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -29,6 +30,7 @@ This page is written by it.
 """
 TIMEOUT_S = 300
 TEST_LIMIT_S = 60  # of one test: a bug may make it hang
+CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE)
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,9 @@ def try_one(mutant: Mutant, tests: list[str], folders: queue.SimpleQueue[Path]) 
             )
             found = re.search(r"^(?:FAILED|ERROR) \S*/(\S+?\.py)(?:::(\S+))?", run.stdout, re.MULTILINE)
             caught = f"{found[1]}::{found[2] or 'import'}" if found else None
-            if run.returncode not in (0, 1, 2):
+            if -run.returncode in CRASHES:  # compiled code read or wrote where nothing is
+                caught = f"the process ended with {signal.Signals(-run.returncode).name}"
+            elif run.returncode not in (0, 1, 2):
                 caught = None
         except subprocess.TimeoutExpired:
             caught = None  # a test that hangs fails by its own limit: these were only too many

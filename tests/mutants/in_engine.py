@@ -7,8 +7,8 @@ MUTANTS = [
         "an operation without tasks ends a program",
         "threads do what nobody asked for",
         "engine/cpu/team.py",
-        "    while number < last and task_count(operations + number * BYTES) <= 0:\n",
-        "    if number < last and task_count(operations + number * BYTES) <= 0:\n",
+        "<= 0:\n        number += 1\n",
+        "<= 0:\n        number = last\n",
     ),
     Mutant(
         "the next operation begins with the first piece that is done",

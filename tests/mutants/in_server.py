@@ -32,13 +32,6 @@ MUTANTS = [
         "",
     ),
     Mutant(
-        "the last tokens before a rest are kept",
-        "what clients see",
-        "ipc/engine_process.py",
-        "            self._tell()\n            self._rest()\n",
-        "            self._rest()\n",
-    ),
-    Mutant(
         "an anchor holds everywhere",
         "stops and text",
         "automaton.py",
