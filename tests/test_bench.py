@@ -120,7 +120,7 @@ def test_roofs_of_products(monkeypatch):
     """Sets with tiles and with avx512-bf16's instruction multiply bfloat16, the others don't."""
     from freehold.bench import roofs
     from freehold.engine.cpu.device import CpuDevice
-    from freehold.engine.cpu.isa import ISAS, available
+    from freehold.engine.cpu.isa import available
 
     CpuDevice().prepare_thread()
     monkeypatch.setattr(roofs, "REPEATS", 2)

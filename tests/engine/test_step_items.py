@@ -45,7 +45,8 @@ def test_every_token_is_attended_once_and_reads_its_own_pages(step):
         np.testing.assert_array_equal(positions[token : token + n], np.arange(start, start + n))
     assert (taken == 1).all()
 
-    assert firsts[0] == 0 and firsts[-1] == members.shape[1] and (np.diff(firsts) > 0).all()
+    assert (firsts[0], firsts[-1]) == (0, members.shape[1])
+    assert (np.diff(firsts) > 0).all()
     for item, common in enumerate(shared):
         of = members[:, firsts[item] : firsts[item + 1]]
         assert common % KEYS == 0
