@@ -71,8 +71,8 @@ def _make_room(layer, rows):
     """One array for all of it and two softmaxes: each array that is made takes its time."""
     queries, scores, tile_k, tile_v, halves, weights, pairs, softmax = _room_sizes(layer, rows)
     words = halves + weights + pairs * (layer.heads.size + layer.heads.value_size)
-    floats = queries + scores + 2 * KEYS + tile_k + tile_v + words // 2 + 2 * softmax
-    return np.empty(floats + 12 * LINE // 4, np.float32)
+    floats = queries + scores + TILE + 2 * KEYS + tile_k + tile_v + words // 2 + 2 * softmax
+    return np.empty(floats + 13 * LINE // 4, np.float32)
 
 
 @njit(inline="always")
@@ -97,6 +97,7 @@ def _scratch_in(room, q, layer, members, item, head):
     query_room, score_room, tile_k, tile_v, halves, weights, pairs, _ = _room_sizes(layer, rows)
     queries, at = _part(room, 0, query_room)
     scores, at = _part(room, at, score_room)
+    tops, at = _part(room, at, TILE)
     tiles_k, at = _part(room, at, tile_k)
     tiles_v, at = _part(room, at, tile_v)
     key_scales, at = _part(room, at, KEYS)
@@ -123,7 +124,7 @@ def _scratch_in(room, q, layer, members, item, head):
         split(layer.isa, queries, 0, words, 0, query_room, halves // 2)
     kind = layer.kv.keys.dtype
     scratch = Scratch(
-        queries, scores, tiles_k.view(kind), tiles_v.view(kind), key_scales, value_scales,
+        queries, scores, tops, tiles_k.view(kind), tiles_v.view(kind), key_scales, value_scales,
         words, probabilities.view(np.uint16), paired_keys.view(np.uint16), paired_values.view(np.uint16),
     )  # fmt: skip
     return scratch, at

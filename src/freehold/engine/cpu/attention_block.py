@@ -15,7 +15,7 @@ from freehold.engine.cpu.attention_amx import weigh_rows as weigh_rows_amx
 from freehold.engine.cpu.attention_pairs import pair_block, rounds, score_pairs, weigh_pairs
 from freehold.engine.cpu.attention_tiles import HEIGHT, bring, score_rows, weigh_rows
 from freehold.engine.cpu.simd import add, exp, load, mul, reciprocal, splat, store, sub
-from freehold.engine.cpu.softmax import KEYS, LANES, take_block
+from freehold.engine.cpu.softmax import KEYS, LANES, highest_visible, take_block
 from freehold.engine.cpu.tile import tile_height
 
 
@@ -50,7 +50,8 @@ class Layer(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """[rows, size] the scaled queries of an item, and [a few rows, KEYS] scores of a block. Tiles of its keys and
+    """[rows, size] the scaled queries of an item, and of a few rows scores of a block [rows, KEYS] and the highest of
+    each [rows]. Tiles of its keys and
     values where pages are smaller than a tile, as the cache has them, and scales of its positions where the format has
     any. For products of pairs (`attention_pairs`) queries and probabilities as bfloat16, and keys and values of a block
     in pairs; for those of `attention_amx` both halves of queries and of probabilities, and queries are followed by
@@ -58,6 +59,7 @@ class Scratch(NamedTuple):
 
     queries: Any
     scores: Any
+    tops: Any
     tiles_k: Any
     tiles_v: Any
     key_scales: Any
@@ -229,7 +231,7 @@ def _attend_vectors(scratch, softmax, layer, pages, block, head, next_places):
             score_rows(scratch.queries, at, size, found.keys, found.key_starts, found.next_keys, scores, height)
         if has_scales:
             _scale(scores, height, scratch.key_scales)
-        _weights(scores, softmax, block, row, height, layer)
+        _weights(scratch, softmax, block, row, height, layer)
         if has_scales:
             _scale(scores, height, value_scales)
         if is_paired:
@@ -284,22 +286,30 @@ def _cap(scores, begin, end, cap):
 
 
 @njit(inline="always")
-def _weights(scores, softmax, block, first, rows, layer):
-    """Scores of rows `first` up to `first + rows` become probabilities."""
-    is_rounded = rounds(layer.kv.keys, layer.isa)
+def _visible(layer, block, row):
+    """Which keys of the block a row sees: the first, and the first that it does not see any more. None if that is 0."""
+    own = block.first + (row - block.row) // block.group - block.start
+    hidden = own - block.lookback if block.lookback else 0
+    return hidden, own + 1 if hidden < KEYS else 0
+
+
+@njit(inline="always")
+def _weights(scratch, softmax, block, first, rows, layer):
+    """Scores of rows `first` up to `first + rows` become probabilities. First all rows look for their highest: what
+    each finds is the end of a chain of operations, and the chains of several rows go on together."""
+    scores, tops, is_rounded = scratch.scores, scratch.tops, rounds(layer.kv.keys, layer.isa)
     if layer.scoring.cap > 0:
         _cap(scores, 0, rows * KEYS, layer.scoring.cap)
-    at, before = 0, first - block.row
-    own, turn = block.first + before // block.group - block.start, before % block.group
-    for row in range(first, first + rows):
-        hidden = own - block.lookback if block.lookback else 0
-        if own >= 0 and hidden < KEYS:
-            take_block(softmax, row, scores, at, hidden, own + 1, layer.heads.value_size, is_rounded)
+    for number in range(rows):
+        hidden, valid = _visible(layer, block, first + number)
+        if valid > 0:
+            tops[number] = highest_visible(scores, number * KEYS, hidden, valid)
+    for number in range(rows):
+        at, row = number * KEYS, first + number
+        if _visible(layer, block, row)[1] > 0:
+            take_block(softmax, row, scores, at, tops[number], layer.heads.value_size, is_rounded)
         else:
             scores[at : at + KEYS] = np.float32(0)
-        at, turn = at + KEYS, turn + 1
-        if turn == block.group:
-            own, turn = own + 1, 0
 
 
 @njit(inline="always")
@@ -313,7 +323,7 @@ def attend_block(scratch, softmax, layer, pages, block, head, next_places):
     for row in range(block.row, block.row + block.rows, TILE):  # of which all stays in L1
         rows = min(TILE, block.row + block.rows - row)
         score_rows_amx(layer.isa, scratch.split_queries, row, heads.size, scratch.paired_keys, scores)
-        _weights(scores, softmax, block, row, rows, layer)
+        _weights(scratch, softmax, block, row, rows, layer)
         split(layer.isa, scores, 0, scratch.split_scores, 0, TILE * KEYS, rows * KEYS)
         weigh_rows_amx(
             layer.isa, scratch.split_scores, scratch.paired_values, softmax.sums, row, rows, heads.value_size

@@ -37,10 +37,9 @@ class Softmax(NamedTuple):
 
 
 @njit(inline="always")
-def take_block(softmax, row, scores, at, hidden, valid, size, is_rounded):
-    """Turn the scores of a row, which begin at `at`, into probabilities, and rescale what was summed before. Keys
-    `hidden` up to `valid` of the block are visible to this row: the rest get probability 0. If `is_rounded`,
-    probabilities are bfloat16."""
+def highest_visible(scores, at, hidden, valid):
+    """The highest of a row's scores, which begin at `at`. Keys `hidden` up to `valid` of the block are visible to this
+    row: scores of the rest become -inf."""
     low = splat(np.float32(-np.inf))
     if hidden > 0:
         scores[at : at + hidden] = np.float32(-np.inf)
@@ -51,11 +50,18 @@ def take_block(softmax, row, scores, at, hidden, valid, size, is_rounded):
             visible = keep_first(visible, valid - t, low)
             store(scores, at + t, visible)
         top = maximum(top, visible)
+    return max_lanes(top)
+
+
+@njit(inline="always")
+def take_block(softmax, row, scores, at, top, size, is_rounded):
+    """Turn the scores of a row, of which `top` is the highest, into probabilities, and rescale what was summed before.
+    If `is_rounded`, probabilities are bfloat16."""
     highest = softmax.highest[row]
-    new = max(highest, max_lanes(top))
-    weight = splat(np.float32(0))
+    new = max(highest, top)
+    weight, level = splat(np.float32(0)), splat(new)
     for t in range(0, KEYS, LANES):
-        p = exp(sub(load(scores, at + t), splat(new)))
+        p = exp(sub(load(scores, at + t), level))
         if is_rounded:
             p = round_bf16(p)
         store(scores, at + t, p)
