@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ from freehold.engine.cpu.attention import attending, joining, rotating
 from freehold.engine.cpu.batch import CpuBatch
 from freehold.engine.cpu.caches import GroupCache
 from freehold.engine.cpu.heads import HeadMatrices, multiply_heads
+from freehold.engine.cpu.huge_pages import Arena
 from freehold.engine.cpu.integer_linear import IntegerMatrix, can_pack, has_four_bits
 from freehold.engine.cpu.isa import ISAS, Amx, Avx512Bf16, Isa, Portable, choose
 from freehold.engine.cpu.linear import PackedMatrix, pack
@@ -63,7 +65,7 @@ class CpuBackend:
     ):
         self.caches = caches
         self._epsilon, self._position_count, self._compute = epsilon, position_count, compute
-        self._now = Now()
+        self._now, self._arena = Now(), Arena()
         self._operations: Operations = self._now
         self._largest_heads = [(0, 0)] * len(caches)  # of each group: how many, and the numbers of a value
         self._isa = ISAS[choose()] if isa is None else isa
@@ -110,6 +112,11 @@ class CpuBackend:
         return self._packed(tensors if self._quantizer is None else [self._quantizer.convert(one) for one in tensors])
 
     def _packed(self, tensors: Sequence[StoredTensor]) -> _Stored:
+        matrix = self._made(tensors)
+        arrays = {name: found for name, found in vars(matrix).items() if isinstance(found, np.ndarray)}
+        return replace(matrix, **{name: self._arena.keep(found) for name, found in arrays.items()})
+
+    def _made(self, tensors: Sequence[StoredTensor]) -> _Stored:
         if self._compute == "float32" or not can_pack(tensors):
             return pack(tensors)
         if self._compute == "int16" and has_four_bits(tensors):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from freehold.arrays import Float32
+from freehold.engine.cpu.huge_pages import zeros
 from freehold.models.spec import CacheLayout, KVCache, StateCache
 
 LANES = 16
@@ -22,8 +23,8 @@ class LayerKV:
     def __init__(self, cache: KVCache, slot_count: int, kind: str):
         positions = -(-slot_count // LANES) * LANES * cache.head_count
         values, dtype = 0 if cache.is_latent else positions, _DTYPES[kind]
-        self.keys = np.zeros(positions * cache.key_size, dtype)
-        self.values = np.zeros(values * cache.value_size, dtype)
+        self.keys = zeros(positions * cache.key_size, dtype)
+        self.values = zeros(values * cache.value_size, dtype)
         self.key_scales = np.zeros(positions if kind == "int8" else 0, np.float32)
         self.value_scales = np.zeros(values if kind == "int8" else 0, np.float32)
 

@@ -11,7 +11,7 @@ are read.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
@@ -110,11 +110,11 @@ class IntegerMatrix:
         )  # fmt: skip
         multiply = _multiplying(self.isa, self.codes.dtype.type, self.scales.dtype.type, self.inputs)
         weights = self.codes, self.scales, self.minimums
-        for first, last in portions(count, tiled, codes.itemsize * self.columns):
-            operations.add(
-                multiply, -(-self.rows // GROUP), *weights, blocks, self._loads, codes, scales, sums,
-                first, last, last <= tiled, *onto.arguments, out, self.rows,
-            )  # fmt: skip
+        together, portions = divide_rows(count, tiled, codes.itemsize * self.columns)
+        operations.add(
+            multiply, portions * -(-self.rows // GROUP), *weights, blocks, self._loads, codes, scales, sums,
+            count, tiled, together, *onto.arguments, out, self.rows,
+        )  # fmt: skip
 
     def gather(self, operations: Operations, rows: Int32) -> Float32:
         """The weights of some rows as in the file, float32 [n, columns]"""
@@ -240,14 +240,23 @@ def tiled_rows(count: int, tile: int, least: int) -> int:
     return count + -count % tile if count % tile >= TILE_LEAST else count - count % tile
 
 
-def portions(count: int, tiled: int, row_bytes: int) -> Iterator[tuple[int, int]]:
-    """Which of `count` rows of inputs are multiplied together, first and last: the `tiled` ones, and of the others as
-    many as stay in the cache."""
-    if tiled:
-        yield 0, min(count, tiled)
+def divide_rows(count: int, tiled: int, row_bytes: int) -> tuple[int, int]:
+    """Rows of inputs are multiplied portion by portion: the `tiled` ones, and of the others as many together as stay in
+    the cache -> how many these are, and how many portions there are."""
     together = max(X_BYTES // row_bytes // TILE * TILE, TILE)
-    for first in range(min(tiled, count), count, together):
-        yield first, min(first + together, count)
+    others = max(count - tiled, 0)
+    return together, (tiled > 0) + -(-others // together)
+
+
+@njit(inline="always")
+def portion_of(task, groups, count, tiled, together):
+    """A group of weights meets a portion of the rows of inputs, all groups the first, then all groups the next -> the
+    group, and the rows from the first to the one behind the last."""
+    portion, group = task // groups, task % groups
+    if tiled > 0 and portion == 0:
+        return group, np.int64(0), min(count, tiled)
+    first = tiled + (portion - (1 if tiled > 0 else 0)) * together
+    return group, first, min(first + together, count)
 
 
 @njit(inline="always")
@@ -307,7 +316,7 @@ def _multiply_rows(weights, inputs, outputs, group, first, last):
             one_row(weights, inputs, outputs, panel, row)
 
 
-_MULTIPLY = fields("codes scales minimums blocks loads x x_scales x_sums first last is_tiled adds bias out width")
+_MULTIPLY = fields("codes scales minimums blocks loads x x_scales x_sums count tiled together adds bias out width")
 
 
 @cache
@@ -315,7 +324,7 @@ def _multiplying(
     isa: Isa, of_codes: type[np.generic], of_scales: type[np.generic], of_inputs: type[np.signedinteger]
 ) -> Operation:
     def multiply(at, first, stop):
-        """Groups of weights."""
+        """Groups of weights, with each portion of inputs."""
         of = given(at)
         weights = Weights(
             numbers(of.codes, of_codes), numbers(of.scales, of_scales), numbers(of.minimums, of_scales),
@@ -324,12 +333,14 @@ def _multiplying(
         x = numbers(of.x, of_inputs)
         inputs = Inputs(x, numbers(of.x_scales, np.float32), numbers(of.x_sums, np.float32))
         outputs = Outputs(numbers(of.out, np.float32), of.width)
-        for group in range(first, stop):
-            begin_outputs(outputs, of.adds, of.bias, group, of.first, of.last)
-            if of.is_tiled:
-                _multiply_tiles(weights, inputs, outputs, group, of.first, of.last)
+        groups = (of.width + GROUP - 1) // GROUP
+        for task in range(first, stop):
+            group, row, last = portion_of(task, groups, of.count, of.tiled, of.together)
+            begin_outputs(outputs, of.adds, of.bias, group, row, last)
+            if row < of.tiled:
+                _multiply_tiles(weights, inputs, outputs, group, row, last)
             else:
-                _multiply_rows(weights, inputs, outputs, group, of.first, of.last)
+                _multiply_rows(weights, inputs, outputs, group, row, last)
 
     return compiled(multiply, _MULTIPLY)
 

@@ -26,7 +26,7 @@ from freehold.engine.cpu.amx_only import end as end_products
 from freehold.engine.cpu.borrowed import borrow, keep
 from freehold.engine.cpu.cache_line import LINE, aligned
 from freehold.engine.cpu.codes import codes_of, joined
-from freehold.engine.cpu.integer_linear import Order, nibbles, place, portions, tiled_rows
+from freehold.engine.cpu.integer_linear import Order, divide_rows, nibbles, place, portion_of, tiled_rows
 from freehold.engine.cpu.integer_tiles import BLOCK, GROUP, NIBBLE_LOADS, ROWS, Outputs, Records
 from freehold.engine.cpu.isa import Isa
 from freehold.engine.cpu.onto import NOTHING, Onto, begin_outputs
@@ -98,11 +98,11 @@ class RowScaledMatrix:
             count, tiled, blocks,
         )  # fmt: skip
         weights = self.codes, self.scales, self.minimums, self.units
-        for first, last in portions(count, tiled, each):
-            operations.add(
-                _multiplying(self.isa), -(-self.rows // GROUP), *weights, blocks, NIBBLE_LOADS, codes, units, sums,
-                first, last, last <= tiled, *onto.arguments, out, self.rows,
-            )  # fmt: skip
+        together, portions = divide_rows(count, tiled, each)
+        operations.add(
+            _multiplying(self.isa), portions * -(-self.rows // GROUP), *weights, blocks, NIBBLE_LOADS, codes, units,
+            sums, count, tiled, together, *onto.arguments, out, self.rows,
+        )  # fmt: skip
 
     def gather(self, operations: Operations, rows: Int32) -> Float32:
         """The weights of some rows as they are multiplied, float32 [n, columns]"""
@@ -257,13 +257,13 @@ def _multiply_rows(weights, inputs, outputs, group, first, last):
             one_row(weights, inputs, outputs, panel, row)
 
 
-_MULTIPLY = fields("codes scales minimums units blocks loads x x_units x_sums first last is_tiled adds bias out width")
+_MULTIPLY = fields("codes scales minimums units blocks loads x x_units x_sums count tiled together adds bias out width")
 
 
 @cache
 def _multiplying(isa: Isa) -> Operation:
     def multiply(at, first, stop):
-        """Groups of weights."""
+        """Groups of weights, with each portion of inputs."""
         of = given(at)
         weights = Weights(
             numbers(of.codes, np.uint8), numbers(of.scales, np.int16), numbers(of.minimums, np.int16),
@@ -271,11 +271,13 @@ def _multiplying(isa: Isa) -> Operation:
         )  # fmt: skip
         inputs = Inputs(numbers(of.x, np.int8), numbers(of.x_units, np.float32), numbers(of.x_sums, np.float64))
         outputs = Outputs(numbers(of.out, np.float32), of.width)
-        for group in range(first, stop):
-            begin_outputs(outputs, of.adds, of.bias, group, of.first, of.last)
-            if of.is_tiled:
-                _multiply_tiles(weights, inputs, outputs, group, of.first, of.last)
+        groups = (of.width + GROUP - 1) // GROUP
+        for task in range(first, stop):
+            group, row, last = portion_of(task, groups, of.count, of.tiled, of.together)
+            begin_outputs(outputs, of.adds, of.bias, group, row, last)
+            if row < of.tiled:
+                _multiply_tiles(weights, inputs, outputs, group, row, last)
             else:
-                _multiply_rows(weights, inputs, outputs, group, of.first, of.last)
+                _multiply_rows(weights, inputs, outputs, group, row, last)
 
     return compiled(multiply, _MULTIPLY)

@@ -53,7 +53,7 @@ from freehold.engine.cpu.operation import (
     task_count,
 )
 
-PIECES = 4  # of an operation, for each thread
+PIECES, TASKS = 4, 16  # pieces of an operation for each thread, at least, and tasks of a piece, at most
 SPIN_WORK, SPIN_END = 2000, 400  # looks, before a thread sleeps: a helper's, and those of whoever called the team
 LINE = 8  # words of a cache line
 # A word each, in cache lines of their own where several threads write.
@@ -97,7 +97,8 @@ def _begin(number):
     job = (get(JOB) + 1) % JOBS
     post(FIRST, number)
     if number < last:
-        pieces = min(task_count(operations + number * BYTES), PIECES * shares)
+        tasks = task_count(operations + number * BYTES)
+        pieces = min(tasks, max(PIECES * shares, tasks // TASKS), PIECES_MAX)
         post(PIECE_COUNT, pieces)
         post(DONE, 0)
         for share in range(shares):
