@@ -235,7 +235,7 @@ def _attend_vectors(scratch, softmax, layer, pages, block, head, next_places):
         if has_scales:
             _scale(scores, height, value_scales)
         if is_paired:
-            weigh_pairs(scores, scratch.split_scores, scratch.paired_values, count, value_size, softmax.sums, to)
+            weigh_pairs(scratch.split_scores, scratch.paired_values, count, value_size, softmax.sums, to)
         else:
             starts, following = found.value_starts, found.next_values
             weigh_rows(scores, found.values, starts, following, count, value_size, softmax.sums, to, height)
@@ -298,6 +298,7 @@ def _weights(scratch, softmax, block, first, rows, layer):
     """Scores of rows `first` up to `first + rows` become probabilities. First all rows look for their highest: what
     each finds is the end of a chain of operations, and the chains of several rows go on together."""
     scores, tops, is_rounded = scratch.scores, scratch.tops, rounds(layer.kv.keys, layer.isa)
+    words = scratch.split_scores
     if layer.scoring.cap > 0:
         _cap(scores, 0, rows * KEYS, layer.scoring.cap)
     for number in range(rows):
@@ -307,9 +308,11 @@ def _weights(scratch, softmax, block, first, rows, layer):
     for number in range(rows):
         at, row = number * KEYS, first + number
         if _visible(layer, block, row)[1] > 0:
-            take_block(softmax, row, scores, at, tops[number], layer.heads.value_size, is_rounded)
+            take_block(softmax, row, scores, at, tops[number], layer.heads.value_size, is_rounded, words)
         else:
             scores[at : at + KEYS] = np.float32(0)
+            if len(words):
+                words[at : at + KEYS] = 0
 
 
 @njit(inline="always")

@@ -14,7 +14,7 @@ from numba.core import cgutils, types
 from freehold.engine.cpu.attention_tiles import HEIGHT, PANELS, TILES
 from freehold.engine.cpu.integer_tiles import Records
 from freehold.engine.cpu.isa import Amx, Avx512Bf16
-from freehold.engine.cpu.simd import FLOATS, LANES, load, put
+from freehold.engine.cpu.simd import FLOATS, LANES
 from freehold.engine.cpu.softmax import KEYS
 from freehold.engine.cpu.vectors import I16, I32, I64, call, constant, in_turns, intrinsic, splat
 
@@ -178,11 +178,8 @@ def score_pairs(queries, at, size, keys, scores):
 
 
 @njit(nogil=True, error_model="numpy")
-def weigh_pairs(scores, weights, values, count, size, sums, to):
-    """sums [HEIGHT, size], from `to` on, += scores [HEIGHT, KEYS] times the first `count` values of a block; `weights`
-    is room for scores as words."""
-    for k in range(0, HEIGHT * KEYS, LANES):
-        put(weights, k, load(scores, k))
+def weigh_pairs(weights, values, count, size, sums, to):
+    """sums [HEIGHT, size], from `to` on, += weights [HEIGHT, KEYS] times the first `count` values of a block."""
     whole, pairs = size - size % (PANELS * LANES), (count + 1) // 2
     for column in range(0, whole, PANELS * LANES):
         _weigh_wide(weights, values, pairs, size, column, sums, to)

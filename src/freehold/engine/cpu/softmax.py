@@ -16,6 +16,7 @@ from freehold.engine.cpu.simd import (
     max_lanes,
     maximum,
     mul,
+    put,
     round_bf16,
     splat,
     store,
@@ -54,18 +55,21 @@ def highest_visible(scores, at, hidden, valid):
 
 
 @njit(inline="always")
-def take_block(softmax, row, scores, at, top, size, is_rounded):
+def take_block(softmax, row, scores, at, top, size, is_rounded, words):
     """Turn the scores of a row, of which `top` is the highest, into probabilities, and rescale what was summed before.
-    If `is_rounded`, probabilities are bfloat16."""
+    If `is_rounded`, probabilities are bfloat16. They take the place of scores, or are put
+    into `words` if there are any."""
     highest = softmax.highest[row]
     new = max(highest, top)
     weight, level = splat(np.float32(0)), splat(new)
     for t in range(0, KEYS, LANES):
         p = exp(sub(load(scores, at + t), level))
-        if is_rounded:
-            p = round_bf16(p)
-        store(scores, at + t, p)
-        weight = add(weight, p)
+        rounded = round_bf16(p) if is_rounded else p
+        if is_rounded and len(words):
+            put(words, at + t, p)
+        else:
+            store(scores, at + t, rounded)
+        weight = add(weight, rounded)
     if new > highest:
         # All lanes of `shrink` are equal; its largest is the scalar.
         shrink = exp(splat(highest - new))
