@@ -231,7 +231,7 @@ def _attend_vectors(scratch, softmax, layer, pages, block, head, next_places):
             score_rows(scratch.queries, at, size, found.keys, found.key_starts, found.next_keys, scores, height)
         if has_scales:
             _scale(scores, height, scratch.key_scales)
-        _weights(scratch, softmax, block, row, height, layer)
+        _weights(scratch, softmax, block, row, height, layer, is_paired)
         if has_scales:
             _scale(scores, height, value_scales)
         if is_paired:
@@ -294,11 +294,11 @@ def _visible(layer, block, row):
 
 
 @njit(inline="always")
-def _weights(scratch, softmax, block, first, rows, layer):
-    """Scores of rows `first` up to `first + rows` become probabilities. First all rows look for their highest: what
-    each finds is the end of a chain of operations, and the chains of several rows go on together."""
+def _weights(scratch, softmax, block, first, rows, layer, in_words):
+    """Scores of rows `first` up to `first + rows` become probabilities, in their place or as words. First all rows look
+    for their highest: each is the end of a chain of operations, and the chains of several rows go on together."""
     scores, tops, is_rounded = scratch.scores, scratch.tops, rounds(layer.kv.keys, layer.isa)
-    words = scratch.split_scores
+    words = scratch.split_scores[: rows * KEYS if in_words else 0]
     if layer.scoring.cap > 0:
         _cap(scores, 0, rows * KEYS, layer.scoring.cap)
     for number in range(rows):
@@ -326,7 +326,7 @@ def attend_block(scratch, softmax, layer, pages, block, head, next_places):
     for row in range(block.row, block.row + block.rows, TILE):  # of which all stays in L1
         rows = min(TILE, block.row + block.rows - row)
         score_rows_amx(layer.isa, scratch.split_queries, row, heads.size, scratch.paired_keys, scores)
-        _weights(scratch, softmax, block, row, rows, layer)
+        _weights(scratch, softmax, block, row, rows, layer, False)
         split(layer.isa, scores, 0, scratch.split_scores, 0, TILE * KEYS, rows * KEYS)
         weigh_rows_amx(
             layer.isa, scratch.split_scores, scratch.paired_values, softmax.sums, row, rows, heads.value_size
