@@ -18,6 +18,13 @@ MUTANTS = [
         "            if add(DONE, 1) == 0:\n",
     ),
     Mutant(
+        "who leads goes before the last job has been named",
+        "threads do what nobody asked for",
+        "engine/cpu/team.py",
+        "if begun >> 32 == job and begun & NUMBERS >= count:",
+        "if begun & NUMBERS >= count and get(JOB) == job:",
+    ),
+    Mutant(
         "a room is given out while a part of it is in use",
         "steps that are recorded",
         "engine/cpu/program.py",

@@ -32,6 +32,13 @@ MUTANTS = [
         "",
     ),
     Mutant(
+        "a server that was stopped ends its engine",
+        "a transition of the request",
+        "ipc/async_engine.py",
+        "                self._child.heard = time.monotonic()\n",
+        "                pass\n",
+    ),
+    Mutant(
         "an anchor holds everywhere",
         "stops and text",
         "automaton.py",

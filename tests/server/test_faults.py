@@ -141,6 +141,21 @@ def test_an_engine_that_has_stopped_is_not_waited_for(server):
     assert server.complete().status_code == 200
 
 
+@pytest.mark.parametrize("server", [("--watchdog-timeout", "2")], indirect=True)
+def test_a_server_that_was_stopped_goes_on(server):
+    """As a shell does it with Ctrl-Z and fg."""
+    pid = server.engine()
+    for one in (server.process.pid, pid):
+        os.kill(one, signal.SIGSTOP)
+    time.sleep(8)
+    server.process.send_signal(signal.SIGCONT)
+    time.sleep(0.5)  # the server is first to see what time it is
+    os.kill(pid, signal.SIGCONT)
+    assert server.complete().status_code == 200
+    time.sleep(1.5)
+    assert server.engine() == pid
+
+
 def test_a_stopped_engine_does_not_keep_the_server_alive(server):
     os.kill(server.engine(), signal.SIGSTOP)
     assert server.end(25) in (0, 1)

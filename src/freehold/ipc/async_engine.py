@@ -31,6 +31,7 @@ from freehold.text.loading import load_tokenizer
 from freehold.text.tokenizer import Tokenizer
 
 SILENCE_MAX_S = 5.0  # without a sign of life the engine counts as not answering
+GUARD_INTERVAL_S = 1.0
 DEADLINE_GRACE_S = 1.0  # for the engine to say itself that a request's time is up
 LONG_TEXT = 20_000  # characters
 LONG_TEXTS = 2  # tokenized at a time: each takes 200 times its size in memory
@@ -174,9 +175,13 @@ class AsyncEngine:
             await self._spawn()
 
     async def _guard(self) -> None:
-        """End a process that gives no sign of life for the time that a step may take."""
+        """End a process that gives no sign of life for the time that a step may take. If this one has been stopped, so
+        may have been the other: it gets its time again."""
         while True:
-            await asyncio.sleep(1.0)
+            before = time.monotonic()
+            await asyncio.sleep(GUARD_INTERVAL_S)
+            if time.monotonic() - before > GUARD_INTERVAL_S + SILENCE_MAX_S:
+                self._child.heard = time.monotonic()
             if self.ready is not None and self._child.silence > self.config.watchdog_timeout:
                 print("freehold: the engine's process does not answer: ending it", file=sys.stderr, flush=True)
                 self._child.kill()

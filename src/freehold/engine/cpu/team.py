@@ -63,7 +63,7 @@ LOOP = 5 * LINE  # the operation that a parallel loop of Numba's is
 SHARE = 7 * LINE  # the first thread's: its job, its next piece and where its pieces end, in 32, 16 and 16 bits
 CORES = len(os.sched_getaffinity(0))
 WORDS = SHARE + (CORES + 1) * LINE
-JOBS, PIECES_MAX = 0x7FFFFFFF, 0xFFFF
+JOBS, NUMBERS, PIECES_MAX = 0x7FFFFFFF, 0xFFFFFFFF, 0xFFFF
 ARRAYS_MAX, INNER_MAX = 128, 256
 # Of this process, like Numba's own threads. It is there before anything is compiled that names it.
 _words = place(WORDS)
@@ -95,7 +95,7 @@ def _begin(number):
     while number < last and task_count(operations + number * BYTES) <= 0:
         number += 1
     job = (get(JOB) + 1) % JOBS
-    post(FIRST, number)
+    post(FIRST, job << 32 | number)
     if number < last:
         tasks = task_count(operations + number * BYTES)
         pieces = min(tasks, max(PIECES * shares, tasks // TASKS), PIECES_MAX)
@@ -123,7 +123,7 @@ def _take(job, own, arguments, sizes):
             if not exchange_if(share, word, word + (1 << 16)):
                 continue
             # The job can't end before this piece is done, so what it says stays.
-            number, pieces = get(FIRST), get(PIECE_COUNT)
+            number, pieces = get(FIRST) & NUMBERS, get(PIECE_COUNT)
             _run(get(OPERATIONS) + number * BYTES, piece, pieces, arguments, sizes)
             if add(DONE, 1) + 1 == pieces:
                 _begin(number + 1)
@@ -163,8 +163,9 @@ def _lead(operations, count, shares):
     put(SHARES, shares)
     _begin(0)
     while True:
-        job = get(JOB)
-        if get(FIRST) >= count and get(JOB) == job:
+        job, begun = get(JOB), get(FIRST)
+        # Not before all know the last job: whoever began it may have stood still since, and would name it later.
+        if begun >> 32 == job and begun & NUMBERS >= count:
             break
         _take(job, 0, arguments, sizes)
         if get(JOB) == job:
