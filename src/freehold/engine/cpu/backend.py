@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -112,9 +111,7 @@ class CpuBackend:
         return self._packed(tensors if self._quantizer is None else [self._quantizer.convert(one) for one in tensors])
 
     def _packed(self, tensors: Sequence[StoredTensor]) -> _Stored:
-        matrix = self._made(tensors)
-        arrays = {name: found for name, found in vars(matrix).items() if isinstance(found, np.ndarray)}
-        return replace(matrix, **{name: self._arena.keep(found) for name, found in arrays.items()})
+        return self._arena.keep_arrays(self._made(tensors))
 
     def _made(self, tensors: Sequence[StoredTensor]) -> _Stored:
         if self._compute == "float32" or not can_pack(tensors):

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import mmap
 from contextlib import suppress
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from freehold.engine.cpu.operation import address
 
 HUGE = 2 << 20  # bytes
 BLOCK = 16 * HUGE  # that an arena takes from the system at a time
+Matrix = TypeVar("Matrix", bound=Any)
 OF_NUMPY = 2 * HUGE  # arrays of this size are in huge pages without our help
 
 
@@ -54,3 +56,8 @@ class Arena:
         copy = taken.view(array.dtype).reshape(array.shape)
         copy[...] = array
         return copy
+
+    def keep_arrays(self, matrix: Matrix) -> Matrix:
+        """A dataclass whose arrays are kept."""
+        arrays = {name: found for name, found in vars(matrix).items() if isinstance(found, np.ndarray)}
+        return replace(matrix, **{name: self.keep(found) for name, found in arrays.items()})
