@@ -11,7 +11,7 @@ heads of keys. Blocks, segments and the order inside them depend on positions al
 chunk, batch, threads or what is shared, so neither does the result.
 """
 
-from functools import cache
+from functools import cache, lru_cache
 
 import numpy as np
 from numba import from_dtype, njit, types
@@ -336,7 +336,7 @@ def rotating(kind: type[np.generic]) -> Operation:
     return compiled(rotate, ATTENTION)
 
 
-@cache
+@lru_cache(None, typed=True)  # sets of instructions are equal as tuples
 def attending(kind: type[np.generic], isa: Isa) -> Operation:
     """Parts of each head of keys, one head after the other: its KV, read by item after item, may fit a core's cache."""
 
@@ -363,7 +363,7 @@ def attending(kind: type[np.generic], isa: Isa) -> Operation:
     return compiled(attend, ATTENTION)
 
 
-@cache
+@lru_cache(None, typed=True)  # sets of instructions are equal as tuples
 def joining(kind: type[np.generic], isa: Isa) -> Operation:
     """Items whose segments were parts, each head of keys."""
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -319,7 +319,7 @@ def _multiply_rows(weights, inputs, outputs, group, first, last):
 _MULTIPLY = fields("codes scales minimums blocks loads x x_scales x_sums count tiled together adds bias out width")
 
 
-@cache
+@lru_cache(None, typed=True)  # sets of instructions are equal as tuples
 def _multiplying(
     isa: Isa, of_codes: type[np.generic], of_scales: type[np.generic], of_inputs: type[np.signedinteger]
 ) -> Operation:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -260,7 +260,7 @@ def _multiply_rows(weights, inputs, outputs, group, first, last):
 _MULTIPLY = fields("codes scales minimums units blocks loads x x_units x_sums count tiled together adds bias out width")
 
 
-@cache
+@lru_cache(None, typed=True)  # sets of instructions are equal as tuples
 def _multiplying(isa: Isa) -> Operation:
     def multiply(at, first, stop):
         """Groups of weights, with each portion of inputs."""
