@@ -7,7 +7,8 @@ import pytest
 
 from freehold.engine.cpu import recorder, row_operations
 from freehold.engine.cpu.device import CpuDevice
-from freehold.engine.cpu.operation import address
+from freehold.engine.cpu.isa import ISAS, Isa
+from freehold.engine.cpu.operation import address, made_once
 from freehold.engine.cpu.program import Count, Now, Program
 from freehold.engine.placed_model import PlacedModel
 from freehold.models.loading.truncated import TruncatedCheckpoint
@@ -66,6 +67,16 @@ def test_operations_without_tasks_are_left_out():
     program.end()
     program.run()
     assert x.tolist() == [[3.0] * 16] * 3
+
+
+def test_operations_are_made_for_each_set_of_instructions():
+    """Also for two that are equal as tuples."""
+    made: list[Isa] = []
+    make = made_once(made.append)
+    for _ in range(2):
+        for isa in ISAS.values():
+            make(isa)
+    assert [type(one) for one in made] == [type(one) for one in ISAS.values()]
 
 
 def test_an_empty_program_does_nothing():

@@ -11,8 +11,6 @@ heads of keys. Blocks, segments and the order inside them depend on positions al
 chunk, batch, threads or what is shared, so neither does the result.
 """
 
-from functools import cache, lru_cache
-
 import numpy as np
 from numba import from_dtype, njit, types
 
@@ -26,7 +24,7 @@ from freehold.engine.cpu.borrowed import borrow, keep
 from freehold.engine.cpu.cache_line import LINE, aligned
 from freehold.engine.cpu.isa import Isa
 from freehold.engine.cpu.items import SEGMENT, WHOLE, Item, Members
-from freehold.engine.cpu.operation import Operation, compiled, counted, fields, given, numbers
+from freehold.engine.cpu.operation import Operation, compiled, counted, fields, given, made_once, numbers
 from freehold.engine.cpu.pointwise import Heads, LayerKV, Rotation, rotate_and_write
 from freehold.engine.cpu.simd import div, load, mul, put, round_bf16, splat, store
 from freehold.engine.cpu.softmax import KEYS, LANES, Softmax, merge_segment
@@ -315,7 +313,7 @@ def _item_of(number, batch, of):
     return _item(number, firsts, shared, numbers(batch.counts, np.int64), of.query_heads // of.kv_heads)
 
 
-@cache
+@made_once
 def rotating(kind: type[np.generic]) -> Operation:
     """Tokens: rotate queries and keys, write keys and values to their slots."""
 
@@ -336,7 +334,7 @@ def rotating(kind: type[np.generic]) -> Operation:
     return compiled(rotate, ATTENTION)
 
 
-@lru_cache(None, typed=True)  # sets of instructions are equal as tuples
+@made_once
 def attending(kind: type[np.generic], isa: Isa) -> Operation:
     """Parts of each head of keys, one head after the other: its KV, read by item after item, may fit a core's cache."""
 
@@ -363,7 +361,7 @@ def attending(kind: type[np.generic], isa: Isa) -> Operation:
     return compiled(attend, ATTENTION)
 
 
-@lru_cache(None, typed=True)  # sets of instructions are equal as tuples
+@made_once
 def joining(kind: type[np.generic], isa: Isa) -> Operation:
     """Items whose segments were parts, each head of keys."""
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -40,7 +39,7 @@ from freehold.engine.cpu.integer_tiles import (
 )
 from freehold.engine.cpu.isa import Isa
 from freehold.engine.cpu.onto import NOTHING, Onto, begin_outputs
-from freehold.engine.cpu.operation import Operation, compiled, fields, given, numbers
+from freehold.engine.cpu.operation import Operation, compiled, fields, given, made_once, numbers
 from freehold.engine.cpu.pointwise import PLAINLY, Preparation, prepare_row
 from freehold.engine.cpu.quantize import quantize_block
 from freehold.engine.cpu.simd import scale_at
@@ -130,7 +129,7 @@ class IntegerMatrix:
 _GATHER = fields("codes scales minimums has_minimums blocks parts lanes wanted out")
 
 
-@cache
+@made_once
 def _gathering(of_codes: type[np.generic], of_scales: type[np.generic]) -> Operation:
     is_nibbles = of_codes is np.uint8
     steps, beside = (NIBBLE_LOADS, 4) if is_nibbles else (BYTE_LOADS, 2)
@@ -249,14 +248,27 @@ def divide_rows(count: int, tiled: int, row_bytes: int) -> tuple[int, int]:
 
 
 @njit(inline="always")
-def portion_of(task, groups, count, tiled, together):
-    """A group of weights meets a portion of the rows of inputs, all groups the first, then all groups the next -> the
-    group, and the rows from the first to the one behind the last."""
+def _portion_of(task, groups, count, tiled, together):
+    """Task `task` is a group of weights and a portion of inputs: all groups with the first portion come first. -> the
+    group, the first row of the portion, and the row behind its last."""
     portion, group = task // groups, task % groups
     if tiled > 0 and portion == 0:
         return group, np.int64(0), min(count, tiled)
     first = tiled + (portion - (1 if tiled > 0 else 0)) * together
     return group, first, min(first + together, count)
+
+
+@njit(inline="always")
+def multiply_portions(of, weights, inputs, outputs, first, stop, multiply_tiles, multiply_rows):
+    """Do tasks of a product, whose arguments are `of`, with kernels for rows in tiles and for the others."""
+    groups = (outputs.width + GROUP - 1) // GROUP
+    for task in range(first, stop):
+        group, row, last = _portion_of(task, groups, of.count, of.tiled, of.together)
+        begin_outputs(outputs, of.adds, of.bias, group, row, last)
+        if row < of.tiled:
+            multiply_tiles(weights, inputs, outputs, group, row, last)
+        else:
+            multiply_rows(weights, inputs, outputs, group, row, last)
 
 
 @njit(inline="always")
@@ -270,7 +282,7 @@ def _clear_row(inputs, row, blocks):
 _QUANTIZE = fields("step x parameters epsilon:f codes scales sums count tiled blocks")
 
 
-@cache
+@made_once
 def _quantizing(kind: type[np.signedinteger]) -> Operation:
     def quantize(at, first, stop):
         """Rows, and those that fill the last tile."""
@@ -319,7 +331,7 @@ def _multiply_rows(weights, inputs, outputs, group, first, last):
 _MULTIPLY = fields("codes scales minimums blocks loads x x_scales x_sums count tiled together adds bias out width")
 
 
-@lru_cache(None, typed=True)  # sets of instructions are equal as tuples
+@made_once
 def _multiplying(
     isa: Isa, of_codes: type[np.generic], of_scales: type[np.generic], of_inputs: type[np.signedinteger]
 ) -> Operation:
@@ -333,14 +345,7 @@ def _multiplying(
         x = numbers(of.x, of_inputs)
         inputs = Inputs(x, numbers(of.x_scales, np.float32), numbers(of.x_sums, np.float32))
         outputs = Outputs(numbers(of.out, np.float32), of.width)
-        groups = (of.width + GROUP - 1) // GROUP
-        for task in range(first, stop):
-            group, row, last = portion_of(task, groups, of.count, of.tiled, of.together)
-            begin_outputs(outputs, of.adds, of.bias, group, row, last)
-            if row < of.tiled:
-                _multiply_tiles(weights, inputs, outputs, group, row, last)
-            else:
-                _multiply_rows(weights, inputs, outputs, group, row, last)
+        multiply_portions(of, weights, inputs, outputs, first, stop, _multiply_tiles, _multiply_rows)
 
     return compiled(multiply, _MULTIPLY)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -19,7 +18,7 @@ from freehold.arrays import Float32, Int32
 from freehold.engine.cpu.borrowed import borrow, keep
 from freehold.engine.cpu.integer_tiles import Outputs
 from freehold.engine.cpu.onto import NOTHING, Onto, begin_outputs
-from freehold.engine.cpu.operation import Operation, compiled, fields, given, numbers
+from freehold.engine.cpu.operation import Operation, compiled, fields, given, made_once, numbers
 from freehold.engine.cpu.pointwise import PLAIN, PLAINLY, Preparation
 from freehold.engine.cpu.row_operations import prepare
 from freehold.engine.cpu.simd import (
@@ -223,7 +222,7 @@ def _multiply(at, first, stop):
 _MULTIPLY = fields("layout codes scales minimums columns x count adds bias out width")
 
 
-@cache
+@made_once
 def _multiplying() -> Operation:
     return compiled(_multiply, _MULTIPLY)
 
@@ -248,6 +247,6 @@ def _gather(at, first, stop):
 _GATHER = fields("layout codes scales minimums columns wanted out")
 
 
-@cache
+@made_once
 def _gathering() -> Operation:
     return compiled(_gather, _GATHER)

@@ -7,6 +7,7 @@ again for other numbers in the same arrays (`program.py`).
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from struct import Struct
 from typing import Any, NamedTuple
 
@@ -56,6 +57,10 @@ def compiled(function: Callable[..., None], arguments: np.dtype[Any]) -> Operati
     formats = ("d" if arguments[name] == np.float64 else "q" for name in arguments.names or ())
     return Operation(address, Struct("".join(formats)))
 
+
+made_once: Any = lru_cache(None, typed=True)
+"""Decorates a function that makes an operation, so that each operation is compiled once. Instruction sets are named
+tuples, and those with as many lanes are equal, so arguments of different types count as different."""
 
 _code: list[Any] = []  # lives as long as the process, like the kernels that Numba calls itself
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from freehold.arrays import Float32
-from freehold.engine.cpu.operation import Operation, compiled, fields, given, numbers
+from freehold.engine.cpu.operation import Operation, compiled, fields, given, made_once, numbers
 from freehold.engine.cpu.pointwise import Preparation, normalize, prepare_row
 
 if TYPE_CHECKING:
@@ -56,27 +55,27 @@ def _clear(at, first, stop):
         x[k] = np.float32(0)
 
 
-@cache
+@made_once
 def _preparing() -> Operation:
     return compiled(_prepare, fields("step x parameters epsilon:f columns out"))
 
 
-@cache
+@made_once
 def _norming_columns() -> Operation:
     return compiled(_norm_columns, fields("x columns start size norm epsilon:f"))
 
 
-@cache
+@made_once
 def _scaling() -> Operation:
     return compiled(_scale, fields("x columns factor:f factors has_factors step"))
 
 
-@cache
+@made_once
 def _adding() -> Operation:
     return compiled(_add, fields("x columns other step"))
 
 
-@cache
+@made_once
 def _clearing() -> Operation:
     return compiled(_clear, fields("x columns"))
 

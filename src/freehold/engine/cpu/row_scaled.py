@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,11 +25,11 @@ from freehold.engine.cpu.amx_only import end as end_products
 from freehold.engine.cpu.borrowed import borrow, keep
 from freehold.engine.cpu.cache_line import LINE, aligned
 from freehold.engine.cpu.codes import codes_of, joined
-from freehold.engine.cpu.integer_linear import Order, divide_rows, nibbles, place, portion_of, tiled_rows
+from freehold.engine.cpu.integer_linear import Order, divide_rows, multiply_portions, nibbles, place, tiled_rows
 from freehold.engine.cpu.integer_tiles import BLOCK, GROUP, NIBBLE_LOADS, ROWS, Outputs, Records
 from freehold.engine.cpu.isa import Isa
-from freehold.engine.cpu.onto import NOTHING, Onto, begin_outputs
-from freehold.engine.cpu.operation import Operation, compiled, fields, given, numbers
+from freehold.engine.cpu.onto import NOTHING, Onto
+from freehold.engine.cpu.operation import Operation, compiled, fields, given, made_once, numbers
 from freehold.engine.cpu.pointwise import PLAINLY, Preparation, largest_size, prepare_row
 from freehold.engine.cpu.row_scaled_amx import LANES, SLAB, TILE, sixteen_rows, widen
 from freehold.engine.cpu.row_scaled_amx import begin as begin_products
@@ -139,7 +138,7 @@ def _gather(at, first, stop):
 _GATHER = fields("codes scales minimums units blocks lanes wanted out")
 
 
-@cache
+@made_once
 def _gathering() -> Operation:
     return compiled(_gather, _GATHER)
 
@@ -219,7 +218,7 @@ def _quantize(at, first, stop):
 _QUANTIZE = fields("step x parameters epsilon:f codes units sums count tiled blocks")
 
 
-@cache
+@made_once
 def _quantizing() -> Operation:
     return compiled(_quantize, _QUANTIZE)
 
@@ -260,7 +259,7 @@ def _multiply_rows(weights, inputs, outputs, group, first, last):
 _MULTIPLY = fields("codes scales minimums units blocks loads x x_units x_sums count tiled together adds bias out width")
 
 
-@lru_cache(None, typed=True)  # sets of instructions are equal as tuples
+@made_once
 def _multiplying(isa: Isa) -> Operation:
     def multiply(at, first, stop):
         """Groups of weights, with each portion of inputs."""
@@ -271,13 +270,6 @@ def _multiplying(isa: Isa) -> Operation:
         )  # fmt: skip
         inputs = Inputs(numbers(of.x, np.int8), numbers(of.x_units, np.float32), numbers(of.x_sums, np.float64))
         outputs = Outputs(numbers(of.out, np.float32), of.width)
-        groups = (of.width + GROUP - 1) // GROUP
-        for task in range(first, stop):
-            group, row, last = portion_of(task, groups, of.count, of.tiled, of.together)
-            begin_outputs(outputs, of.adds, of.bias, group, row, last)
-            if row < of.tiled:
-                _multiply_tiles(weights, inputs, outputs, group, row, last)
-            else:
-                _multiply_rows(weights, inputs, outputs, group, row, last)
+        multiply_portions(of, weights, inputs, outputs, first, stop, _multiply_tiles, _multiply_rows)
 
     return compiled(multiply, _MULTIPLY)
