@@ -1,7 +1,7 @@
 """The protocol of the team's threads, with one access to shared words at a time.
 
-The compiled functions run as Python. Before each access a seeded generator says whose turn it is, and who stands still
-for how long, as a thread does whose core another process has. So any order can come, and a failure comes again.
+The team's functions run as Python. Before each access the test may stop the thread for a while, as the system does when
+another process gets its core. The order of accesses is chosen by the test, so a failure can be repeated.
 """
 
 import itertools
@@ -18,7 +18,7 @@ FIRST_ADDRESS = 1 << 40
 
 
 class Ended(Exception):
-    """The simulation has."""
+    """The simulation has ended."""
 
 
 class Turns:
@@ -61,7 +61,7 @@ class Turns:
         raise Ended
 
     def end(self, why: str) -> None:
-        """Everybody's waiting."""
+        """Let all threads go on, and end."""
         self.failure = why
         for gate in self.gates:
             gate.release()
@@ -122,11 +122,11 @@ class Simulation:
             del self.turns.asleep[sleeper]
 
     def task_count(self, operation: int) -> int:
-        return self.counts[(operation - FIRST_ADDRESS) // team.BYTES]
+        return self.counts[_number(operation)]
 
     def run_piece(self, operation, piece, pieces, arguments, sizes) -> None:
         """Tasks are done once, and behind all of the operations before."""
-        number, _ = divmod(operation - FIRST_ADDRESS, team.BYTES)
+        number = _number(operation)
         count = self.counts[number]
         for task in range(piece * count // pieces, (piece + 1) * count // pieces):
             self.turns.step()
@@ -168,6 +168,11 @@ class Simulation:
             thread.join(60)
             assert not thread.is_alive()
         return "" if self.turns.failure == "done" else self.turns.failure
+
+
+def _number(operation: int) -> int:
+    """Of the operation at an address."""
+    return (operation - FIRST_ADDRESS) // team.BYTES
 
 
 @pytest.mark.parametrize("helpers", [1, 2, 3])

@@ -83,7 +83,7 @@ def _print_roofs(console: Console, speed: float, peaks: dict[tuple[str, str], fl
 
 def _all() -> Iterator[Work]:
     for isa in available():
-        if isa == "avx512-bf16":  # its products of integers are those of another
+        if isa == "avx512-bf16":  # its integer kernels are those of avx512-vnni
             continue
         for kind, inputs in (("Q4_1", "int8"), ("Q4_1", "int16"), ("Q4_K", "int8"), ("Q8_0", "int16")):
             yield from _linear(TensorFormat(kind), inputs, isa)

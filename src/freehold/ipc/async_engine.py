@@ -175,8 +175,8 @@ class AsyncEngine:
             await self._spawn()
 
     async def _guard(self) -> None:
-        """End a process that gives no sign of life for the time that a step may take. If this one has been stopped, so
-        may have been the other: it gets its time again."""
+        """End a process that gives no sign of life for the time that a step may take. A stop of this
+        process, such as Ctrl-Z, may have stopped the engine, too: its silence is counted anew."""
         while True:
             before = time.monotonic()
             await asyncio.sleep(GUARD_INTERVAL_S)

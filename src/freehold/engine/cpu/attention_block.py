@@ -50,12 +50,11 @@ class Layer(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """[rows, size] the scaled queries of an item, and of a few rows scores of a block [rows, KEYS] and the highest of
-    each [rows]. Tiles of its keys and
-    values where pages are smaller than a tile, as the cache has them, and scales of its positions where the format has
-    any. For products of pairs (`attention_pairs`) queries and probabilities as bfloat16, and keys and values of a block
-    in pairs; for those of `attention_amx` both halves of queries and of probabilities, and queries are followed by
-    zeros that fill a register."""
+    """The scaled queries of an item [rows, size]; scores of a block [a few rows, KEYS], and the highest of each row.
+    Tiles of its keys and values where pages are smaller than a tile, as the cache has them, and scales of its
+    positions where the format has any. For products of pairs (`attention_pairs`) queries and probabilities as
+    bfloat16, and keys and values of a block in pairs; for those of `attention_amx` both halves of queries and of
+    probabilities, and queries are followed by zeros that fill a register."""
 
     queries: Any
     scores: Any
@@ -287,7 +286,8 @@ def _cap(scores, begin, end, cap):
 
 @njit(inline="always")
 def _visible(layer, block, row):
-    """Which keys of the block a row sees: the first, and the first that it does not see any more. None if that is 0."""
+    """The keys of the block that a row sees: the number of the first, and of the one behind the last. The second is 0
+    if the row sees none."""
     own = block.first + (row - block.row) // block.group - block.start
     hidden = own - block.lookback if block.lookback else 0
     return hidden, own + 1 if hidden < KEYS else 0
@@ -295,8 +295,9 @@ def _visible(layer, block, row):
 
 @njit(inline="always")
 def _weights(scratch, softmax, block, first, rows, layer, in_words):
-    """Scores of rows `first` up to `first + rows` become probabilities, in their place or as words. First all rows look
-    for their highest: each is the end of a chain of operations, and the chains of several rows go on together."""
+    """Scores of rows `first` up to `first + rows` become probabilities, in their place or as words. The
+    highest score of every row is found first: finding one is a chain of dependent instructions, and the processor runs
+    the chains of several rows at once."""
     scores, tops, is_rounded = scratch.scores, scratch.tops, rounds(layer.kv.keys, layer.isa)
     words = scratch.split_scores[: rows * KEYS if in_words else 0]
     if layer.scoring.cap > 0:

@@ -1,8 +1,8 @@
 """Memory in pages of 2 MB, where the system gives them.
 
-The weights that a token reads are 20,000 pages of 4 KB, whose addresses have to be translated one by one; and the first
-write to each page of KV is an entry into the kernel, for 60 pages or more with 16 tokens. Linux gives huge pages to who
-asks for them if `/sys/kernel/mm/transparent_hugepage/enabled` says `always` or `madvise`.
+A token reads 20,000 pages of 4 KB of weights, and each page's address is translated. The first write to each page of KV
+is a page fault: 16 tokens take 60 or more. Linux gives huge pages to a process that asks for them if
+`/sys/kernel/mm/transparent_hugepage/enabled` says `always` or `madvise`.
 """
 
 from __future__ import annotations

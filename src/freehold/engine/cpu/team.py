@@ -164,7 +164,8 @@ def _lead(operations, count, shares):
     _begin(0)
     while True:
         job, begun = get(JOB), get(FIRST)
-        # Not before all know the last job: whoever began it may have stood still since, and would name it later.
+        # FIRST is written before JOB. Where JOB is older, the thread that ends the list has yet to write it, and would
+        # overwrite a job of the next list.
         if begun >> 32 == job and begun & NUMBERS >= count:
             break
         _take(job, 0, arguments, sizes)
