@@ -77,7 +77,8 @@ def kernel(weights: Weights, inputs: Inputs, outputs: Outputs, rows: int) -> ir.
 
     isa = typeof(weights.isa)
     nothing = context.make_tuple(builder, isa, [ir.Constant(I64, number) for number in weights.isa])
-    values = [record(weights, blocks, loads, nothing), record(inputs), record(outputs, width), panel, row]
+    onto = builder.ptrtoint(arrays[-1], I64), width, ir.Constant(I64, 1)
+    values = [record(weights, blocks, loads, nothing), record(inputs), record(outputs, width, *onto), panel, row]
     kinds = [typeof(weights), typeof(inputs), typeof(outputs), typeof(0), typeof(0)]
     _tiles(weights)._Emitter(context, builder, typeof(None)(*kinds), values, rows).emit()
     builder.ret_void()
@@ -111,7 +112,8 @@ def run(program: bytes, weights: Weights, inputs: Inputs, outputs: Outputs, rows
     with open(folder / "data", "wb") as data:
         for array in arrays:
             data.write(np.int64(array.nbytes).tobytes() + array.tobytes())
-        step = _tiles(weights).panels_at_once(weights.isa.lanes, rows)
+        is_one = isinstance(weights, row_scaled_tiles.Weights)
+        step = 1 if is_one else integer_tiles.panels_at_once(weights.isa.lanes, rows)
         numbers = [weights.blocks, weights.loads, outputs.width, panels, rows, step]
         data.write(np.array(numbers, np.int64).tobytes())
     out = subprocess.run(

@@ -42,9 +42,10 @@ def operands(kind: str, inputs: str, rows: int):
         weights = tiles.Weights(*packed, blocks, there._loads, there.isa)
         codes = tiles.Inputs(np.zeros(x.size, there.inputs), *(np.zeros(rows * blocks, np.float32) for _ in range(2)))
     room = np.empty(columns, np.float32)
+    values = np.zeros(rows * 24, np.float32)
     for row in range(rows):
         module._quantize_row(PREPARATION, x.ravel(), row, rows, 0, blocks, codes, room)
-    return (weights, codes, Outputs(np.zeros(rows * 24, np.float32), 24)), expected
+    return (weights, codes, Outputs(values, 24, 0, 24, 1)), expected
 
 
 @pytest.mark.parametrize("rows", [1, ROWS])

@@ -12,7 +12,7 @@ from numba.core import cgutils, types
 
 from freehold.engine.cpu import amx
 from freehold.engine.cpu.amx_only import with_amx
-from freehold.engine.cpu.integer_tiles import BLOCK, Records
+from freehold.engine.cpu.integer_tiles import BLOCK, Records, write_output
 from freehold.engine.cpu.vectors import F16, F32, I8, I16, I32, I64, constant, in_turns, intrinsic, math, splat
 
 LANES = 16
@@ -111,7 +111,7 @@ class _Emitter(Records):
                 block = builder.sub(self.blocks, one)
                 self.multiply(0, block, 0, zero)
                 self.finish(0, block, 0, zero, results)
-        self.add_to_output(results)
+        self.write(results)
 
     def pair(self, number):
         """What is multiplied together: two blocks, or both parts of one."""
@@ -181,37 +181,21 @@ class _Emitter(Records):
         number = self.builder.load(self.at(1, index, self.linear(first, row), F32))
         return splat(self.builder, number, _FLOATS)
 
-    def add_to_output(self, results) -> None:
-        """The last tile may have fewer rows, and the last panel fewer lanes."""
-        builder, width = self.builder, self.field(2, 1)
-        column = self.linear((self.panel, LANES))
-        left = builder.sub(width, column)
-        is_whole = builder.and_(
-            builder.icmp_signed(">=", left, ir.Constant(I64, LANES)),
-            builder.icmp_signed("==", self.rows, ir.Constant(I64, TILE)),
-        )
+    def write(self, results) -> None:
+        """The last tile may have fewer rows."""
+        builder = self.builder
+        is_whole = builder.icmp_signed("==", self.rows, ir.Constant(I64, TILE))
         with builder.if_else(is_whole) as (whole, part):
             with whole:
                 for row, result in enumerate(results):
-                    place = self.at(2, 0, self.linear((self.row, width), (row, width), column), _FLOATS)
-                    builder.store(builder.fadd(builder.load(place, align=4), builder.load(result)), place, align=4)
+                    write_output(self, self.panel, self.linear(self.row, row), builder.load(result))
             with part:
-                self.add_part(results, column, left)
-
-    def add_part(self, results, column, left) -> None:
-        """Number by number."""
-        builder, width = self.builder, self.field(2, 1)
-        found = builder.bitcast(self._room(TILE * LANES, F32), F32.as_pointer())
-        for row, result in enumerate(results):
-            place = builder.gep(found, [ir.Constant(I64, row * LANES)])
-            builder.store(builder.load(result), builder.bitcast(place, _FLOATS.as_pointer()), align=64)
-        lanes = ir.Constant(I64, LANES)
-        lanes = builder.select(builder.icmp_signed("<", left, lanes), left, lanes)
-        with cgutils.for_range(builder, self.rows) as loop, cgutils.for_range(builder, lanes) as lane:
-            at = self.linear((self.row, width), (loop.index, width), column, lane.index)
-            place = self.at(2, 0, at, F32)
-            result = builder.load(builder.gep(found, [self.linear((loop.index, LANES), lane.index)]))
-            builder.store(builder.fadd(builder.load(place), result), place)
+                found = builder.bitcast(self._room(TILE * LANES, F32), _FLOATS.as_pointer())
+                for row, result in enumerate(results):
+                    builder.store(builder.load(result), builder.gep(found, [ir.Constant(I64, row)]), align=64)
+                with cgutils.for_range(builder, self.rows) as loop:
+                    result = builder.load(builder.gep(found, [loop.index]), align=64)
+                    write_output(self, self.panel, self.linear(self.row, loop.index), result)
 
 
 def _define_rows(typingctx, weights, inputs, outputs, room, panel, row, rows):

@@ -31,14 +31,13 @@ from freehold.engine.cpu.integer_tiles import (
     NIBBLE_LOADS,
     ROWS,
     Inputs,
-    Outputs,
     Weights,
     four_rows,
     one_row,
     panels_at_once,
 )
 from freehold.engine.cpu.isa import Isa
-from freehold.engine.cpu.onto import NOTHING, Onto, begin_outputs
+from freehold.engine.cpu.onto import NOTHING, ONTO, Onto, outputs_of
 from freehold.engine.cpu.operation import Operation, compiled, fields, given, made_once, numbers
 from freehold.engine.cpu.pointwise import PLAINLY, Preparation, prepare_row
 from freehold.engine.cpu.quantize import quantize_block
@@ -112,7 +111,7 @@ class IntegerMatrix:
         together, portions = divide_rows(count, tiled, codes.itemsize * self.columns)
         operations.add(
             multiply, portions * -(-self.rows // GROUP), *weights, blocks, self._loads, codes, scales, sums,
-            count, tiled, together, *onto.arguments, out, self.rows,
+            count, tiled, together, *onto.arguments(out), out, self.rows,
         )  # fmt: skip
 
     def gather(self, operations: Operations, rows: Int32) -> Float32:
@@ -264,7 +263,6 @@ def multiply_portions(of, weights, inputs, outputs, first, stop, multiply_tiles,
     groups = (outputs.width + GROUP - 1) // GROUP
     for task in range(first, stop):
         group, row, last = _portion_of(task, groups, of.count, of.tiled, of.together)
-        begin_outputs(outputs, of.adds, of.bias, group, row, last)
         if row < of.tiled:
             multiply_tiles(weights, inputs, outputs, group, row, last)
         else:
@@ -328,7 +326,7 @@ def _multiply_rows(weights, inputs, outputs, group, first, last):
             one_row(weights, inputs, outputs, panel, row)
 
 
-_MULTIPLY = fields("codes scales minimums blocks loads x x_scales x_sums count tiled together adds bias out width")
+_MULTIPLY = fields(f"codes scales minimums blocks loads x x_scales x_sums count tiled together {ONTO} out width")
 
 
 @made_once
@@ -344,8 +342,7 @@ def _multiplying(
         )  # fmt: skip
         x = numbers(of.x, of_inputs)
         inputs = Inputs(x, numbers(of.x_scales, np.float32), numbers(of.x_sums, np.float32))
-        outputs = Outputs(numbers(of.out, np.float32), of.width)
-        multiply_portions(of, weights, inputs, outputs, first, stop, _multiply_tiles, _multiply_rows)
+        multiply_portions(of, weights, inputs, outputs_of(of), first, stop, _multiply_tiles, _multiply_rows)
 
     return compiled(multiply, _MULTIPLY)
 

@@ -62,10 +62,14 @@ class Inputs(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """Float32 [rows, width], flat."""
+    """Float32 [rows, width], flat, and what products are added to: the number at address `onto`, `row_step` numbers
+    further on with each row and `column_step` with each column. If `column_step` is 0, 16 equal ones lie there."""
 
     values: Any
     width: int
+    onto: int
+    row_step: int
+    column_step: int
 
 
 # -- products -----------------------------------------------------------------------------------------
@@ -246,7 +250,7 @@ class _Emitter(Records):
                 self.finish(block.index, part, totals, results)
         for (panel, row), result in zip(self.pairs, results, strict=True):
             to = self.linear(self.panel, panel), self.linear(self.row, row)
-            add_to_output(self, *to, builder.load(result))
+            write_output(self, *to, builder.load(result))
 
     def multiply(self, block, load, totals) -> None:
         """One load of codes of each panel meets its inputs in each row."""
@@ -296,19 +300,23 @@ class _Emitter(Records):
             builder.store(math(builder, "fma", [integers, scale, value]), result)
 
 
-def add_to_output(records: Records, panel, row, result) -> None:
-    """outputs[row, the columns of a panel] += result, a float for each lane. The last panels may have fewer columns
-    than lanes. Outputs are the third argument of the kernel."""
-    builder, width, lanes = records.builder, records.field(2, 1), result.type.count
+def write_output(records: Records, panel, row, result) -> None:
+    """outputs[row, the columns of a panel] = what they are added to + result, a float for each lane. The last panels
+    may have fewer columns than lanes. Outputs are the third argument of the kernel."""
+    builder, lanes = records.builder, result.type.count
+    width, onto, row_step, column_step = (records.field(2, index) for index in range(1, 5))
     column = records.linear((panel, lanes))
     at, left = records.linear((row, width), column), builder.sub(width, column)
+    begin = records.linear((row, row_step), (column, column_step))
+    numbers = builder.gep(builder.inttoptr(onto, F32.as_pointer()), [begin])
     with builder.if_else(builder.icmp_signed(">=", left, ir.Constant(I64, lanes))) as (whole, part):
         with whole:
-            place = records.at(2, 0, at, result.type)
-            builder.store(builder.fadd(builder.load(place, align=4), result), place, align=4)
+            before = builder.load(builder.bitcast(numbers, result.type.as_pointer()), align=4)
+            builder.store(builder.fadd(before, result), records.at(2, 0, at, result.type), align=4)
         with part, cgutils.for_range(builder, left) as lane:
+            before = builder.load(builder.gep(numbers, [builder.mul(lane.index, column_step)]))
             place = records.at(2, 0, builder.add(at, lane.index), F32)
-            builder.store(builder.fadd(builder.load(place), builder.extract_element(result, lane.index)), place)
+            builder.store(builder.fadd(before, builder.extract_element(result, lane.index)), place)
 
 
 @register_jitable

@@ -16,8 +16,7 @@ from numba import njit
 
 from freehold.arrays import Float32, Int32
 from freehold.engine.cpu.borrowed import borrow, keep
-from freehold.engine.cpu.integer_tiles import Outputs
-from freehold.engine.cpu.onto import NOTHING, Onto, begin_outputs
+from freehold.engine.cpu.onto import NOTHING, ONTO, Onto, outputs_of
 from freehold.engine.cpu.operation import Operation, compiled, fields, given, made_once, numbers
 from freehold.engine.cpu.pointwise import PLAIN, PLAINLY, Preparation
 from freehold.engine.cpu.row_operations import prepare
@@ -67,7 +66,7 @@ class PackedMatrix:
             x = prepare(operations, x, self.columns, preparation)
         operations.add(
             _multiplying(), -(-self.rows // GROUP), self.layout, self.codes, self.scales, self.minimums, self.columns,
-            x, len(out), *onto.arguments, out, self.rows,
+            x, len(out), *onto.arguments(out), out, self.rows,
         )  # fmt: skip
 
     def gather(self, operations: Operations, rows: Int32) -> Float32:
@@ -177,14 +176,23 @@ def _unpack(matrix, panel, start, count, out):
 
 
 @njit(inline="always")
+def _begin_sums(outputs, sums, group, first, last):
+    """What rows `first` up to `last` of a group are added to."""
+    start = group * GROUP
+    onto, width = numbers(outputs.onto, np.float32), min(GROUP, outputs.width - start)
+    for row in range(first, last):
+        at, to = row * outputs.row_step + start * outputs.column_step, (row - first) * GROUP
+        for k in range(width):
+            sums[to + k] = onto[at + k * outputs.column_step]
+
+
+@njit(inline="always")
 def _multiply_group(matrix, x, group, first, last, outputs, weights, sums):
-    """Rows `first` up to `last` times a group of rows of the matrix, added to outputs; `weights` and `sums` are rooms
-    for what is unpacked, and for a tile of outputs, whose columns may be more than there are."""
+    """Rows `first` up to `last` times a group of rows of the matrix; `weights` and `sums` are rooms for what is
+    unpacked, and for a tile of outputs, whose columns may be more than there are."""
     start = group * GROUP
     width, count = min(GROUP, outputs.width - start), last - first
-    for row in range(count):
-        for k in range(width):
-            sums[row * GROUP + k] = outputs.values[(first + row) * outputs.width + start + k]
+    _begin_sums(outputs, sums, group, first, last)
     for column in range(0, matrix.columns, DEPTH):
         depth = min(DEPTH, matrix.columns - column)
         for half in range(2):
@@ -208,10 +216,9 @@ def _multiply(at, first, stop):
         of.layout, of.columns, numbers(of.codes, np.uint8), numbers(of.scales, np.float32),
         numbers(of.minimums, np.float32),
     )  # fmt: skip
-    x, outputs = numbers(of.x, np.float32), Outputs(numbers(of.out, np.float32), of.width)
+    x, outputs = numbers(of.x, np.float32), outputs_of(of)
     weights, sums = np.empty(DEPTH * GROUP, np.float32), np.zeros(ROWS_AT_A_TIME * GROUP, np.float32)
     for group in range(first, stop):
-        begin_outputs(outputs, of.adds, of.bias, group, 0, of.count)
         for row in range(0, of.count, ROWS_AT_A_TIME):
             last = min(row + ROWS_AT_A_TIME, of.count)
             _multiply_group(matrix, x, group, row, last, outputs, borrow(weights), borrow(sums))
@@ -219,7 +226,7 @@ def _multiply(at, first, stop):
     keep(sums)
 
 
-_MULTIPLY = fields("layout codes scales minimums columns x count adds bias out width")
+_MULTIPLY = fields(f"layout codes scales minimums columns x count {ONTO} out width")
 
 
 @made_once

@@ -8,9 +8,11 @@ import numpy as np
 from numba import njit
 
 from freehold.arrays import Float32
-from freehold.engine.cpu.integer_tiles import GROUP
+from freehold.engine.cpu.integer_tiles import Outputs
 from freehold.engine.cpu.operation import numbers
-from freehold.engine.cpu.simd import LANES, load, splat, store
+from freehold.engine.cpu.simd import LANES
+
+_ZEROS = np.zeros(LANES, np.float32)
 
 
 class Onto(NamedTuple):
@@ -19,13 +21,15 @@ class Onto(NamedTuple):
     bias: Float32 | None = None
     is_output: bool = False
 
-    @property
-    def arguments(self) -> tuple[int, Float32 | int]:
-        """Of an operation: `adds` and `bias`."""
-        return int(self.is_output), 0 if self.bias is None else self.bias
+    def arguments(self, out: Float32) -> tuple[Float32, int, int]:
+        """Of an operation: `onto`, `row_step` and `column_step` of `Outputs`."""
+        if self.is_output:
+            return out, out.shape[1], 1
+        return (_ZEROS, 0, 0) if self.bias is None else (self.bias, 0, 1)
 
 
 NOTHING, OUTPUT = Onto(), Onto(is_output=True)
+ONTO = "onto row_step column_step"  # names of the arguments
 
 
 def onto_bias(bias: Float32 | None) -> Onto:
@@ -33,16 +37,6 @@ def onto_bias(bias: Float32 | None) -> Onto:
 
 
 @njit(inline="always")
-def begin_outputs(outputs, adds, bias, group, first, last):
-    """Give the columns of a group in rows `first` up to `last` of outputs what their products are added to. `bias` is
-    an address, 0 for none."""
-    if adds:
-        return
-    start = group * GROUP
-    values, biases, end = outputs.values, numbers(bias, np.float32), min(start + GROUP, outputs.width)
-    for row in range(first, last):
-        at = row * outputs.width
-        for column in range(start, end - LANES + 1, LANES):
-            store(values, at + column, load(biases, column) if bias else splat(np.float32(0)))
-        for column in range(end - (end - start) % LANES, end):
-            values[at + column] = biases[column] if bias else np.float32(0)
+def outputs_of(of):
+    """Those among the arguments of an operation."""
+    return Outputs(numbers(of.out, np.float32), of.width, of.onto, of.row_step, of.column_step)

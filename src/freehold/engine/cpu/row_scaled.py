@@ -26,9 +26,9 @@ from freehold.engine.cpu.borrowed import borrow, keep
 from freehold.engine.cpu.cache_line import LINE, aligned
 from freehold.engine.cpu.codes import codes_of, joined
 from freehold.engine.cpu.integer_linear import Order, divide_rows, multiply_portions, nibbles, place, tiled_rows
-from freehold.engine.cpu.integer_tiles import BLOCK, GROUP, NIBBLE_LOADS, ROWS, Outputs, Records
+from freehold.engine.cpu.integer_tiles import BLOCK, GROUP, NIBBLE_LOADS, ROWS, Records
 from freehold.engine.cpu.isa import Isa
-from freehold.engine.cpu.onto import NOTHING, Onto
+from freehold.engine.cpu.onto import NOTHING, ONTO, Onto, outputs_of
 from freehold.engine.cpu.operation import Operation, compiled, fields, given, made_once, numbers
 from freehold.engine.cpu.pointwise import PLAINLY, Preparation, largest_size, prepare_row
 from freehold.engine.cpu.row_scaled_amx import LANES, SLAB, TILE, sixteen_rows, widen
@@ -100,7 +100,7 @@ class RowScaledMatrix:
         together, portions = divide_rows(count, tiled, each)
         operations.add(
             _multiplying(self.isa), portions * -(-self.rows // GROUP), *weights, blocks, NIBBLE_LOADS, codes, units,
-            sums, count, tiled, together, *onto.arguments, out, self.rows,
+            sums, count, tiled, together, *onto.arguments(out), out, self.rows,
         )  # fmt: skip
 
     def gather(self, operations: Operations, rows: Int32) -> Float32:
@@ -256,7 +256,7 @@ def _multiply_rows(weights, inputs, outputs, group, first, last):
             one_row(weights, inputs, outputs, panel, row)
 
 
-_MULTIPLY = fields("codes scales minimums units blocks loads x x_units x_sums count tiled together adds bias out width")
+_MULTIPLY = fields(f"codes scales minimums units blocks loads x x_units x_sums count tiled together {ONTO} out width")
 
 
 @made_once
@@ -269,7 +269,6 @@ def _multiplying(isa: Isa) -> Operation:
             numbers(of.units, np.float32), of.blocks, of.loads, isa,
         )  # fmt: skip
         inputs = Inputs(numbers(of.x, np.int8), numbers(of.x_units, np.float32), numbers(of.x_sums, np.float64))
-        outputs = Outputs(numbers(of.out, np.float32), of.width)
-        multiply_portions(of, weights, inputs, outputs, first, stop, _multiply_tiles, _multiply_rows)
+        multiply_portions(of, weights, inputs, outputs_of(of), first, stop, _multiply_tiles, _multiply_rows)
 
     return compiled(multiply, _MULTIPLY)

@@ -13,7 +13,7 @@ from numba.core import cgutils, types
 from freehold.engine.cpu import amx
 from freehold.engine.cpu.amx_only import with_amx
 from freehold.engine.cpu.integer_tiles import BLOCK, GROUP, NIBBLE_LOADS, Records
-from freehold.engine.cpu.row_scaled_tiles import DIGITS, add_products, doubles, row_bytes
+from freehold.engine.cpu.row_scaled_tiles import DIGITS, doubles, row_bytes, write_products
 from freehold.engine.cpu.vectors import I8, I16, I32, I64, constant, intrinsic, math
 
 LANES = 16
@@ -109,7 +109,7 @@ class _Emitter(Records):
             for digits in zip(low, middle, high, strict=True):
                 value = math(builder, "fma", [digits[1], constant(digits[1].type, float(_TOP)), digits[0]])
                 sums.append(math(builder, "fma", [digits[2], constant(digits[2].type, float(_TOP**2)), value]))
-            add_products(self, panel, builder.add(row, loop.index), sums)
+            write_products(self, panel, builder.add(row, loop.index), sums)
 
     def prefetch(self, panel, pair) -> None:
         """Bring a later panel's weights while products are computed: only widening them reads memory."""

@@ -18,8 +18,8 @@ from freehold.engine.cpu.integer_tiles import (
     ROWS,
     IntegerVectors,
     Records,
-    add_to_output,
     kernel,
+    write_output,
 )
 from freehold.engine.cpu.vectors import F32, F64, I16, I32, I64, constant, joined, math, slice_of, splat
 
@@ -49,15 +49,16 @@ class Inputs(NamedTuple):
     sums: Any
 
 
-def add_products(records: Records, panel, row, sums) -> None:
-    """outputs[row, the columns of a panel] += sums times both units. `sums` are float64, the first half of the lanes
-    and the second; they are rounded to float32 first. The kernel's arguments are weights, inputs, outputs, ..."""
+def write_products(records: Records, panel, row, sums) -> None:
+    """outputs[row, the columns of a panel] = what they are added to + sums times both units. `sums` are float64, the
+    first half of the lanes and the second; they are rounded to float32 first. The kernel's arguments are weights,
+    inputs, outputs, ..."""
     builder, half = records.builder, sums[0].type.count
     rounded = [builder.fptrunc(one, ir.VectorType(F32, half)) for one in sums]
     floats = ir.VectorType(F32, 2 * half)
     unit = splat(builder, builder.load(records.at(1, 1, row, F32)), floats)
     of_weights = builder.load(records.at(0, 3, records.linear((panel, 2 * half)), floats), align=4)
-    add_to_output(records, panel, row, builder.fmul(joined(builder, *rounded), builder.fmul(unit, of_weights)))
+    write_output(records, panel, row, builder.fmul(joined(builder, *rounded), builder.fmul(unit, of_weights)))
 
 
 class _Emitter(Records):
@@ -83,7 +84,7 @@ class _Emitter(Records):
             self.finish(number, block.index, totals, sums)
         for row, halves in zip(rows, sums, strict=True):
             found = [builder.load(half) for half in halves]
-            add_products(self, self.panel, self.linear(self.row, row), found)
+            write_products(self, self.panel, self.linear(self.row, row), found)
 
     def cleared(self, kind):
         place = cgutils.alloca_once(self.builder, kind)
