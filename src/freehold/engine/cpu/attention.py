@@ -69,8 +69,8 @@ def _make_room(layer, rows):
     """One array for all of it and two softmaxes: each array that is made takes its time."""
     queries, scores, tile_k, tile_v, halves, weights, pairs, softmax = _room_sizes(layer, rows)
     words = halves + weights + pairs * (layer.heads.size + layer.heads.value_size)
-    floats = queries + scores + TILE + 2 * KEYS + tile_k + tile_v + words // 2 + 2 * softmax
-    return np.empty(floats + 13 * LINE // 4, np.float32)
+    floats = queries + scores + TILE + TILE * LANES + 2 * KEYS + tile_k + tile_v + words // 2 + 2 * softmax
+    return np.empty(floats + 14 * LINE // 4, np.float32)
 
 
 @njit(inline="always")
@@ -82,9 +82,9 @@ def _part(room, at, count):
 @njit(inline="always")
 def _softmax_in(room, at, rows, size):
     sums, at = _part(room, at, rows * size)
-    highest, at = _part(room, at, rows)
+    levels, at = _part(room, at, rows)
     weights, at = _part(room, at, rows)
-    return Softmax(sums, highest, weights), at
+    return Softmax(sums, levels, weights), at
 
 
 @njit(inline="always")
@@ -96,6 +96,7 @@ def _scratch_in(room, q, layer, members, item, head):
     queries, at = _part(room, 0, query_room)
     scores, at = _part(room, at, score_room)
     tops, at = _part(room, at, TILE)
+    lane_weights, at = _part(room, at, TILE * LANES)
     tiles_k, at = _part(room, at, tile_k)
     tiles_v, at = _part(room, at, tile_v)
     key_scales, at = _part(room, at, KEYS)
@@ -122,7 +123,7 @@ def _scratch_in(room, q, layer, members, item, head):
         split(layer.isa, queries, 0, words, 0, query_room, halves // 2)
     kind = layer.kv.keys.dtype
     scratch = Scratch(
-        queries, scores, tops, tiles_k.view(kind), tiles_v.view(kind), key_scales, value_scales,
+        queries, scores, tops, lane_weights, tiles_k.view(kind), tiles_v.view(kind), key_scales, value_scales,
         words, probabilities.view(np.uint16), paired_keys.view(np.uint16), paired_values.view(np.uint16),
     )  # fmt: skip
     return scratch, at
@@ -133,7 +134,7 @@ def _attend_segment(scratch, softmax, layer, members, item, segment, head, next_
     """The softmax of all rows over one segment. Blocks that no row looks back on are not read. `next_places`: where the
     keys are that are read after all of these."""
     heads, low = layer.heads, segment * SEGMENT
-    softmax.sums[:], softmax.highest[:], softmax.weights[:] = 0, -np.inf, 0
+    softmax.sums[:], softmax.levels[:], softmax.weights[:] = 0, -np.inf, 0
     is_split = len(scratch.split_queries) > 0
     begin_products(layer.isa, is_split, min(item.rows, TILE))
     group, row = heads.queries // heads.kv, 0
@@ -174,10 +175,10 @@ def _begin(whole, layer, rows, head):
     """A softmax before the first key. A sink is a key that has been seen already, and whose value is 0."""
     heads, sinks = layer.heads, layer.scoring.sinks
     group = heads.queries // heads.kv
-    whole.sums[:], whole.highest[:], whole.weights[:] = 0, -np.inf, 0
+    whole.sums[:], whole.levels[:], whole.weights[:] = 0, -np.inf, 0
     if len(sinks):
         for row in range(rows):
-            whole.highest[row] = sinks[head * group + row % group]
+            whole.levels[row] = sinks[head * group + row % group]
             whole.weights[row] = np.float32(1)
 
 
@@ -209,9 +210,12 @@ def _attend_item(q, layer, members, item, head, next_places, out):
     for m in range(item.first, item.stop):
         end = max(end, members.positions[m] + members.counts[m])
     start = max(start - layer.lookback, 0) if layer.lookback else 0
-    for segment in range(start // SEGMENT, (end + SEGMENT - 1) // SEGMENT):
-        _attend_segment(scratch, softmax, layer, members, item, segment, head, next_places)
-        for row in range(rows):
+    first = start // SEGMENT
+    for segment in range(first, (end + SEGMENT - 1) // SEGMENT):
+        # Nothing comes before the first one, unless there are sinks: merging would change no bit.
+        is_alone = segment == first and not len(layer.scoring.sinks)
+        _attend_segment(scratch, whole if is_alone else softmax, layer, members, item, segment, head, next_places)
+        for row in range(0 if is_alone else rows):
             merge_segment(softmax, row, whole, row, size)
     _write(whole, layer, members, item, head, out)
     keep(owner)
@@ -230,7 +234,7 @@ def _attend_part(q, kept, layer, members, item, segment, place, head, next_place
     size, rows = layer.heads.value_size, item.rows
     at = _kept_at(place, layer, members, item, head)
     sums = kept.sums[at * size : (at + rows) * size]
-    softmax = Softmax(sums, kept.highest[at : at + rows], kept.weights[at : at + rows])
+    softmax = Softmax(sums, kept.levels[at : at + rows], kept.weights[at : at + rows])
     owner = _make_room(layer, rows)
     scratch, _ = _scratch_in(borrow(aligned(owner)), q, layer, members, item, head)
     _attend_segment(scratch, softmax, layer, members, item, segment, head, next_places)
@@ -256,7 +260,7 @@ def _join(kept, layer, members, item, segments, place, head, out):
 BATCH = fields(
     "positions slots tables columns item_members item_shared rows tokens counts starts"
     " parts part_items part_segments part_places joins joined_items joined_segments joined_places"
-    " kept_sums kept_highest kept_weights"
+    " kept_sums kept_levels kept_weights"
 )
 """The addresses of a `CpuBatch`'s arrays, and how many parts and joins there are, and columns of a table."""
 ATTENTION = fields(
@@ -303,8 +307,8 @@ def _members(batch):
 
 @njit(inline="always")
 def _kept(batch):
-    highest, weights = numbers(batch.kept_highest, np.float32), numbers(batch.kept_weights, np.float32)
-    return Softmax(numbers(batch.kept_sums, np.float32), highest, weights)
+    levels, weights = numbers(batch.kept_levels, np.float32), numbers(batch.kept_weights, np.float32)
+    return Softmax(numbers(batch.kept_sums, np.float32), levels, weights)
 
 
 @njit(inline="always")

@@ -14,7 +14,7 @@ from freehold.engine.cpu.attention_amx import score_rows as score_rows_amx
 from freehold.engine.cpu.attention_amx import weigh_rows as weigh_rows_amx
 from freehold.engine.cpu.attention_pairs import pair_block, rounds, score_pairs, weigh_pairs
 from freehold.engine.cpu.attention_tiles import HEIGHT, bring, score_rows, weigh_rows
-from freehold.engine.cpu.simd import add, exp, load, mul, reciprocal, splat, store, sub
+from freehold.engine.cpu.simd import add, exp, load, mul, reciprocal, splat, store, sub, sum_lanes
 from freehold.engine.cpu.softmax import KEYS, LANES, highest_visible, take_block
 from freehold.engine.cpu.tile import tile_height
 
@@ -50,7 +50,8 @@ class Layer(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """The scaled queries of an item [rows, size]; scores of a block [a few rows, KEYS], and the highest of each row.
+    """The scaled queries of an item [rows, size]; scores of a block [a few rows, KEYS], the highest of each row and the
+    sums of its weights, one for each lane.
     Tiles of its keys and values where pages are smaller than a tile, as the cache has them, and scales of its
     positions where the format has any. For products of pairs (`attention_pairs`) queries and probabilities as
     bfloat16, and keys and values of a block in pairs; for those of `attention_amx` both halves of queries and of
@@ -59,6 +60,7 @@ class Scratch(NamedTuple):
     queries: Any
     scores: Any
     tops: Any
+    weights: Any
     tiles_k: Any
     tiles_v: Any
     key_scales: Any
@@ -295,25 +297,27 @@ def _visible(layer, block, row):
 
 @njit(inline="always")
 def _weights(scratch, softmax, block, first, rows, layer, in_words):
-    """Scores of rows `first` up to `first + rows` become probabilities, in their place or as words. The
-    highest score of every row is found first: finding one is a chain of dependent instructions, and the processor runs
-    the chains of several rows at once."""
+    """Scores of rows `first` up to `first + rows` become probabilities, in their place or as words. The highest scores
+    of all rows are found first, and weights are added up last: both are chains of dependent instructions, and the
+    processor runs the chains of several rows at once."""
     scores, tops, is_rounded = scratch.scores, scratch.tops, rounds(layer.kv.keys, layer.isa)
     words = scratch.split_scores[: rows * KEYS if in_words else 0]
     if layer.scoring.cap > 0:
         _cap(scores, 0, rows * KEYS, layer.scoring.cap)
     for number in range(rows):
         hidden, valid = _visible(layer, block, first + number)
-        if valid > 0:
-            tops[number] = highest_visible(scores, number * KEYS, hidden, valid)
+        tops[number] = highest_visible(scores, number * KEYS, hidden, valid)
+    size, weights = layer.heads.value_size, scratch.weights
     for number in range(rows):
-        at, row = number * KEYS, first + number
-        if _visible(layer, block, row)[1] > 0:
-            take_block(softmax, row, scores, at, tops[number], layer.heads.value_size, is_rounded, words)
+        at, to, top = number * KEYS, number * LANES, tops[number]
+        if top != -np.inf:
+            take_block(softmax, first + number, scores, at, top, size, is_rounded, words, weights, to)
         else:
-            scores[at : at + KEYS] = np.float32(0)
+            scores[at : at + KEYS], weights[to : to + LANES] = np.float32(0), np.float32(0)
             if len(words):
                 words[at : at + KEYS] = 0
+    for number in range(rows):
+        softmax.weights[first + number] += sum_lanes(load(weights, number * LANES))
 
 
 @njit(inline="always")

@@ -49,5 +49,5 @@ class CpuBatch:
         if not rows or (self.kept and len(self.kept[0]) >= rows * size):
             return
         self.kept[:] = [np.empty(count, np.float32) for count in (rows * size, rows, rows)]
-        for name, room in zip(("kept_sums", "kept_highest", "kept_weights"), self.kept, strict=True):
+        for name, room in zip(("kept_sums", "kept_levels", "kept_weights"), self.kept, strict=True):
             self.record[name] = address(room)

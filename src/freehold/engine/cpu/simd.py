@@ -151,6 +151,13 @@ def put(builder, where, dtype, value):
 
 
 @_writing(F32x16)
+def put_bf16(builder, where, dtype, value):
+    """Write 16 floats that bfloat16 holds to an array u16[*]."""
+    bits = builder.lshr(builder.bitcast(value, INTS), constant(INTS, 16))
+    builder.store(builder.trunc(bits, WORDS), where(WORDS), align=2)
+
+
+@_writing(F32x16)
 def put_apart(builder, where, dtype, value):
     """The same, but each 16 elements behind the one before."""
     rounded = _rounded(builder, dtype, value)
@@ -310,6 +317,34 @@ def exp(builder, a):
     exponent = builder.add(builder.fptosi(n, INTS), constant(INTS, 127))
     scale = builder.bitcast(builder.shl(exponent, constant(INTS, 23)), FLOATS)
     return builder.select(tiny, number(0.0), builder.fmul(y, scale))
+
+
+# The polynomial of degree 4 through 1 at 0 whose largest relative error between -ln(2) / 2 and ln(2) / 2 is least.
+_SHORT_EXP_TERMS = (0.04151369631290436, 0.16787457466125488, 0.5000301599502563, 0.9999668598175049)
+_ROUNDING = 12582912.0  # 1.5 * 2**23: a float plus this one ends in the integer nearest to it
+
+
+@_operation(F32x16, F32x16)
+def exp_bf16(builder, a):
+    """e**a for a at most 88, rounded to bfloat16: 18 bits of it are right before. Lanes at or below -87.3 give 0."""
+
+    def number(value):
+        return constant(FLOATS, float(value))
+
+    def fused(x, y, z):
+        return math(builder, "fma", [x, y, z])
+
+    x = _larger(builder, a, number(_EXP_MIN))
+    shifted = fused(x, number(1.44269504088896341), number(_ROUNDING))
+    n = builder.fsub(shifted, number(_ROUNDING))
+    r = fused(n, number(-0.69314718055994531), x)
+    y = number(_SHORT_EXP_TERMS[0])
+    for term in (*_SHORT_EXP_TERMS[1:], 1.0):
+        y = fused(y, r, number(term))
+    exponent = builder.shl(builder.bitcast(shifted, INTS), constant(INTS, 23))
+    rounded = builder.add(builder.add(builder.bitcast(y, INTS), constant(INTS, 0x8000)), exponent)
+    visible = builder.bitcast(builder.and_(rounded, constant(INTS, -0x10000)), FLOATS)
+    return builder.select(builder.fcmp_ordered(">", a, number(_EXP_MIN)), visible, number(0.0))
 
 
 @_operation(F32x16, F32x16)
