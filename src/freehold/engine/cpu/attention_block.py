@@ -287,7 +287,15 @@ def _cap(scores, begin, end, cap):
 
 
 @njit(inline="always")
-def _visible(layer, block, row):
+def _is_visible(block):
+    """Whether all rows see all keys of the block: then nobody need divide."""
+    if block.first + 1 < block.start + KEYS:
+        return False
+    return not block.lookback or block.first + (block.rows - 1) // block.group <= block.start + block.lookback
+
+
+@njit(inline="always")
+def _visible(block, row):
     """The keys of the block that a row sees: the number of the first, and of the one behind the last. The second is 0
     if the row sees none."""
     own = block.first + (row - block.row) // block.group - block.start
@@ -304,8 +312,9 @@ def _weights(scratch, softmax, block, first, rows, layer, in_words):
     words = scratch.split_scores[: rows * KEYS if in_words else 0]
     if layer.scoring.cap > 0:
         _cap(scores, 0, rows * KEYS, layer.scoring.cap)
+    is_visible = _is_visible(block)
     for number in range(rows):
-        hidden, valid = _visible(layer, block, first + number)
+        hidden, valid = (0, KEYS) if is_visible else _visible(block, first + number)
         tops[number] = highest_visible(scores, number * KEYS, hidden, valid)
     size, weights = layer.heads.value_size, scratch.weights
     for number in range(rows):
