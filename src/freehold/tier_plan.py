@@ -16,7 +16,7 @@ from freehold.store.breaker import Breaker
 from freehold.store.location import open_store
 from freehold.store.store import Store
 
-FORMAT = 3  # of keys, of pages, and of how products are rounded: another number, and nothing of before is found
+FORMAT = 4  # of keys, of pages, and of how numbers are rounded: another one, and nothing of before is found
 FOLDER = Path("~/.cache/freehold/kv")
 
 
