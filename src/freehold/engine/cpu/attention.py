@@ -212,7 +212,7 @@ def _attend_item(q, layer, members, item, head, next_places, out):
     start = max(start - layer.lookback, 0) if layer.lookback else 0
     first = start // SEGMENT
     for segment in range(first, (end + SEGMENT - 1) // SEGMENT):
-        # Nothing comes before the first one, unless there are sinks: merging would change no bit.
+        # Nothing but sinks comes before the first segment. Merging it with nothing would change no bit.
         is_alone = segment == first and not len(layer.scoring.sinks)
         _attend_segment(scratch, whole if is_alone else softmax, layer, members, item, segment, head, next_places)
         for row in range(0 if is_alone else rows):

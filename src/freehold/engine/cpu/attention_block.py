@@ -50,17 +50,16 @@ class Layer(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """The scaled queries of an item [rows, size]; scores of a block [a few rows, KEYS], the highest of each row and the
-    sums of its weights, one for each lane.
-    Tiles of its keys and values where pages are smaller than a tile, as the cache has them, and scales of its
-    positions where the format has any. For products of pairs (`attention_pairs`) queries and probabilities as
-    bfloat16, and keys and values of a block in pairs; for those of `attention_amx` both halves of queries and of
-    probabilities, and queries are followed by zeros that fill a register."""
+    """The scaled queries of an item [rows, size]; scores of a block [a few rows, KEYS], and of each row the highest one
+    and the sums of its weights, one for each lane. Tiles of the block's keys and values where pages are smaller than a
+    tile, as the cache has them, and scales of its positions where the format has any. For products of pairs
+    (`attention_pairs`) queries and probabilities as bfloat16, and keys and values of a block in pairs. For products of
+    `attention_amx` both halves of queries and of probabilities; zeros follow the queries and fill a register."""
 
     queries: Any
     scores: Any
     tops: Any
-    weights: Any
+    lane_weights: Any
     tiles_k: Any
     tiles_v: Any
     key_scales: Any
@@ -287,8 +286,8 @@ def _cap(scores, begin, end, cap):
 
 
 @njit(inline="always")
-def _is_visible(block):
-    """Whether all rows see all keys of the block: then nobody need divide."""
+def _is_whole(block):
+    """Whether every row sees every key of the block. It saves `_visible`, whose division takes long, for each row."""
     if block.first + 1 < block.start + KEYS:
         return False
     return not block.lookback or block.first + (block.rows - 1) // block.group <= block.start + block.lookback
@@ -312,15 +311,15 @@ def _weights(scratch, softmax, block, first, rows, layer, in_words):
     words = scratch.split_scores[: rows * KEYS if in_words else 0]
     if layer.scoring.cap > 0:
         _cap(scores, 0, rows * KEYS, layer.scoring.cap)
-    is_visible = _is_visible(block)
+    is_whole = _is_whole(block)
     for number in range(rows):
-        hidden, valid = (0, KEYS) if is_visible else _visible(block, first + number)
+        hidden, valid = (0, KEYS) if is_whole else _visible(block, first + number)
         tops[number] = highest_visible(scores, number * KEYS, hidden, valid)
-    size, weights = layer.heads.value_size, scratch.weights
+    size, weights = layer.heads.value_size, scratch.lane_weights
     for number in range(rows):
         at, to, top = number * KEYS, number * LANES, tops[number]
         if top != -np.inf:
-            take_block(softmax, first + number, scores, at, top, size, is_rounded, words, weights, to)
+            store(weights, to, take_block(softmax, first + number, scores, at, top, size, is_rounded, words))
         else:
             scores[at : at + KEYS], weights[to : to + LANES] = np.float32(0), np.float32(0)
             if len(words):

@@ -133,13 +133,18 @@ def scale_at(builder, where, dtype):
     return builder.fpext(builder.load(where(F16)), F32) if dtype == types.uint16 else builder.load(where(F32))
 
 
+def _upper_words(builder, bits):
+    """Of 16 integers."""
+    return builder.trunc(builder.lshr(bits, constant(INTS, 16)), WORDS)
+
+
 def _rounded(builder, dtype, value):
     """16 floats as what an array of `dtype` holds, rounded to the nearest, ties to even; they must fit."""
     if dtype == types.uint16:
         bits = builder.bitcast(value, INTS)
         odd = builder.and_(builder.lshr(bits, constant(INTS, 16)), constant(INTS, 1))
         bits = builder.add(bits, builder.add(odd, constant(INTS, 0x7FFF)))
-        return builder.trunc(builder.lshr(bits, constant(INTS, 16)), WORDS)
+        return _upper_words(builder, bits)
     return builder.fptosi(math(builder, "rint", [value]), BYTES) if dtype == types.int8 else value
 
 
@@ -151,13 +156,6 @@ def put(builder, where, dtype, value):
 
 
 @_writing(F32x16)
-def put_bf16(builder, where, dtype, value):
-    """Write 16 floats that bfloat16 holds to an array u16[*]."""
-    bits = builder.lshr(builder.bitcast(value, INTS), constant(INTS, 16))
-    builder.store(builder.trunc(bits, WORDS), where(WORDS), align=2)
-
-
-@_writing(F32x16)
 def put_apart(builder, where, dtype, value):
     """The same, but each 16 elements behind the one before."""
     rounded = _rounded(builder, dtype, value)
@@ -165,6 +163,12 @@ def put_apart(builder, where, dtype, value):
     for lane in range(LANES):
         place = builder.gep(first, [ir.Constant(I32, lane * LANES)])
         builder.store(builder.extract_element(rounded, ir.Constant(I32, lane)), place)
+
+
+@_writing(F32x16)
+def put_bf16(builder, where, dtype, value):
+    """Write 16 floats that are bfloat16 values to an array u16[*]."""
+    builder.store(_upper_words(builder, builder.bitcast(value, INTS)), where(WORDS), align=2)
 
 
 @_writing(F32x16)
@@ -289,6 +293,23 @@ def keep_first(builder, a, count, other):
     return builder.select(builder.icmp_signed("<", lane, limit), a, other)
 
 
+def _number(value):
+    return constant(FLOATS, float(value))
+
+
+def _fused(builder, x, y, z):
+    return math(builder, "fma", [x, y, z])
+
+
+def _polynomial(builder, terms, x):
+    """terms[0] * x**n + ... + terms[n], by Horner's rule."""
+    y = _number(terms[0])
+    for term in terms[1:]:
+        y = _fused(builder, y, x, _number(term))
+    return y
+
+
+_LOG2_E = 1.44269504088896341
 # Cephes single-precision expf: |relative error| < 2e-7 on the clamped range.
 _EXP_TERMS = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 0.5)
 _EXP_MIN, _EXP_MAX = -87.3, 88.3
@@ -297,54 +318,37 @@ _EXP_MIN, _EXP_MAX = -87.3, 88.3
 @_operation(F32x16, F32x16)
 def exp(builder, a):
     """e**a. Lanes at or below -87.3 give exactly 0 (a masked score is -inf)."""
-
-    def number(value):
-        return constant(FLOATS, float(value))
-
-    def fused(x, y, z):
-        return math(builder, "fma", [x, y, z])
-
-    x = builder.select(builder.fcmp_ordered("<", a, number(_EXP_MAX)), a, number(_EXP_MAX))
-    tiny = builder.fcmp_ordered("<=", x, number(_EXP_MIN))
-    x = builder.select(tiny, number(_EXP_MIN), x)
-    n = math(builder, "floor", [fused(x, number(1.44269504088896341), number(0.5))])
-    r = fused(n, number(-0.693359375), x)
-    r = fused(n, number(2.12194440e-4), r)
-    y = number(_EXP_TERMS[0])
-    for term in _EXP_TERMS[1:]:
-        y = fused(y, r, number(term))
-    y = fused(y, builder.fmul(r, r), builder.fadd(r, number(1.0)))
+    x = builder.select(builder.fcmp_ordered("<", a, _number(_EXP_MAX)), a, _number(_EXP_MAX))
+    tiny = builder.fcmp_ordered("<=", x, _number(_EXP_MIN))
+    x = builder.select(tiny, _number(_EXP_MIN), x)
+    n = math(builder, "floor", [_fused(builder, x, _number(_LOG2_E), _number(0.5))])
+    r = _fused(builder, n, _number(-0.693359375), x)
+    r = _fused(builder, n, _number(2.12194440e-4), r)
+    y = _polynomial(builder, _EXP_TERMS, r)
+    y = _fused(builder, y, builder.fmul(r, r), builder.fadd(r, _number(1.0)))
     exponent = builder.add(builder.fptosi(n, INTS), constant(INTS, 127))
     scale = builder.bitcast(builder.shl(exponent, constant(INTS, 23)), FLOATS)
-    return builder.select(tiny, number(0.0), builder.fmul(y, scale))
+    return builder.select(tiny, _number(0.0), builder.fmul(y, scale))
 
 
-# The polynomial of degree 4 through 1 at 0 whose largest relative error between -ln(2) / 2 and ln(2) / 2 is least.
-_SHORT_EXP_TERMS = (0.04151369631290436, 0.16787457466125488, 0.5000301599502563, 0.9999668598175049)
-_ROUNDING = 12582912.0  # 1.5 * 2**23: a float plus this one ends in the integer nearest to it
+# Of the polynomials of degree 4 that are 1 at 0, the one with the least relative error from -ln(2) / 2 to ln(2) / 2.
+_SHORT_EXP_TERMS = (0.04151369631290436, 0.16787457466125488, 0.5000301599502563, 0.9999668598175049, 1.0)
+_ROUNDING = 12582912.0  # 1.5 * 2**23: the last bits of a float plus this number are the nearest integer
 
 
 @_operation(F32x16, F32x16)
 def exp_bf16(builder, a):
-    """e**a for a at most 88, rounded to bfloat16: 18 bits of it are right before. Lanes at or below -87.3 give 0."""
-
-    def number(value):
-        return constant(FLOATS, float(value))
-
-    def fused(x, y, z):
-        return math(builder, "fma", [x, y, z])
-
-    x = _larger(builder, a, number(_EXP_MIN))
-    shifted = fused(x, number(1.44269504088896341), number(_ROUNDING))
-    n = builder.fsub(shifted, number(_ROUNDING))
-    r = fused(n, number(-0.69314718055994531), x)
-    y = number(_SHORT_EXP_TERMS[0])
-    for term in (*_SHORT_EXP_TERMS[1:], 1.0):
-        y = fused(y, r, number(term))
+    """e**a rounded to bfloat16, for a at most 88. The relative error before rounding is below 2**-18. Lanes at or below
+    -87.3 give exactly 0."""
+    x = _larger(builder, a, _number(_EXP_MIN))
+    shifted = _fused(builder, x, _number(_LOG2_E), _number(_ROUNDING))
+    n = builder.fsub(shifted, _number(_ROUNDING))
+    r = _fused(builder, n, _number(-0.69314718055994531), x)
+    y = _polynomial(builder, _SHORT_EXP_TERMS, r)
     exponent = builder.shl(builder.bitcast(shifted, INTS), constant(INTS, 23))
     rounded = builder.add(builder.add(builder.bitcast(y, INTS), constant(INTS, 0x8000)), exponent)
-    visible = builder.bitcast(builder.and_(rounded, constant(INTS, -0x10000)), FLOATS)
-    return builder.select(builder.fcmp_ordered(">", a, number(_EXP_MIN)), visible, number(0.0))
+    value = builder.bitcast(builder.and_(rounded, constant(INTS, -0x10000)), FLOATS)
+    return builder.select(builder.fcmp_ordered(">", a, _number(_EXP_MIN)), value, _number(0.0))
 
 
 @_operation(F32x16, F32x16)

@@ -30,7 +30,7 @@ SLACK = np.float32(8)  # weights may be as large as e**8: sums are rarely rescal
 
 class Softmax(NamedTuple):
     """So far, of each row: [rows, value size] the weighted sum of values, [rows] its level, and the sum of weights. A
-    weight is e**(score - level). The level is a score that is at most SLACK below the highest one."""
+    weight is e**(score - level). The level is the highest score, or one at most SLACK below it."""
 
     sums: Any
     levels: Any
@@ -55,10 +55,10 @@ def highest_visible(scores, at, hidden, valid):
 
 
 @njit(inline="always")
-def take_block(softmax, row, scores, at, top, size, is_rounded, words, weights, to):
-    """Turn the scores of a row, of which `top` is the highest, into probabilities. What was summed before is rescaled
-    if the row's level is far below. If `is_rounded`, probabilities are bfloat16. They take the place of scores, or are
-    put into `words` if there are any. Their sums, one for each lane, go to `weights`, from `to` on."""
+def take_block(softmax, row, scores, at, top, size, is_rounded, words):
+    """Turn the scores of a row, of which `top` is the highest, into probabilities -> their sums, one for each lane.
+    What was summed before is rescaled if the row's level is more than SLACK below `top`. If `is_rounded`, probabilities
+    are bfloat16. They take the place of scores, or are put into `words` if there are any."""
     level = softmax.levels[row]
     if top > level + SLACK:
         # All lanes of `shrink` are equal; its largest is the scalar.
@@ -76,7 +76,7 @@ def take_block(softmax, row, scores, at, top, size, is_rounded, words, weights, 
         else:
             store(scores, at + t, p)
         weight = add(weight, p)
-    store(weights, to, weight)
+    return weight
 
 
 @njit(inline="always")
