@@ -14,7 +14,7 @@ chunk, batch, threads or what is shared, so neither does the result.
 import numpy as np
 from numba import from_dtype, njit, types
 
-from freehold.engine.cpu.attention_amx import TILE, can_multiply, split
+from freehold.engine.cpu.attention_amx import TILE, can_multiply
 from freehold.engine.cpu.attention_amx import begin as begin_products
 from freehold.engine.cpu.attention_amx import end as end_products
 from freehold.engine.cpu.attention_block import Block, Layer, Pages, Scoring, Scratch, attend_block, places_of
@@ -54,11 +54,11 @@ def _room_sizes(layer, rows):
     heads, is_gathered = layer.heads, layer.page_size < LANES
     size, value_size = heads.size, heads.value_size
     softmax = rows * (value_size + 2)
-    if can_multiply(layer.isa, layer.kv.keys, heads):
-        padded = rows + min(rows, TILE)
-        return padded * size, TILE * KEYS, 0, 0, 2 * padded * size, 2 * TILE * KEYS, KEYS, softmax
     tile_k = KEYS * size if is_gathered else 0
     tile_v = KEYS * value_size if is_gathered or heads.is_latent else 0
+    if rows >= HEIGHT and can_multiply(layer.isa, layer.kv.keys, heads):
+        padded = rows + TILE
+        return padded * size, TILE * KEYS, tile_k, tile_v, padded * size, TILE * KEYS, KEYS, softmax
     if rows >= HEIGHT and has_pairs(layer.kv.keys, layer.isa):
         return rows * size, HEIGHT * KEYS, tile_k, tile_v, rows * size, HEIGHT * KEYS, KEYS, softmax
     return rows * size, HEIGHT * KEYS, tile_k, tile_v, 0, 0, 0, softmax
@@ -116,11 +116,8 @@ def _scratch_in(room, q, layer, members, item, head):
             row += 1
     queries[row * size :] = 0
     words = both.view(np.uint16)
-    if is_rounded:
-        for k in range(0, halves, LANES):
-            put(words, k, load(queries, k))
-    else:
-        split(layer.isa, queries, 0, words, 0, query_room, halves // 2)
+    for k in range(0, halves, LANES):
+        put(words, k, load(queries, k))
     kind = layer.kv.keys.dtype
     scratch = Scratch(
         queries, scores, tops, lane_weights, tiles_k.view(kind), tiles_v.view(kind), key_scales, value_scales,
@@ -135,8 +132,8 @@ def _attend_segment(scratch, softmax, layer, members, item, segment, head, next_
     keys are that are read after all of these."""
     heads, low = layer.heads, segment * SEGMENT
     softmax.sums[:], softmax.levels[:], softmax.weights[:] = 0, -np.inf, 0
-    is_split = len(scratch.split_queries) > 0
-    begin_products(layer.isa, is_split, min(item.rows, TILE))
+    has_pairs = len(scratch.query_words) > 0
+    begin_products(layer.isa, has_pairs, min(item.rows, TILE))
     group, row = heads.queries // heads.kv, 0
     for m in range(item.first - 1, item.stop):  # first what all share, through the table of the first
         is_shared = m < item.first
@@ -155,7 +152,7 @@ def _attend_segment(scratch, softmax, layer, members, item, segment, head, next_
             attend_block(scratch, softmax, layer, pages, block, head, following)
         if not is_shared:
             row += rows
-    end_products(layer.isa, is_split)
+    end_products(layer.isa, has_pairs)
 
 
 @njit(inline="always")

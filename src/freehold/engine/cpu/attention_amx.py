@@ -1,9 +1,9 @@
 """Products of attention in the matrix registers of AMX (`amx.py`), where KV is bfloat16.
 
-A query, and a probability, is the sum of two bfloat16 numbers, which differ from it by 2**-16 of it at most: KV is
-rounded 100 times coarser. A right factor has pairs: of each key two numbers that are neighbours, of each column of
-values two keys that are neighbours. Products of a block begin at 0, and are added to what was before as floats, so that
-a row does not depend on which other rows are multiplied with it.
+Queries and probabilities are bfloat16 as well. A right factor has pairs: of each key two numbers that are neighbours,
+of each column of values two keys that are neighbours. Products of a block begin at 0, and are added to what was before
+as floats, so that a row does not depend on which other rows are multiplied with it. Few rows are multiplied as floats,
+in the order in which the registers add (`attention_tiles`).
 """
 
 from typing import Any
@@ -16,14 +16,14 @@ from freehold.engine.cpu import amx
 from freehold.engine.cpu.amx_only import is_amx, with_amx
 from freehold.engine.cpu.integer_tiles import Records
 from freehold.engine.cpu.softmax import KEYS
-from freehold.engine.cpu.vectors import F32, I16, I32, I64, constant, in_turns, intrinsic
+from freehold.engine.cpu.vectors import F32, I16, I64, constant, in_turns, intrinsic
 
 LANES = 16
 TILE = amx.TILE
 DEPTH = 32  # bfloat16 numbers in a row of a register
 VALUES = 4 * LANES  # columns of values that are multiplied together
-_LEFT, _LOWER, _RIGHT = 4, 5, 6
-_FLOATS, _INTS = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
+_LEFT, _RIGHT = 4, 5  # the first of two registers
+_FLOATS = ir.VectorType(F32, LANES)
 
 
 class _Emitter(Records):
@@ -34,20 +34,17 @@ class _Emitter(Records):
         return self.array(argument, at, _FLOATS)
 
     def sums(self, chunks, left, right) -> None:
-        """Registers 0 to 3 = left x right, summed over `chunks`: left(chunk) is where the upper and lower halves of
-        the left factor are, and their stride in bytes, right(number, chunk) where the right one is, and its stride."""
+        """Registers 0 to 3 = left x right, summed over `chunks`: left(chunk) is where the left factor is, and its
+        stride in bytes, right(number, chunk) where the right one is, and its stride."""
         builder = self.builder
         for number in range(4):
             amx.clear(builder, number)
         with cgutils.for_range(builder, chunks) as loop:
-            upper, lower, stride = left(loop.index)
-            amx.load(builder, _LEFT, upper, stride)
-            amx.load(builder, _LOWER, lower, stride)
+            amx.load(builder, _LEFT, *left(loop.index))
             for number in range(4):
                 register = _RIGHT + number % 2
                 amx.load(builder, register, *right(number, loop.index))
                 amx.add_product(builder, "f16ps", number, _LEFT, register)
-                amx.add_product(builder, "f16ps", number, _LOWER, register)
 
 
 def _where_possible(emit):
@@ -66,7 +63,7 @@ def _define_begin(typingctx, isa, is_wanted, rows):
     def emit(records):
         rows = records.values[2]
         with records.builder.if_then(records.values[1]):
-            amx.configure(records.builder, (*((rows, 64),) * 6, *((DEPTH // 2, 64),) * 2))
+            amx.configure(records.builder, (*((rows, 64),) * 5, *((DEPTH // 2, 64),) * 2))
 
     return types.void(isa, types.boolean, types.intp), _where_possible(emit)
 
@@ -101,32 +98,30 @@ def _define_pair(typingctx, isa, source, at, stride, target, to, count, valid):
     return types.void(isa, source, numbers, numbers, target, numbers, numbers, numbers), _where_possible(emit)
 
 
-def _define_score(typingctx, isa, queries, half, row, size, keys, scores):
-    """scores [16, KEYS] of the rows from `row` on: queries [2, rows, size] with `half` numbers in a half, keys
-    [4, size / 2, 16, 2]."""
+def _define_score(typingctx, isa, queries, row, size, keys, scores):
+    """scores [16, KEYS] of the rows from `row` on: queries [rows, size], keys [4, size / 2, 16, 2]."""
 
     def emit(records):
         builder = records.builder
-        _, _, half, row, size, _, _ = records.values
+        _, _, row, size, _, _ = records.values
 
         def left(chunk):
-            at = records.linear((row, size), (chunk, DEPTH))
-            return records.bfloats(1, at), records.bfloats(1, records.linear(at, half)), records.linear((size, 2))
+            return records.bfloats(1, records.linear((row, size), (chunk, DEPTH))), records.linear((size, 2))
 
         def right(number, chunk):
-            return records.bfloats(5, records.linear((size, LANES * number), (chunk, DEPTH * LANES))), 64
+            return records.bfloats(4, records.linear((size, LANES * number), (chunk, DEPTH * LANES))), 64
 
         records.sums(builder.sdiv(size, ir.Constant(I64, DEPTH)), left, right)
         for number in range(4):
-            place = records.array(6, ir.Constant(I64, number * LANES), F32)
+            place = records.array(5, ir.Constant(I64, number * LANES), F32)
             amx.store(builder, number, place, KEYS * 4)
 
-    return types.void(isa, queries, types.intp, types.intp, types.intp, keys, scores), _where_possible(emit)
+    return types.void(isa, queries, types.intp, types.intp, keys, scores), _where_possible(emit)
 
 
 def _define_weigh(typingctx, isa, weights, values, column, sums, row, rows, size):
     """Add to sums [rows, size], for columns `column` to `column + VALUES` of `rows` rows from `row` on: weights
-    [2, 16, KEYS] times values [size / 16, KEYS / 2, 16, 2]."""
+    [16, KEYS] times values [size / 16, KEYS / 2, 16, 2]."""
 
     def emit(records):
         builder = records.builder
@@ -136,8 +131,7 @@ def _define_weigh(typingctx, isa, weights, values, column, sums, row, rows, size
         found = builder.bitcast(room, F32.as_pointer())
 
         def left(chunk):
-            at = records.linear((chunk, DEPTH))
-            return records.bfloats(1, at), records.bfloats(1, records.linear(at, TILE * KEYS)), KEYS * 2
+            return records.bfloats(1, records.linear((chunk, DEPTH))), KEYS * 2
 
         def right(number, chunk):
             panel = records.linear((column, KEYS), number * KEYS * LANES)
@@ -158,28 +152,6 @@ def _define_weigh(typingctx, isa, weights, values, column, sums, row, rows, size
     return types.void(isa, weights, values, numbers, sums, numbers, numbers, numbers), _where_possible(emit)
 
 
-def _define_split(typingctx, isa, floats, at, target, to, half, count):
-    """`count` floats, a multiple of 32, from `at` on -> their upper halves from `to` on, and `half` numbers further
-    what they lack. A row of a register is written at once: a load waits for stores that are parts of it."""
-
-    def emit(records):
-        builder = records.builder
-        _, _, first, _, to, half, count = records.values
-        floats, ints, words = (ir.VectorType(kind, DEPTH) for kind in (F32, I32, I16))
-        with cgutils.for_range(builder, builder.sdiv(count, ir.Constant(I64, DEPTH))) as loop:
-            offset = records.linear((loop.index, DEPTH))
-            value = builder.load(records.array(1, records.linear(first, offset), floats), align=4)
-            bits = builder.bitcast(value, ints)
-            upper = builder.bitcast(builder.and_(bits, constant(ints, -65536)), floats)
-            rest = builder.add(builder.bitcast(builder.fsub(value, upper), ints), constant(ints, 0x8000))
-            for shift, part in ((0, bits), (half, rest)):
-                place = records.array(3, records.linear(to, offset, shift), words)
-                builder.store(builder.trunc(builder.lshr(part, constant(ints, 16)), words), place, align=2)
-
-    numbers = types.intp
-    return types.void(isa, floats, numbers, target, numbers, numbers, numbers), _where_possible(emit)
-
-
 _can: Any = intrinsic(_define_can)
 begin: Any = intrinsic(_define_begin)
 """(isa, is_wanted, rows): before products of so many rows, 16 at most."""
@@ -188,7 +160,6 @@ end: Any = intrinsic(_define_end)
 _pair: Any = intrinsic(_define_pair)
 _score: Any = intrinsic(_define_score)
 _weigh: Any = intrinsic(_define_weigh)
-split: Any = intrinsic(_define_split)
 
 
 @njit(inline="always")
@@ -214,11 +185,11 @@ def pair_values(isa, values, tile, size, room, number, count):
 @njit(inline="always")
 def score_rows(isa, queries, row, size, keys, scores):
     """scores [16, KEYS] of the 16 rows from `row` on."""
-    _score(isa, queries, len(queries) // 2, row, size, keys, scores)
+    _score(isa, queries, row, size, keys, scores)
 
 
 @njit(inline="always")
 def weigh_rows(isa, weights, values, sums, row, rows, size):
-    """Add weights [2, 16, KEYS] times values to sums of rows `row` up to `row + rows`, 16 at most."""
+    """Add weights [16, KEYS] times values to sums of rows `row` up to `row + rows`, 16 at most."""
     for column in range(0, size, VALUES):
         _weigh(isa, weights, values, column, sums, row, rows, size)

@@ -9,11 +9,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
-from freehold.engine.cpu.attention_amx import TILE, can_multiply, pair_keys, pair_values, split
+from freehold.engine.cpu.attention_amx import TILE, can_multiply, pair_keys, pair_values
 from freehold.engine.cpu.attention_amx import score_rows as score_rows_amx
 from freehold.engine.cpu.attention_amx import weigh_rows as weigh_rows_amx
+from freehold.engine.cpu.attention_amx_rows import HEIGHT as FEW
+from freehold.engine.cpu.attention_amx_rows import score_few, weigh_few
 from freehold.engine.cpu.attention_pairs import pair_block, rounds, score_pairs, weigh_pairs
-from freehold.engine.cpu.attention_tiles import HEIGHT, bring, score_rows, weigh_rows
+from freehold.engine.cpu.attention_tiles import HEIGHT, TILES, bring, score_rows, weigh_rows
 from freehold.engine.cpu.simd import add, exp, load, mul, reciprocal, splat, store, sub, sum_lanes
 from freehold.engine.cpu.softmax import KEYS, LANES, highest_visible, take_block
 from freehold.engine.cpu.tile import tile_height
@@ -53,8 +55,8 @@ class Scratch(NamedTuple):
     """The scaled queries of an item [rows, size]; scores of a block [a few rows, KEYS], and of each row the highest one
     and the sums of its weights, one for each lane. Tiles of the block's keys and values where pages are smaller than a
     tile, as the cache has them, and scales of its positions where the format has any. For products of pairs
-    (`attention_pairs`) queries and probabilities as bfloat16, and keys and values of a block in pairs. For products of
-    `attention_amx` both halves of queries and of probabilities; zeros follow the queries and fill a register."""
+    (`attention_pairs`, `attention_amx`) queries and probabilities as bfloat16, and keys and values of a block in pairs.
+    For a matrix register of which queries fill a part, zeros follow them."""
 
     queries: Any
     scores: Any
@@ -64,8 +66,8 @@ class Scratch(NamedTuple):
     tiles_v: Any
     key_scales: Any
     value_scales: Any
-    split_queries: Any
-    split_scores: Any
+    query_words: Any
+    weight_words: Any
     paired_keys: Any
     paired_values: Any
 
@@ -210,23 +212,25 @@ def _find(scratch, kv, pages, block, head, heads, next_places):
 
 
 @njit(inline="always")
-def _attend_vectors(scratch, softmax, layer, pages, block, head, next_places):
+def _attend_vectors(scratch, softmax, layer, block, found):
     """All rows, a few at a time: their scores, and what is read of the block, stay in L1."""
-    kv, heads, scores = layer.kv, layer.heads, scratch.scores
+    isa, heads, scores = layer.isa, layer.heads, scratch.scores
     size, value_size, count = heads.size, heads.value_size, min(KEYS, block.end - block.start)
-    found = _find(scratch, kv, pages, block, head, heads, next_places)
-    has_scales = len(kv.key_scales) > 0
+    has_scales = len(layer.kv.key_scales) > 0
     value_scales = scratch.key_scales if heads.is_latent else scratch.value_scales
-    has_pairs = len(scratch.split_queries) > 0 and block.rows >= HEIGHT
+    has_pairs = len(scratch.query_words) > 0 and block.rows >= HEIGHT
+    as_amx = can_multiply(isa, layer.kv.keys, heads)
     if has_pairs:
         pair_block(scratch, found, size, value_size, count)
     row, end = block.row, block.row + block.rows
     while row < end:
-        height = tile_height(end - row)
+        height = tile_height(min(end - row, FEW) if as_amx else end - row)
         is_paired = has_pairs and height == HEIGHT
         at, to = row * size, row * value_size
         if is_paired:
-            score_pairs(scratch.split_queries, at, size, scratch.paired_keys, scores)
+            score_pairs(scratch.query_words, at, size, scratch.paired_keys, scores)
+        elif as_amx:
+            score_few(isa, scratch.queries, at, size, found.keys, found.key_starts, found.next_keys, scores, height)
         else:
             score_rows(scratch.queries, at, size, found.keys, found.key_starts, found.next_keys, scores, height)
         if has_scales:
@@ -234,45 +238,29 @@ def _attend_vectors(scratch, softmax, layer, pages, block, head, next_places):
         _weights(scratch, softmax, block, row, height, layer, is_paired)
         if has_scales:
             _scale(scores, height, value_scales)
+        starts, following = found.value_starts, found.next_values
         if is_paired:
-            weigh_pairs(scratch.split_scores, scratch.paired_values, count, value_size, softmax.sums, to)
+            weigh_pairs(scratch.weight_words, scratch.paired_values, count, value_size, softmax.sums, to)
+        elif as_amx:
+            weigh_few(isa, scores, found.values, starts, following, count, value_size, softmax.sums, to, height)
         else:
-            starts, following = found.value_starts, found.next_values
             weigh_rows(scores, found.values, starts, following, count, value_size, softmax.sums, to, height)
         row += height
 
 
 @njit(inline="always")
-def _pair_block(scratch, layer, pages, block, head):
-    """Keys and values of a block in pairs. Where there is no key, values are 0."""
-    kv, heads, isa = layer.kv, layer.heads, layer.isa
-    for number in range(KEYS // LANES):
-        base = block.start + number * LANES
-        count = min(LANES, block.end - base)
-        if pages.size >= LANES or count <= 0:
-            tile = ((_slot(pages, base) // LANES) * heads.kv + head) * LANES if count > 0 else 0
-            size, room = heads.value_size, scratch.paired_values
-            pair_values(isa, kv.values, tile * size, size, room, number, count)
-            if count > 0:
-                pair_keys(isa, kv.keys, tile * heads.size, heads.size, scratch.paired_keys, number)
-        else:
-            _gather_pairs(scratch, kv, pages, base, count, number, head, heads)
-
-
-@njit(inline="always")
-def _gather_pairs(scratch, kv, pages, base, count, number, head, heads):
-    """The same for a tile that lies in several pages."""
-    size, value_size = heads.size, heads.value_size
-    for j in range(LANES):
-        is_there = j < count
-        slot = _slot(pages, base + j) if is_there else 0
-        row, lane = (slot // LANES) * heads.kv + head, slot % LANES
-        for k in range(size if is_there else 0):
-            at = ((number * size // 2 + k // 2) * LANES + j) * 2 + k % 2
-            scratch.paired_keys[at] = kv.keys[(row * size + k) * LANES + lane]
-        for k in range(value_size):
-            at = ((k // LANES * KEYS + number * LANES + j // 2 * 2) * LANES + k % LANES * 2) + j % 2
-            scratch.paired_values[at] = kv.values[(row * LANES + lane) * value_size + k] if is_there else 0
+def _attend_registers(scratch, softmax, layer, block, found):
+    """All rows, 16 at a time, in the matrix registers of AMX."""
+    isa, size, value_size = layer.isa, layer.heads.size, layer.heads.value_size
+    for number in range(TILES):
+        count = min(max(block.end - block.start - number * LANES, 0), LANES)
+        pair_keys(isa, found.keys, found.key_starts[number], size, scratch.paired_keys, number)
+        pair_values(isa, found.values, found.value_starts[number], value_size, scratch.paired_values, number, count)
+    for row in range(block.row, block.row + block.rows, TILE):  # of which all stays in L1
+        rows = min(TILE, block.row + block.rows - row)
+        score_rows_amx(isa, scratch.query_words, row, size, scratch.paired_keys, scratch.scores)
+        _weights(scratch, softmax, block, row, rows, layer, True)
+        weigh_rows_amx(isa, scratch.weight_words, scratch.paired_values, softmax.sums, row, rows, value_size)
 
 
 @njit(inline="always")
@@ -308,7 +296,7 @@ def _weights(scratch, softmax, block, first, rows, layer, in_words):
     of all rows are found first, and weights are added up last: both are chains of dependent instructions, and the
     processor runs the chains of several rows at once."""
     scores, tops, is_rounded = scratch.scores, scratch.tops, rounds(layer.kv.keys, layer.isa)
-    words = scratch.split_scores[: rows * KEYS if in_words else 0]
+    words = scratch.weight_words[: rows * KEYS if in_words else 0]
     if layer.scoring.cap > 0:
         _cap(scores, 0, rows * KEYS, layer.scoring.cap)
     is_whole = _is_whole(block)
@@ -331,16 +319,8 @@ def _weights(scratch, softmax, block, first, rows, layer, in_words):
 @njit(inline="always")
 def attend_block(scratch, softmax, layer, pages, block, head, next_places):
     """Rows of a block look at its keys. `next_places`: where those are that come next (`places_of`)."""
-    heads, scores = layer.heads, scratch.scores
-    if not can_multiply(layer.isa, layer.kv.keys, heads):
-        _attend_vectors(scratch, softmax, layer, pages, block, head, next_places)
-        return
-    _pair_block(scratch, layer, pages, block, head)
-    for row in range(block.row, block.row + block.rows, TILE):  # of which all stays in L1
-        rows = min(TILE, block.row + block.rows - row)
-        score_rows_amx(layer.isa, scratch.split_queries, row, heads.size, scratch.paired_keys, scores)
-        _weights(scratch, softmax, block, row, rows, layer, False)
-        split(layer.isa, scores, 0, scratch.split_scores, 0, TILE * KEYS, rows * KEYS)
-        weigh_rows_amx(
-            layer.isa, scratch.split_scores, scratch.paired_values, softmax.sums, row, rows, heads.value_size
-        )
+    found = _find(scratch, layer.kv, pages, block, head, layer.heads, next_places)
+    if block.rows >= HEIGHT and can_multiply(layer.isa, layer.kv.keys, layer.heads):
+        _attend_registers(scratch, softmax, layer, block, found)
+    else:
+        _attend_vectors(scratch, softmax, layer, block, found)

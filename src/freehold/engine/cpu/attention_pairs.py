@@ -13,7 +13,7 @@ from numba.core import cgutils, types
 
 from freehold.engine.cpu.attention_tiles import HEIGHT, PANELS, TILES
 from freehold.engine.cpu.integer_tiles import Records
-from freehold.engine.cpu.isa import Amx, Avx512Bf16
+from freehold.engine.cpu.isa import Avx512Bf16
 from freehold.engine.cpu.simd import FLOATS, LANES
 from freehold.engine.cpu.softmax import KEYS
 from freehold.engine.cpu.vectors import I16, I32, I64, call, constant, in_turns, intrinsic, splat
@@ -49,8 +49,8 @@ def _constant(test):
     return intrinsic(define)
 
 
-rounds: Any = _constant(lambda isa: isa is not Amx)
-"""(keys, isa): whether queries and probabilities are rounded to bfloat16. AMX has both halves of them."""
+rounds: Any = _constant(lambda isa: True)
+"""(keys, isa): whether queries and probabilities are rounded to bfloat16, as keys are."""
 has_pairs: Any = _constant(lambda isa: isa is Avx512Bf16)
 """(keys, isa): whether pairs can be multiplied."""
 

@@ -28,7 +28,7 @@ HEIGHT = 6  # rows at most
 LINE = 64  # bytes
 
 
-class _Emitter(Records):
+class TileEmitter(Records):
     """Emits sums of `height` rows and some panels of 16 lanes, which stay in registers."""
 
     def __init__(self, context, builder, signature, values, height: int):
@@ -56,6 +56,11 @@ class _Emitter(Records):
                 self.builder.store(first(row, panel), place)
         return sums
 
+    def clear(self, sums) -> None:
+        for of_row in sums:
+            for place in of_row:
+                self.builder.store(constant(FLOATS, 0.0), place)
+
     def multiply(self, sums, factor, vectors) -> None:
         """sums += factor(row), one number, times vectors [panels]."""
         for row, of_row in enumerate(sums):
@@ -73,7 +78,7 @@ class _Emitter(Records):
 def _score(height: int) -> Any:
     def define(typingctx, queries, at, size, keys, starts, following, scores, to):
         def codegen(context, builder, signature, values):
-            emitter = _Emitter(context, builder, signature, values, height)
+            emitter = TileEmitter(context, builder, signature, values, height)
             _, first, length, _, begins, behind, _, target = values
             panels = starts.count
             sums = emitter.begin(panels, lambda row, panel: constant(FLOATS, 0.0))
@@ -105,7 +110,7 @@ def _score(height: int) -> Any:
 def _weigh(height: int, panels: int) -> Any:
     def define(typingctx, scores, values, starts, following, count, size, column, sums, to):
         def codegen(context, builder, signature, given):
-            emitter = _Emitter(context, builder, signature, given, height)
+            emitter = TileEmitter(context, builder, signature, given, height)
             _, _, begins, behind, valid, length, first, _, target = given
 
             def place(row, panel):
