@@ -58,7 +58,7 @@ def _room_sizes(layer, rows):
     tile_v = KEYS * value_size if is_gathered or heads.is_latent else 0
     if rows >= HEIGHT and can_multiply(layer.isa, layer.kv.keys, heads):
         padded = rows + TILE
-        return padded * size, TILE * KEYS, tile_k, tile_v, padded * size, TILE * KEYS, KEYS, softmax
+        return padded * size, 2 * TILE * KEYS, tile_k, tile_v, padded * size, 2 * TILE * KEYS, KEYS, softmax
     if rows >= HEIGHT and has_pairs(layer.kv.keys, layer.isa):
         return rows * size, HEIGHT * KEYS, tile_k, tile_v, rows * size, HEIGHT * KEYS, KEYS, softmax
     return rows * size, HEIGHT * KEYS, tile_k, tile_v, 0, 0, 0, softmax

@@ -1,8 +1,8 @@
 """Sixteen rows of inputs times a panel of weights of `row_scaled`, in the matrix registers of AMX (`amx.py`).
 
 A weight is an integer of 16 bits: code x scale + minimum. It becomes two digits, signed bytes, once for all inputs.
-Each digit of inputs meets each digit of weights, and a register adds up one of these four products over all columns, so
-nothing has to be scaled on the way.
+Each digit of inputs meets each digit of weights. Products that count the same are added up over all columns: both
+lower digits, a lower and an upper one, both upper ones. So nothing has to be scaled on the way.
 """
 
 from typing import Any
@@ -20,7 +20,8 @@ LANES = 16
 TILE = amx.TILE
 SLAB = TILE * 2 * BLOCK  # bytes: what a register holds, a digit of two blocks
 _WORDS, _INTS = ir.VectorType(I16, 2 * LANES), ir.VectorType(I32, LANES)
-_LEFT, _RIGHT = 4, 6  # the first of two registers each, behind four of sums
+_SUMS = 2 * DIGITS - 1
+_LEFT, _RIGHT = 4, 6  # the first of two registers each, behind those of sums
 AHEAD = GROUP // LANES  # panels: those of the next group are brought
 _TOP = 1 << 8  # what the upper digit counts
 
@@ -81,8 +82,7 @@ class _Emitter(Records):
         panel, row, rows = self.values[4:7]
         stride = row_bytes(builder, self.field(0, 4))
         pairs = builder.udiv(stride, ir.Constant(I64, SLAB * DIGITS // TILE))
-        products = [(left, right) for left in range(DIGITS) for right in range(DIGITS)]
-        for number in range(len(products)):
+        for number in range(_SUMS):
             amx.clear(builder, number)
         with cgutils.for_range(builder, pairs) as loop:
             inputs = self.linear((row, stride), (loop.index, DIGITS * SLAB))
@@ -90,13 +90,14 @@ class _Emitter(Records):
             for digit in range(DIGITS):
                 amx.load(builder, _LEFT + digit, self.at(1, 0, self.linear(inputs, digit * SLAB), I8), 2 * BLOCK)
                 amx.load(builder, _RIGHT + digit, self.array(3, self.linear(weights, digit * SLAB), I8), 4 * LANES)
-            for number, (left, right) in enumerate(products):
-                amx.add_product(builder, "ssd", number, _LEFT + left, _RIGHT + right)
+            for left in range(DIGITS):
+                for right in range(DIGITS):
+                    amx.add_product(builder, "ssd", left + right, _LEFT + left, _RIGHT + right)
             self.prefetch(self.linear(panel, AHEAD), loop.index)
-        room = cgutils.alloca_once(builder, ir.ArrayType(I32, len(products) * TILE * LANES))
+        room = cgutils.alloca_once(builder, ir.ArrayType(I32, _SUMS * TILE * LANES))
         room.align = 64
         found = builder.bitcast(room, I8.as_pointer())
-        for number in range(len(products)):
+        for number in range(_SUMS):
             amx.store(builder, number, builder.gep(found, [ir.Constant(I64, number * SLAB)]), 4 * LANES)
         with cgutils.for_range(builder, rows) as loop:
 
@@ -104,7 +105,7 @@ class _Emitter(Records):
                 place = builder.gep(found, [self.linear(number * SLAB, (loop.index, 4 * LANES))])
                 return builder.load(builder.bitcast(place, _INTS.as_pointer()), align=64)
 
-            low, middle, high = (doubles(builder, found) for found in (read(0), builder.add(read(1), read(2)), read(3)))
+            low, middle, high = (doubles(builder, read(number)) for number in range(_SUMS))
             sums = []
             for digits in zip(low, middle, high, strict=True):
                 value = math(builder, "fma", [digits[1], constant(digits[1].type, float(_TOP)), digits[0]])
