@@ -31,7 +31,7 @@ from freehold.engine.cpu.isa import Isa
 from freehold.engine.cpu.onto import NOTHING, ONTO, Onto, outputs_of
 from freehold.engine.cpu.operation import Operation, compiled, fields, given, made_once, numbers
 from freehold.engine.cpu.pointwise import PLAINLY, Preparation, largest_size, prepare_row
-from freehold.engine.cpu.row_scaled_amx import LANES, SLAB, TILE, sixteen_rows, widen
+from freehold.engine.cpu.row_scaled_amx import PANELS, SLAB, TILE, sixteen_rows, widen
 from freehold.engine.cpu.row_scaled_amx import begin as begin_products
 from freehold.engine.cpu.row_scaled_tiles import (
     DIGITS,
@@ -229,17 +229,14 @@ def _quantizing() -> Operation:
 @njit(inline="always")
 def _multiply_tiles(weights, inputs, outputs, group, first, last):
     """Rows `first` up to `last`, which are in tiles, times a group of weights."""
-    size, panel_first = (weights.blocks + 1) // 2 * DIGITS * SLAB, group * GROUP // LANES
-    panels = min(GROUP // LANES, (outputs.width - panel_first * LANES + LANES - 1) // LANES)
-    owner = np.empty(GROUP // LANES * size + LINE, np.int8)
+    size, panel_first = (weights.blocks + 1) // 2 * DIGITS * SLAB, group * PANELS
+    owner = np.empty(PANELS * size + LINE, np.int8)
     room = borrow(aligned(owner))
     begin_products(weights)
-    for panel in range(panels):
+    for panel in range(PANELS):
         widen(weights, panel_first + panel, room[panel * size :])
     for row in range(first, last, TILE):
-        for panel in range(panels):
-            place = room[panel * size :]
-            sixteen_rows(weights, inputs, outputs, place, panel_first + panel, row, min(TILE, last - row))
+        sixteen_rows(weights, inputs, outputs, room, panel_first, row, min(TILE, last - row))
     end_products(weights)
     keep(owner)
 

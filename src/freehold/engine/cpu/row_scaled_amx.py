@@ -13,7 +13,8 @@ from numba.core import cgutils, types
 from freehold.engine.cpu import amx
 from freehold.engine.cpu.amx_only import with_amx
 from freehold.engine.cpu.integer_tiles import BLOCK, GROUP, NIBBLE_LOADS, Records
-from freehold.engine.cpu.row_scaled_tiles import DIGITS, doubles, row_bytes, write_products
+from freehold.engine.cpu.row_scaled_tiles import DIGITS, row_bytes, write_sums
+from freehold.engine.cpu.simd import FLOATS
 from freehold.engine.cpu.vectors import I8, I16, I32, I64, constant, intrinsic, math
 
 LANES = 16
@@ -21,8 +22,8 @@ TILE = amx.TILE
 SLAB = TILE * 2 * BLOCK  # bytes: what a register holds, a digit of two blocks
 _WORDS, _INTS = ir.VectorType(I16, 2 * LANES), ir.VectorType(I32, LANES)
 _SUMS = 2 * DIGITS - 1
-_LEFT, _RIGHT = 4, 6  # the first of two registers each, behind those of sums
-AHEAD = GROUP // LANES  # panels: those of the next group are brought
+PANELS = GROUP // LANES  # of a group
+_LEFT, _RIGHT = PANELS * _SUMS, PANELS * _SUMS + 1  # registers behind those of sums
 _TOP = 1 << 8  # what the upper digit counts
 
 
@@ -75,42 +76,54 @@ class _Widener(Records):
 
 
 class _Emitter(Records):
-    """Emits: rows `row` up to `row + rows`, 16 at most, of inputs meet the panel that is in `room`."""
+    """Emits: rows `row` up to `row + rows`, 16 at most, of inputs meet the panels of a group that are in `room`."""
 
     def emit(self) -> None:
         builder = self.builder
         panel, row, rows = self.values[4:7]
         stride = row_bytes(builder, self.field(0, 4))
         pairs = builder.udiv(stride, ir.Constant(I64, SLAB * DIGITS // TILE))
-        for number in range(_SUMS):
+        for number in range(PANELS * _SUMS):
             amx.clear(builder, number)
         with cgutils.for_range(builder, pairs) as loop:
-            inputs = self.linear((row, stride), (loop.index, DIGITS * SLAB))
-            weights = self.linear((loop.index, DIGITS * SLAB))
-            for digit in range(DIGITS):
-                amx.load(builder, _LEFT + digit, self.at(1, 0, self.linear(inputs, digit * SLAB), I8), 2 * BLOCK)
-                amx.load(builder, _RIGHT + digit, self.array(3, self.linear(weights, digit * SLAB), I8), 4 * LANES)
-            for left in range(DIGITS):
-                for right in range(DIGITS):
-                    amx.add_product(builder, "ssd", left + right, _LEFT + left, _RIGHT + right)
-            self.prefetch(self.linear(panel, AHEAD), loop.index)
-        room = cgutils.alloca_once(builder, ir.ArrayType(I32, _SUMS * TILE * LANES))
+            self.multiply(self.linear((row, stride), (loop.index, DIGITS * SLAB)), loop.index, pairs)
+            for number in range(PANELS):
+                self.prefetch(self.linear(panel, number, PANELS), loop.index)
+        room = cgutils.alloca_once(builder, ir.ArrayType(I32, PANELS * _SUMS * TILE * LANES))
         room.align = 64
         found = builder.bitcast(room, I8.as_pointer())
-        for number in range(_SUMS):
+        for number in range(PANELS * _SUMS):
             amx.store(builder, number, builder.gep(found, [ir.Constant(I64, number * SLAB)]), 4 * LANES)
         with cgutils.for_range(builder, rows) as loop:
+            for number in range(PANELS):
+                sums = self.joined(found, number, loop.index)
+                write_sums(self, self.linear(panel, number), builder.add(row, loop.index), sums)
 
-            def read(number):
-                place = builder.gep(found, [self.linear(number * SLAB, (loop.index, 4 * LANES))])
-                return builder.load(builder.bitcast(place, _INTS.as_pointer()), align=64)
+    def multiply(self, inputs, pair, pairs) -> None:
+        """A pair of blocks of both panels. A digit of inputs stays in its register while those of weights go by."""
+        builder = self.builder
+        for left in range(DIGITS):
+            amx.load(builder, _LEFT, self.at(1, 0, self.linear(inputs, left * SLAB), I8), 2 * BLOCK)
+            for right in range(DIGITS):  # no two products after one another are for one sum
+                for number in range(PANELS):
+                    place = self.linear((pairs, number * DIGITS * SLAB), (pair, DIGITS * SLAB), right * SLAB)
+                    amx.load(builder, _RIGHT, self.array(3, place, I8), 4 * LANES)
+                    amx.add_product(builder, "ssd", number * _SUMS + left + right, _LEFT, _RIGHT)
 
-            low, middle, high = (doubles(builder, read(number)) for number in range(_SUMS))
-            sums = []
-            for digits in zip(low, middle, high, strict=True):
-                value = math(builder, "fma", [digits[1], constant(digits[1].type, float(_TOP)), digits[0]])
-                sums.append(math(builder, "fma", [digits[2], constant(digits[2].type, float(_TOP**2)), value]))
-            write_products(self, panel, builder.add(row, loop.index), sums)
+    def joined(self, found, number: int, row):
+        """The sums of a row and a panel, rounded once. What is below 2**24, and what is above, are floats exactly."""
+        builder, eight = self.builder, constant(_INTS, 8)
+        parts = []
+        for count in range(_SUMS):
+            place = builder.gep(found, [self.linear((number * _SUMS + count) * SLAB, (row, 4 * LANES))])
+            parts.append(builder.load(builder.bitcast(place, _INTS.as_pointer()), align=64))
+        low, middle, high = parts
+        carried = builder.add(middle, builder.ashr(low, eight))
+        upper = builder.ashr(builder.add(high, builder.ashr(carried, eight)), eight)
+        lower = builder.add(builder.add(low, builder.shl(middle, eight)), builder.shl(high, constant(_INTS, 16)))
+        lower = builder.and_(lower, constant(_INTS, (1 << 24) - 1))
+        upper, lower = (builder.sitofp(part, FLOATS) for part in (upper, lower))
+        return math(builder, "fma", [upper, constant(FLOATS, float(1 << 24)), lower])
 
     def prefetch(self, panel, pair) -> None:
         """Bring a later panel's weights while products are computed: only widening them reads memory."""
@@ -148,4 +161,5 @@ begin: Any = intrinsic(_define_begin)
 widen: Any = intrinsic(_define_widen)
 """(weights, panel, room): a panel of `Weights` as digits, in `room` int8 [pairs of blocks * 2,048]."""
 sixteen_rows: Any = intrinsic(_define_rows)
-"""(weights, inputs, outputs, room, panel, row, rows). `row` is a multiple of 16; outputs get `rows` rows."""
+"""(weights, inputs, outputs, room, panel, row, rows). The panels of a group, the first of which is `panel`, are in
+`room` one behind the other. `row` is a multiple of 16; outputs get `rows` rows."""

@@ -50,15 +50,20 @@ class Inputs(NamedTuple):
 
 
 def write_products(records: Records, panel, row, sums) -> None:
-    """outputs[row, the columns of a panel] = what they are added to + sums times both units. `sums` are float64, the
-    first half of the lanes and the second; they are rounded to float32 first. The kernel's arguments are weights,
-    inputs, outputs, ..."""
+    """`sums` are float64, the first half of the lanes and the second. They are rounded, and written as `write_sums`
+    does it."""
     builder, half = records.builder, sums[0].type.count
     rounded = [builder.fptrunc(one, ir.VectorType(F32, half)) for one in sums]
-    floats = ir.VectorType(F32, 2 * half)
+    write_sums(records, panel, row, joined(builder, *rounded))
+
+
+def write_sums(records: Records, panel, row, sums) -> None:
+    """outputs[row, the columns of a panel] = what they are added to + sums, floats of all lanes, times both units. The
+    kernel's arguments are weights, inputs, outputs, ..."""
+    builder, floats = records.builder, sums.type
     unit = splat(builder, builder.load(records.at(1, 1, row, F32)), floats)
-    of_weights = builder.load(records.at(0, 3, records.linear((panel, 2 * half)), floats), align=4)
-    write_output(records, panel, row, builder.fmul(joined(builder, *rounded), builder.fmul(unit, of_weights)))
+    of_weights = builder.load(records.at(0, 3, records.linear((panel, floats.count)), floats), align=4)
+    write_output(records, panel, row, builder.fmul(sums, builder.fmul(unit, of_weights)))
 
 
 class _Emitter(Records):
