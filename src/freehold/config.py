@@ -194,7 +194,7 @@ class EngineConfig:
         "auto",
         "Instruction set of products: auto (the best there is), amx, avx512-bf16, avx512-vnni, avx-vnni, avx2, neon, "
         "portable. Integer products and attention are the same bits with all, but for attention with amx where KV is "
-        "bfloat16: it rounds otherwise.",
+        "bfloat16: it adds in another order.",
         DEVICES, Limits(choices=CPU_ISAS),
     )  # fmt: skip
     num_threads: int | None = option(None, "Threads of the kernels. Default: one for each core.", DEVICES, _POSITIVE)

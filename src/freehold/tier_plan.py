@@ -64,7 +64,7 @@ def _identity(config: EngineConfig, checkpoint: Checkpoint) -> bytes:
 
 
 def _attention(config: EngineConfig) -> str:
-    """How attention rounds: it is the same with all sets of instructions but one, which is for KV in bfloat16."""
+    """In which order attention adds. One set of instructions has its own order, for KV in bfloat16 alone."""
     is_amx = choose(config.cpu_isa) == "amx" and config.kv_cache_dtype == "bfloat16"
     return "amx" if is_amx else "vectors"
 

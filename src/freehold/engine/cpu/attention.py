@@ -58,7 +58,7 @@ def _room_sizes(layer, rows):
     tile_v = KEYS * value_size if is_gathered or heads.is_latent else 0
     if rows >= HEIGHT and can_multiply(layer.isa, layer.kv.keys, heads):
         padded = rows + TILE
-        return padded * size, 2 * TILE * KEYS, tile_k, tile_v, padded * size, 2 * TILE * KEYS, KEYS, softmax
+        return padded * size, TILE * KEYS, tile_k, tile_v, padded * size, TILE * KEYS, KEYS, softmax
     if rows >= HEIGHT and has_pairs(layer.kv.keys, layer.isa):
         return rows * size, HEIGHT * KEYS, tile_k, tile_v, rows * size, HEIGHT * KEYS, KEYS, softmax
     return rows * size, HEIGHT * KEYS, tile_k, tile_v, 0, 0, 0, softmax
@@ -105,7 +105,7 @@ def _scratch_in(room, q, layer, members, item, head):
     probabilities, at = _part(room, at, weights // 2)
     paired_keys, at = _part(room, at, pairs * size // 2)
     paired_values, at = _part(room, at, pairs * heads.value_size // 2)
-    is_rounded = rounds(layer.kv.keys, layer.isa)
+    is_rounded = rounds(layer.kv.keys)
     for m in range(item.first, item.stop):
         for r in range(members.counts[m] * group):
             from_ = ((members.tokens[m] + r // group) * heads.queries + head * group + r % group) * size
@@ -132,8 +132,8 @@ def _attend_segment(scratch, softmax, layer, members, item, segment, head, next_
     keys are that are read after all of these."""
     heads, low = layer.heads, segment * SEGMENT
     softmax.sums[:], softmax.levels[:], softmax.weights[:] = 0, -np.inf, 0
-    has_pairs = len(scratch.query_words) > 0
-    begin_products(layer.isa, has_pairs, min(item.rows, TILE))
+    has_words = len(scratch.query_words) > 0
+    begin_products(layer.isa, has_words, min(item.rows, TILE))
     group, row = heads.queries // heads.kv, 0
     for m in range(item.first - 1, item.stop):  # first what all share, through the table of the first
         is_shared = m < item.first
@@ -152,7 +152,7 @@ def _attend_segment(scratch, softmax, layer, members, item, segment, head, next_
             attend_block(scratch, softmax, layer, pages, block, head, following)
         if not is_shared:
             row += rows
-    end_products(layer.isa, has_pairs)
+    end_products(layer.isa, has_words)
 
 
 @njit(inline="always")

@@ -13,13 +13,12 @@ from numba import njit
 from numba.core import cgutils, types
 
 from freehold.engine.cpu.amx_only import with_amx
-from freehold.engine.cpu.attention_tiles import TILES, TileEmitter
+from freehold.engine.cpu.attention_amx import DEPTH, VALUES
+from freehold.engine.cpu.attention_tiles import TILES, TileEmitter, Tiles
 from freehold.engine.cpu.simd import FLOATS, LANES
 from freehold.engine.cpu.softmax import KEYS
-from freehold.engine.cpu.vectors import F32, I64, constant, intrinsic
+from freehold.engine.cpu.vectors import I64, constant, intrinsic
 
-DEPTH = 32  # bfloat16 numbers in a row of a register
-VALUES = TILES * LANES  # columns of values that are multiplied together
 HEIGHT = 3  # rows at most: two chains of additions for each of four panels stay in registers
 
 
@@ -27,13 +26,17 @@ class _Emitter(TileEmitter):
     def zeros(self):
         return self.begin(TILES, lambda row, panel: constant(FLOATS, 0.0))
 
+    def add(self, sums, others) -> None:
+        """sums += others"""
+        builder = self.builder
+        for of_row, of_others in zip(sums, others, strict=True):
+            for place, other in zip(of_row, of_others, strict=True):
+                builder.store(builder.fadd(builder.load(place), builder.load(other)), place)
+
     def join(self, totals, even, odd) -> None:
         """totals += even + odd"""
-        builder = self.builder
-        for of_rows in zip(totals, even, odd, strict=True):
-            for total, *halves in zip(*of_rows, strict=True):
-                both = builder.fadd(*(builder.load(half) for half in halves))
-                builder.store(builder.fadd(builder.load(total), both), total)
+        self.add(even, odd)
+        self.add(totals, even)
 
 
 def _score(height: int) -> Any:
@@ -41,28 +44,15 @@ def _score(height: int) -> Any:
         def emit(context, builder, signature, values):
             emitter = _Emitter(context, builder, signature, values, height)
             _, _, first, length, _, begins, behind, _ = values
-            totals = emitter.zeros()
-            with cgutils.for_range(builder, builder.lshr(length, ir.Constant(I64, 5))) as chunk:
+            totals, tiles = emitter.zeros(), Tiles(4, begins, behind)
+            with cgutils.for_range(builder, builder.sdiv(length, ir.Constant(I64, DEPTH))) as chunk:
                 chains = emitter.zeros(), emitter.zeros()
                 with cgutils.for_range(builder, ir.Constant(I64, DEPTH // 2)) as loop:
-                    for side in range(2):
+                    for side, chain in enumerate(chains):
                         number = emitter.linear((chunk.index, DEPTH), (loop.index, 2), side)
-                        at, next_at = (
-                            [emitter.linear(builder.extract_value(of, tile), (number, LANES)) for tile in range(TILES)]
-                            for of in (begins, behind)
-                        )
-                        for place in next_at:
-                            emitter.bring(4, place)
-
-                        def factor(row, number=number):
-                            return emitter.array(1, emitter.linear(first, (length, row), number), F32)
-
-                        emitter.multiply(chains[side], factor, [emitter.vector(4, place) for place in at])
+                        emitter.add_number(chain, 1, first, length, tiles, number)
                 emitter.join(totals, *chains)
-            emitter.end(
-                totals,
-                lambda row, tile: emitter.array(7, ir.Constant(I64, row * KEYS + tile * LANES), FLOATS),
-            )
+            emitter.end(totals, lambda row, tile: emitter.array(7, ir.Constant(I64, row * KEYS + tile * LANES), FLOATS))
 
         numbers = types.intp
         return types.void(isa, queries, numbers, numbers, keys, starts, following, scores), with_amx(emit)
@@ -75,51 +65,29 @@ def _weigh(height: int) -> Any:
         def emit(context, builder, signature, given):
             emitter = _Emitter(context, builder, signature, given, height)
             _, _, _, begins, behind, valid, length, first, _, target = given
-            totals, chains = emitter.zeros(), (emitter.zeros(), emitter.zeros())
+            totals, tiles = emitter.zeros(), Tiles(2, begins, behind)
+            for chunk in range(KEYS // DEPTH):
+                chains = emitter.zeros(), emitter.zeros()
+                for tile in range(chunk * DEPTH // LANES, (chunk + 1) * DEPTH // LANES):
+
+                    def add(key, side, tile=tile, chains=chains):
+                        offset = emitter.linear(first, (key, length))
+                        emitter.add_key(chains[side], 1, tiles, tile, key, offset)
+
+                    emitter.each_key(tile, valid, (0, 1), add)
+                emitter.join(totals, *chains)
 
             def place(row, panel):
                 at = emitter.linear(target, first, (length, row), panel * LANES)
                 return emitter.array(8, at, FLOATS)
 
-            def add(tile, key, side):
-                offset = emitter.linear(first, (key, length))
-                at, next_at = (emitter.linear(builder.extract_value(of, tile), offset) for of in (begins, behind))
-                for panel in range(TILES):
-                    emitter.bring(2, emitter.linear(next_at, panel * LANES))
-
-                def factor(row):
-                    return emitter.array(1, emitter.linear(key, row * KEYS + tile * LANES), F32)
-
-                vectors = [emitter.vector(2, emitter.linear(at, panel * LANES)) for panel in range(TILES)]
-                emitter.multiply(chains[side], factor, vectors)
-
-            one = ir.Constant(I64, 1)
-            for tile in range(TILES):
-                if tile % 2 == 0:  # a register begins anew
-                    for chain in chains:
-                        emitter.clear(chain)
-                left = builder.sub(valid, ir.Constant(I64, tile * LANES))
-                few = builder.icmp_signed("<", left, ir.Constant(I64, LANES))
-                keys = builder.select(few, left, ir.Constant(I64, LANES))
-                with cgutils.for_range(builder, builder.ashr(keys, one)) as loop:
-                    for side in range(2):
-                        add(tile, emitter.linear((loop.index, 2), side), side)
-                is_odd = builder.and_(builder.icmp_signed(">", keys, ir.Constant(I64, 0)),
-                                      builder.trunc(keys, ir.IntType(1)))  # fmt: skip
-                with builder.if_then(is_odd):
-                    add(tile, builder.sub(keys, one), 0)
-                if tile % 2:
-                    emitter.join(totals, *chains)
-            for row, of_row in enumerate(totals):
-                for panel, total in enumerate(of_row):
-                    before = builder.load(place(row, panel), align=4)
-                    builder.store(builder.fadd(before, builder.load(total)), place(row, panel), align=4)
+            before = emitter.begin(TILES, lambda row, panel: builder.load(place(row, panel), align=4))
+            emitter.add(before, totals)
+            emitter.end(before, place)
 
         numbers = types.intp
-        return (
-            types.void(isa, scores, values, starts, following, numbers, numbers, numbers, sums, numbers),
-            with_amx(emit),
-        )
+        kinds = isa, scores, values, starts, following, numbers, numbers, numbers, sums, numbers
+        return types.void(*kinds), with_amx(emit)
 
     return intrinsic(define)
 

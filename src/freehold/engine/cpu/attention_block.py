@@ -235,8 +235,7 @@ def _attend_vectors(scratch, softmax, layer, block, found):
             score_rows(scratch.queries, at, size, found.keys, found.key_starts, found.next_keys, scores, height)
         if has_scales:
             _scale(scores, height, scratch.key_scales)
-        words = scratch.weight_words[: height * KEYS if is_paired else 0]
-        _weights(scratch, softmax, block, row, height, layer, scores, words)
+        _weights(scratch, softmax, block, row, height, layer, is_paired)
         if has_scales:
             _scale(scores, height, value_scales)
         starts, following = found.value_starts, found.next_values
@@ -250,13 +249,6 @@ def _attend_vectors(scratch, softmax, layer, block, found):
 
 
 @njit(inline="always")
-def _of_turn(array, number):
-    """The part of an array for a tile [TILE, KEYS] that has its turn: there are two."""
-    first = number % 2 * TILE * KEYS
-    return array[first : first + TILE * KEYS]
-
-
-@njit(inline="always")
 def _attend_registers(scratch, softmax, layer, block, found):
     """All rows, 16 at a time, in the matrix registers of AMX."""
     isa, size, value_size = layer.isa, layer.heads.size, layer.heads.value_size
@@ -264,20 +256,11 @@ def _attend_registers(scratch, softmax, layer, block, found):
         count = min(max(block.end - block.start - number * LANES, 0), LANES)
         pair_keys(isa, found.keys, found.key_starts[number], size, scratch.paired_keys, number)
         pair_values(isa, found.values, found.value_starts[number], value_size, scratch.paired_values, number, count)
-    # Scores of a tile, and sums of the one before the last, are multiplied while the last one's softmax is computed.
-    tiles, end = (block.rows + TILE - 1) // TILE, block.row + block.rows
-    for step in range(tiles + 2):
-        row = block.row + step * TILE
-        if step < tiles:
-            scores = _of_turn(scratch.scores, step)
-            score_rows_amx(isa, scratch.query_words, row, size, scratch.paired_keys, scores)
-        if step >= 2:
-            words, first = _of_turn(scratch.weight_words, step), row - 2 * TILE
-            rows = min(TILE, end - first)
-            weigh_rows_amx(isa, words, scratch.paired_values, softmax.sums, first, rows, value_size)
-        if 1 <= step <= tiles:
-            scores, words = _of_turn(scratch.scores, step - 1), _of_turn(scratch.weight_words, step - 1)
-            _weights(scratch, softmax, block, row - TILE, min(TILE, end - (row - TILE)), layer, scores, words)
+    for row in range(block.row, block.row + block.rows, TILE):  # of which all stays in L1
+        rows = min(TILE, block.row + block.rows - row)
+        score_rows_amx(isa, scratch.query_words, row, size, scratch.paired_keys, scratch.scores)
+        _weights(scratch, softmax, block, row, rows, layer, True)
+        weigh_rows_amx(isa, scratch.weight_words, scratch.paired_values, softmax.sums, row, rows, value_size)
 
 
 @njit(inline="always")
@@ -308,11 +291,12 @@ def _visible(block, row):
 
 
 @njit(inline="always")
-def _weights(scratch, softmax, block, first, rows, layer, scores, words):
-    """Scores of rows `first` up to `first + rows` become probabilities, in `words` if there are any, or in their place.
+def _weights(scratch, softmax, block, first, rows, layer, in_words):
+    """Scores of rows `first` up to `first + rows` become probabilities, in their place or as words.
     The highest scores of all rows are found first, and weights are added up last: both are chains of dependent
     instructions, and the processor runs the chains of several rows at once."""
-    tops, is_rounded = scratch.tops, rounds(layer.kv.keys, layer.isa)
+    scores, tops, is_rounded = scratch.scores, scratch.tops, rounds(layer.kv.keys)
+    words = scratch.weight_words[: rows * KEYS if in_words else 0]
     if layer.scoring.cap > 0:
         _cap(scores, 0, rows * KEYS, layer.scoring.cap)
     is_whole = _is_whole(block)

@@ -37,21 +37,22 @@ class _BFloat(ir.Type):
 _PAIRS = ir.VectorType(_BFloat(), 2 * LANES)
 
 
-def _constant(test):
-    """A boolean that is known when code is made for an array of keys and a set of instructions."""
-
-    def define(typingctx, keys, isa):
-        def codegen(context, builder, signature, values):
-            return ir.Constant(ir.IntType(1), int(keys.dtype == types.uint16 and test(isa.instance_class)))
-
-        return types.boolean(keys, isa), codegen
-
-    return intrinsic(define)
+def _is(fact: bool):
+    """The code of a boolean that is known when code is made."""
+    return lambda context, builder, signature, values: ir.Constant(ir.IntType(1), int(fact))
 
 
-rounds: Any = _constant(lambda isa: True)
-"""(keys, isa): whether queries and probabilities are rounded to bfloat16, as keys are."""
-has_pairs: Any = _constant(lambda isa: isa is Avx512Bf16)
+def _define_rounds(typingctx, keys):
+    return types.boolean(keys), _is(keys.dtype == types.uint16)
+
+
+def _define_has_pairs(typingctx, keys, isa):
+    return types.boolean(keys, isa), _is(keys.dtype == types.uint16 and isa.instance_class is Avx512Bf16)
+
+
+rounds: Any = intrinsic(_define_rounds)
+"""(keys): whether queries and probabilities are rounded to bfloat16, as keys are."""
+has_pairs: Any = intrinsic(_define_has_pairs)
 """(keys, isa): whether pairs can be multiplied."""
 
 

@@ -10,7 +10,7 @@ each: the same bits in any tile. With KV in bfloat16 the other factor is rounded
 second comes first: as the instruction does it that multiplies such pairs (`attention_pairs`).
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import llvmlite.binding as llvm
 from llvmlite import ir
@@ -26,6 +26,15 @@ TILES = KEYS // LANES
 PANELS = TILES if llvm.get_host_cpu_features().get("avx512f") else 1  # that are multiplied together
 HEIGHT = 6  # rows at most
 LINE = 64  # bytes
+
+
+class Tiles(NamedTuple):
+    """The argument of an intrinsic that has the keys or the values of a block: where its four tiles begin, and those
+    that will be read soon."""
+
+    argument: int
+    starts: Any
+    following: Any
 
 
 class TileEmitter(Records):
@@ -56,17 +65,56 @@ class TileEmitter(Records):
                 self.builder.store(first(row, panel), place)
         return sums
 
-    def clear(self, sums) -> None:
-        for of_row in sums:
-            for place in of_row:
-                self.builder.store(constant(FLOATS, 0.0), place)
-
     def multiply(self, sums, factor, vectors) -> None:
         """sums += factor(row), one number, times vectors [panels]."""
         for row, of_row in enumerate(sums):
             number = splat(self.builder, self.builder.load(factor(row)), FLOATS)
             for place, vector in zip(of_row, vectors, strict=True):
                 self.builder.store(math(self.builder, "fma", [number, vector, self.builder.load(place)]), place)
+
+    def add_number(self, sums, queries: int, first, length, keys: Tiles, number) -> None:
+        """sums += a number of each query times that of all keys. Queries are an argument, too, which has them from
+        `first` on, each `length` long."""
+        at, next_at = (
+            [self.linear(self.builder.extract_value(of, tile), (number, LANES)) for tile in range(len(sums[0]))]
+            for of in (keys.starts, keys.following)
+        )
+        for place in next_at:
+            self.bring(keys.argument, place)
+
+        def factor(row):
+            return self.array(queries, self.linear(first, (length, row), number), F32)
+
+        self.multiply(sums, factor, [self.vector(keys.argument, place) for place in at])
+
+    def add_key(self, sums, weights: int, values: Tiles, tile: int, key, offset) -> None:
+        """sums += the weight of a key of a tile, in each row, times its values, which are `offset` behind the tile's
+        start. Weights are an argument, too."""
+        at, next_at = (
+            self.linear(self.builder.extract_value(of, tile), offset) for of in (values.starts, values.following)
+        )
+        panels = [panel * LANES for panel in range(len(sums[0]))]
+        for panel in panels:
+            self.bring(values.argument, self.linear(next_at, panel))
+
+        def factor(row):
+            return self.array(weights, self.linear(key, row * KEYS + tile * LANES), F32)
+
+        self.multiply(sums, factor, [self.vector(values.argument, self.linear(at, panel)) for panel in panels])
+
+    def each_key(self, tile: int, valid, sides, add) -> None:
+        """add(key, side) of each key of a tile, of which those of the block before `valid` exist: of two neighbours in
+        the order of `sides`, and then of a last one, which has none. An even key is on side 0."""
+        builder, one = self.builder, ir.Constant(I64, 1)
+        left = builder.sub(valid, ir.Constant(I64, tile * LANES))
+        few = builder.icmp_signed("<", left, ir.Constant(I64, LANES))
+        keys = builder.select(few, left, ir.Constant(I64, LANES))
+        with cgutils.for_range(builder, builder.ashr(keys, one)) as loop:
+            for side in sides:
+                add(self.linear((loop.index, 2), side), side)
+        is_odd = builder.and_(builder.icmp_signed(">", keys, ir.Constant(I64, 0)), builder.trunc(keys, ir.IntType(1)))
+        with builder.if_then(is_odd):
+            add(builder.sub(keys, one), 0)
 
     def end(self, sums, place) -> None:
         """Store sums to place(row, panel)."""
@@ -80,22 +128,11 @@ def _score(height: int) -> Any:
         def codegen(context, builder, signature, values):
             emitter = TileEmitter(context, builder, signature, values, height)
             _, first, length, _, begins, behind, _, target = values
-            panels = starts.count
-            sums = emitter.begin(panels, lambda row, panel: constant(FLOATS, 0.0))
+            tiles = Tiles(3, begins, behind)
+            sums = emitter.begin(starts.count, lambda row, panel: constant(FLOATS, 0.0))
             with cgutils.for_range(builder, builder.lshr(length, ir.Constant(I64, 1))) as loop:
                 for side in emitter.pair(3):
-                    number = emitter.linear((loop.index, 2), side)
-                    at, next_at = (
-                        [emitter.linear(builder.extract_value(of, panel), (number, LANES)) for panel in range(panels)]
-                        for of in (begins, behind)
-                    )
-                    for place in next_at:
-                        emitter.bring(3, place)
-
-                    def factor(row, number=number):
-                        return emitter.array(0, emitter.linear(first, (length, row), number), F32)
-
-                    emitter.multiply(sums, factor, [emitter.vector(3, place) for place in at])
+                    emitter.add_number(sums, 0, first, length, tiles, emitter.linear((loop.index, 2), side))
             emitter.end(
                 sums, lambda row, panel: emitter.array(6, emitter.linear(target, row * KEYS + panel * LANES), FLOATS)
             )
@@ -112,6 +149,7 @@ def _weigh(height: int, panels: int) -> Any:
         def codegen(context, builder, signature, given):
             emitter = TileEmitter(context, builder, signature, given, height)
             _, _, begins, behind, valid, length, first, _, target = given
+            tiles = Tiles(1, begins, behind)
 
             def place(row, panel):
                 at = emitter.linear(target, first, (length, row), panel * LANES)
@@ -119,30 +157,11 @@ def _weigh(height: int, panels: int) -> Any:
 
             totals = emitter.begin(panels, lambda row, panel: builder.load(place(row, panel), align=4))
             for tile in range(TILES):
-                left = builder.sub(valid, ir.Constant(I64, tile * LANES))
-                few = builder.icmp_signed("<", left, ir.Constant(I64, LANES))
-                keys = builder.select(few, left, ir.Constant(I64, LANES))
 
-                def add(key, tile=tile):
-                    offset = emitter.linear(first, (key, length))
-                    at, next_at = (emitter.linear(builder.extract_value(of, tile), offset) for of in (begins, behind))
-                    for panel in range(panels):
-                        emitter.bring(1, emitter.linear(next_at, panel * LANES))
+                def add(key, side, tile=tile):
+                    emitter.add_key(totals, 0, tiles, tile, key, emitter.linear(first, (key, length)))
 
-                    def factor(row):
-                        return emitter.array(0, emitter.linear(key, row * KEYS + tile * LANES), F32)
-
-                    vectors = [emitter.vector(1, emitter.linear(at, panel * LANES)) for panel in range(panels)]
-                    emitter.multiply(totals, factor, vectors)
-
-                one = ir.Constant(I64, 1)
-                with cgutils.for_range(builder, builder.ashr(keys, one)) as loop:
-                    for side in emitter.pair(1):
-                        add(emitter.linear((loop.index, 2), side))
-                is_odd = builder.and_(builder.icmp_signed(">", keys, ir.Constant(I64, 0)),
-                                      builder.trunc(keys, ir.IntType(1)))  # fmt: skip
-                with builder.if_then(is_odd):
-                    add(builder.sub(keys, one))
+                emitter.each_key(tile, valid, emitter.pair(1), add)
             emitter.end(totals, place)
             return context.get_dummy_value()
 

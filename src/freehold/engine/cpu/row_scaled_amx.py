@@ -1,8 +1,9 @@
-"""Sixteen rows of inputs times a panel of weights of `row_scaled`, in the matrix registers of AMX (`amx.py`).
+"""Sixteen rows of inputs times the panels of a group of `row_scaled`, in the matrix registers of AMX (`amx.py`).
 
 A weight is an integer of 16 bits: code x scale + minimum. It becomes two digits, signed bytes, once for all inputs.
-Each digit of inputs meets each digit of weights. Products that count the same are added up over all columns: both
-lower digits, a lower and an upper one, both upper ones. So nothing has to be scaled on the way.
+Each digit of inputs meets each digit of weights. Products that count the same share a sum over all columns: those of
+two lower digits, of a lower and an upper one, and of two upper ones. So nothing has to be scaled on the way. The second
+sum is 2 x 65,536 x 128 x 127 at most, with as many columns as there may be: an integer of 32 bits.
 """
 
 from typing import Any
