@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+import numba
 import numpy as np
 from numba import njit
 
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 TILED_BYTES, TILED_WORDS, TILE_LEAST = 128, 12, 12
 # Of inputs at a time: they should stay in L2 while all weights go by. Processors with matrix registers have 2 MB of it.
 X_BYTES, TILED_X_BYTES = 96 << 10, 1 << 20
+PORTION_LEAST = 128  # rows of a portion in tiles: weights are unpacked again for each portion
 COLUMNS_MAX = 1 << 16  # so that sums of products of bytes are integers of 32 bits
 FOUR_BITS = frozenset({TensorFormat.Q4_0, TensorFormat.Q4_1, TensorFormat.Q4_K})
 # One scale for 32 columns, a float16; and no minimum that float16 can't hold.
@@ -240,10 +242,13 @@ def tiled_rows(count: int, tile: int, least: int) -> int:
 
 
 def divide_rows(count: int, tiled: int, row_bytes: int) -> tuple[int, int]:
-    """Rows of inputs are multiplied portion by portion, first the `tiled` ones: as many together as stay in the cache
-    -> how many these are, and how many portions there are."""
+    """Rows of inputs are multiplied portion by portion, first the `tiled` ones: as many together as stay in the cache,
+    and each thread a portion at least, so that what it computes of a row next finds the row in its own cache -> how
+    many these are, and how many portions there are."""
     size = TILED_X_BYTES if tiled else X_BYTES
     together = max(size // row_bytes // TILE * TILE, TILE)
+    share = -(-tiled // numba.get_num_threads() // TILE) * TILE
+    together = min(together, max(share, PORTION_LEAST)) if tiled else together
     others = max(count - tiled, 0)
     return together, -(-tiled // together) + -(-others // together)
 
@@ -262,13 +267,14 @@ def _portion_of(task, groups, count, tiled, together):
 
 
 @njit(inline="always")
-def multiply_portions(of, weights, inputs, outputs, first, stop, multiply_tiles, multiply_rows):
-    """Do tasks of a product, whose arguments are `of`, with kernels for rows in tiles and for the others."""
+def multiply_portions(of, weights, inputs, outputs, room, first, stop, multiply_tiles, multiply_rows):
+    """Do tasks of a product, whose arguments are `of`, with kernels for rows in tiles, which have some room, and for
+    the others."""
     groups = (outputs.width + GROUP - 1) // GROUP
     for task in range(first, stop):
         group, row, last = _portion_of(task, groups, of.count, of.tiled, of.together)
         if row < of.tiled:
-            multiply_tiles(weights, inputs, outputs, group, row, last)
+            multiply_tiles(weights, inputs, outputs, room, group, row, last)
         else:
             multiply_rows(weights, inputs, outputs, group, row, last)
 
@@ -303,18 +309,13 @@ def _quantizing(kind: type[np.signedinteger]) -> Operation:
 
 
 @njit(inline="always")
-def _multiply_tiles(weights, inputs, outputs, group, first, last):
+def _multiply_tiles(weights, inputs, outputs, room, group, first, last):
     """Rows `first` up to `last`, which are in tiles, times a group of weights."""
-    owner = np.empty(weights.blocks * PANEL_BLOCK, np.int8)
-    room = borrow(owner)
-    begin_products(weights)
     for panel in range(group * GROUP // LANES, (group + 1) * GROUP // LANES):
         if panel * LANES < outputs.width:
             widen(weights, panel, room)
             for row in range(first, last, TILE):
                 sixteen_rows(weights, inputs, outputs, room, panel, row, min(TILE, last - row))
-    end_products(weights)
-    keep(owner)
 
 
 @njit(inline="always")
@@ -346,7 +347,15 @@ def _multiplying(
         )  # fmt: skip
         x = numbers(of.x, of_inputs)
         inputs = Inputs(x, numbers(of.x_scales, np.float32), numbers(of.x_sums, np.float32))
-        multiply_portions(of, weights, inputs, outputs_of(of), first, stop, _multiply_tiles, _multiply_rows)
+        owner = np.empty(of.blocks * PANEL_BLOCK if of.tiled else 1, np.int8)
+        if of.tiled:
+            begin_products(weights)
+        multiply_portions(
+            of, weights, inputs, outputs_of(of), borrow(owner), first, stop, _multiply_tiles, _multiply_rows
+        )
+        if of.tiled:
+            end_products(weights)
+        keep(owner)
 
     return compiled(multiply, _MULTIPLY)
 

@@ -31,7 +31,7 @@ from freehold.engine.cpu.isa import Isa
 from freehold.engine.cpu.onto import NOTHING, ONTO, Onto, outputs_of
 from freehold.engine.cpu.operation import Operation, compiled, fields, given, made_once, numbers
 from freehold.engine.cpu.pointwise import PLAINLY, Preparation, largest_size, prepare_row
-from freehold.engine.cpu.row_scaled_amx import PANELS, SLAB, TILE, sixteen_rows, widen
+from freehold.engine.cpu.row_scaled_amx import PANELS, SLAB, TILE, room_size, sum_first, sum_next, write_rows
 from freehold.engine.cpu.row_scaled_amx import begin as begin_products
 from freehold.engine.cpu.row_scaled_tiles import (
     DIGITS,
@@ -227,18 +227,14 @@ def _quantizing() -> Operation:
 
 
 @njit(inline="always")
-def _multiply_tiles(weights, inputs, outputs, group, first, last):
+def _multiply_tiles(weights, inputs, outputs, room, group, first, last):
     """Rows `first` up to `last`, which are in tiles, times a group of weights."""
-    size, panel_first = (weights.blocks + 1) // 2 * DIGITS * SLAB, group * PANELS
-    owner = np.empty(PANELS * size + LINE, np.int8)
-    room = borrow(aligned(owner))
-    begin_products(weights)
-    for panel in range(PANELS):
-        widen(weights, panel_first + panel, room[panel * size :])
-    for row in range(first, last, TILE):
-        sixteen_rows(weights, inputs, outputs, room, panel_first, row, min(TILE, last - row))
-    end_products(weights)
-    keep(owner)
+    panel = group * PANELS
+    sum_first(weights, inputs, outputs, room, panel, first)
+    for row in range(first + TILE, last, TILE):
+        sum_next(weights, inputs, outputs, room, panel, row)
+    row = first + (last - first - 1) // TILE * TILE
+    write_rows(weights, inputs, outputs, room, panel, row, last - row)
 
 
 @njit(inline="always")
@@ -266,6 +262,14 @@ def _multiplying(isa: Isa) -> Operation:
             numbers(of.units, np.float32), of.blocks, of.loads, isa,
         )  # fmt: skip
         inputs = Inputs(numbers(of.x, np.int8), numbers(of.x_units, np.float32), numbers(of.x_sums, np.float64))
-        multiply_portions(of, weights, inputs, outputs_of(of), first, stop, _multiply_tiles, _multiply_rows)
+        owner = np.empty(room_size(of.blocks) + LINE if of.tiled else LINE, np.int8)
+        if of.tiled:
+            begin_products(weights)
+        multiply_portions(
+            of, weights, inputs, outputs_of(of), borrow(aligned(owner)), first, stop, _multiply_tiles, _multiply_rows
+        )
+        if of.tiled:
+            end_products(weights)
+        keep(owner)
 
     return compiled(multiply, _MULTIPLY)

@@ -1,14 +1,20 @@
 """Sixteen rows of inputs times the panels of a group of `row_scaled`, in the matrix registers of AMX (`amx.py`).
 
-A weight is an integer of 16 bits: code x scale + minimum. It becomes two digits, signed bytes, once for all inputs.
-Each digit of inputs meets each digit of weights. Products that count the same share a sum over all columns: those of
-two lower digits, of a lower and an upper one, and of two upper ones. So nothing has to be scaled on the way. The second
-sum is 2 x 65,536 x 128 x 127 at most, with as many columns as there may be: an integer of 32 bits.
+A weight is an integer of 16 bits: code x scale + minimum. It becomes two digits, signed bytes, once for all inputs of
+a portion. Each digit of inputs meets each digit of weights. Products that count the same share a sum over all columns:
+those of two lower digits, of a lower and an upper one, and of two upper ones. So nothing has to be scaled on the way.
+The second sum is 2 x 65,536 x 128 x 127 at most, with as many columns as there may be: an integer of 32 bits.
+
+The matrix unit works beside the others, if it is given something to do: the digits of the next two blocks are made
+between the products of two blocks with the first 16 rows, and outputs are written between the products of the next 16.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from llvmlite import ir
+from numba import njit
 from numba.core import cgutils, types
 
 from freehold.engine.cpu import amx
@@ -28,35 +34,91 @@ _LEFT, _RIGHT = PANELS * _SUMS, PANELS * _SUMS + 1  # registers behind those of 
 _TOP = 1 << 8  # what the upper digit counts
 
 
-class _Widener(Records):
-    """Emits: a panel's weights as digits, in `room` int8 [pairs of blocks, 2 digits, 16, 16 lanes, 4 columns]."""
+class _Emitter(Records):
+    """Emits for the panels of a group, the first of which is `panel`, and 16 rows of inputs from `row` on. `room` int8
+    has the digits of the group's weights [panels, pairs of blocks, 2 digits, 16, 16 lanes, 4 columns], then the sums of
+    16 rows [panels, counts, 16, 64 bytes]."""
 
-    def emit(self) -> None:
-        builder, blocks = self.builder, self.field(0, 4)
-        with cgutils.for_range(builder, blocks) as loop:
-            self.widen(loop.index, self.linear((self.values[1], blocks), loop.index))
-        with builder.if_then(builder.trunc(blocks, ir.IntType(1))):
-            for step in range(2 * NIBBLE_LOADS):
-                for digit in range(DIGITS):
-                    self.put(blocks, step, digit, constant(_WORDS, 0))
+    def __init__(self, context, builder, signature, values):
+        super().__init__(context, builder, signature, values)
+        self.panel, self.row = values[4:6]
+        self.blocks = self.field(0, 4)
+        self.stride = row_bytes(builder, self.blocks)
+        self.pairs = builder.udiv(self.stride, ir.Constant(I64, SLAB * DIGITS // TILE))
+        self.sums_at = self.linear((self.pairs, PANELS * DIGITS * SLAB))
 
-    def widen(self, block, number) -> None:
+    def sums_of_first(self) -> None:
+        """The sums of the group's first rows, and its digits."""
+        builder, one = self.builder, ir.Constant(I64, 1)
+        self.clear()
+        for unit in self.digits_of(ir.Constant(I64, 0)):
+            unit()
+        last = builder.sub(self.pairs, one)
+        with cgutils.for_range(builder, last) as loop:
+            units = self.digits_of(builder.add(loop.index, one))
+            self.multiply(loop.index, lambda number: [unit() for unit in units[number :: PANELS * DIGITS * DIGITS]])
+            for panel in range(PANELS):
+                self.prefetch(self.linear(self.panel, panel, PANELS), loop.index)
+        self.multiply(last)
+        self.store_sums()
+
+    def sums_of_next(self) -> None:
+        """The sums of 16 rows, and the outputs of the 16 before."""
+        builder, tile = self.builder, ir.Constant(I64, TILE)
+        self.clear()
+        each = builder.udiv(builder.add(tile, builder.sub(self.pairs, ir.Constant(I64, 1))), self.pairs)
+        before = builder.sub(self.row, tile)
+        with cgutils.for_range(builder, self.pairs) as loop:
+            self.multiply(loop.index)
+            begin = builder.mul(loop.index, each)
+            left = builder.sub(tile, begin)
+            self.write(before, begin, builder.select(builder.icmp_signed("<", left, each), left, each))
+        self.store_sums()
+
+    # -- digits
+
+    def digits_of(self, pair) -> list[Callable[[], None]]:
+        """What makes the digits of a pair of blocks, in small pieces. A block that is missing is zeros."""
+        return [one for panel in range(PANELS) for side in range(2) for one in self.digits_of_block(panel, pair, side)]
+
+    def digits_of_block(self, panel: int, pair, side: int) -> list[Callable[[], None]]:
+        found: list[Any] = []
+        to = self.linear((self.pairs, panel * DIGITS * SLAB), (pair, DIGITS * SLAB), side * SLAB // 2)
+
+        def piece(load: int) -> None:
+            if not found:
+                found.extend(self.block(panel, self.linear((pair, 2), side)))
+            self.put_digits(to, load, *found)
+
+        return [partial(piece, load) for load in range(NIBBLE_LOADS)]
+
+    def block(self, panel: int, block):
+        """-> the number of a block in the matrix, its scale and its minimum."""
         builder = self.builder
-        scale, minimum = self.in_words(1, number), self.in_words(2, number)
+        is_there = builder.icmp_signed("<", block, self.blocks)
+        block = builder.select(is_there, block, builder.sub(self.blocks, ir.Constant(I64, 1)))
+        number = self.linear((self.panel, self.blocks), (panel, self.blocks), block)
+        scale, minimum = (
+            builder.select(is_there, self.in_words(index, number), constant(_WORDS, 0)) for index in (1, 2)
+        )
         # The upper digit is rounded to the nearest, as the lower one is signed.
-        minimum = builder.add(minimum, constant(_WORDS, _TOP // 2))
-        for load in range(NIBBLE_LOADS):
-            at = self.linear((number, NIBBLE_LOADS * 4 * LANES), load * 4 * LANES)
-            raw = builder.load(self.at(0, 0, at, _WORDS), align=1)
-            for half in range(2):
-                even, odd = (
-                    builder.add(builder.mul(self.nibble(raw, 4 * half + 8 * side), scale), minimum) for side in range(2)
-                )
-                low = builder.or_(builder.and_(even, constant(_WORDS, 0xFF)), builder.shl(odd, constant(_WORDS, 8)))
-                low = builder.xor(low, constant(_WORDS, 0x8080))
-                high = builder.or_(builder.lshr(even, constant(_WORDS, 8)), builder.and_(odd, constant(_WORDS, 0xFF00)))
-                for digit, value in enumerate((low, high)):
-                    self.put(block, NIBBLE_LOADS * half + load, digit, value)
+        return number, scale, builder.add(minimum, constant(_WORDS, _TOP // 2))
+
+    def put_digits(self, to, load: int, number, scale, minimum) -> None:
+        """Of the columns of one load of codes."""
+        builder, low_byte = self.builder, constant(_WORDS, 0xFF)
+        at = self.linear((number, NIBBLE_LOADS * 4 * LANES), load * 4 * LANES)
+        raw = builder.load(self.at(0, 0, at, _WORDS), align=1)
+        for half in range(2):
+            even, odd = (
+                builder.add(builder.mul(self.nibble(raw, 4 * half + 8 * side), scale), minimum) for side in range(2)
+            )
+            low = builder.or_(builder.and_(even, low_byte), builder.shl(odd, constant(_WORDS, 8)))
+            low = builder.xor(low, constant(_WORDS, 0x8080))
+            high = builder.or_(builder.lshr(even, constant(_WORDS, 8)), builder.and_(odd, constant(_WORDS, 0xFF00)))
+            for digit, value in enumerate((low, high)):
+                place = self.linear(to, digit * SLAB, (NIBBLE_LOADS * half + load) * 4 * LANES)
+                builder.store(value, self.array(3, place, _WORDS), align=1)
 
     def nibble(self, raw, bits: int):
         """Of every second byte."""
@@ -69,55 +131,58 @@ class _Widener(Records):
         wide = builder.zext(narrow, _INTS)
         return builder.bitcast(builder.or_(wide, builder.shl(wide, constant(_INTS, 16))), _WORDS)
 
-    def put(self, block, step: int, digit: int, value) -> None:
-        one = ir.Constant(I64, 1)
-        pair, side = self.builder.lshr(block, one), self.builder.and_(block, one)
-        at = self.linear((pair, DIGITS * SLAB), digit * SLAB, (side, SLAB // 2), step * 4 * LANES)
-        self.builder.store(value, self.array(2, at, _WORDS), align=1)
+    def prefetch(self, panel, pair) -> None:
+        """Bring a later panel's weights: memory is read once, while the digits of this one are made."""
+        number = self.linear((panel, self.blocks), (pair, 2))
+        for line in range(2 * NIBBLE_LOADS):
+            self.bring(0, 0, self.linear((number, NIBBLE_LOADS * 4 * LANES), line * 4 * LANES))
+        for index in (1, 2):
+            self.bring(0, index, self.linear((number, LANES)))
 
+    # -- sums
 
-class _Emitter(Records):
-    """Emits: rows `row` up to `row + rows`, 16 at most, of inputs meet the panels of a group that are in `room`."""
-
-    def emit(self) -> None:
-        builder = self.builder
-        panel, row, rows = self.values[4:7]
-        stride = row_bytes(builder, self.field(0, 4))
-        pairs = builder.udiv(stride, ir.Constant(I64, SLAB * DIGITS // TILE))
+    def clear(self) -> None:
         for number in range(PANELS * _SUMS):
-            amx.clear(builder, number)
-        with cgutils.for_range(builder, pairs) as loop:
-            self.multiply(self.linear((row, stride), (loop.index, DIGITS * SLAB)), loop.index, pairs)
-            for number in range(PANELS):
-                self.prefetch(self.linear(panel, number, PANELS), loop.index)
-        room = cgutils.alloca_once(builder, ir.ArrayType(I32, PANELS * _SUMS * TILE * LANES))
-        room.align = 64
-        found = builder.bitcast(room, I8.as_pointer())
-        for number in range(PANELS * _SUMS):
-            amx.store(builder, number, builder.gep(found, [ir.Constant(I64, number * SLAB)]), 4 * LANES)
-        with cgutils.for_range(builder, rows) as loop:
-            for number in range(PANELS):
-                sums = self.joined(found, number, loop.index)
-                write_sums(self, self.linear(panel, number), builder.add(row, loop.index), sums)
+            amx.clear(self.builder, number)
 
-    def multiply(self, inputs, pair, pairs) -> None:
-        """A pair of blocks of both panels. A digit of inputs stays in its register while those of weights go by."""
-        builder = self.builder
+    def multiply(self, pair, between: Callable[[int], Any] = lambda number: None) -> None:
+        """A pair of blocks of all panels; after each product, `between` is called with its number. A digit of inputs
+        stays in its register while those of weights go by."""
+        builder, done = self.builder, 0
+        inputs = self.linear((self.row, self.stride), (pair, DIGITS * SLAB))
         for left in range(DIGITS):
             amx.load(builder, _LEFT, self.at(1, 0, self.linear(inputs, left * SLAB), I8), 2 * BLOCK)
             for right in range(DIGITS):  # no two products after one another are for one sum
-                for number in range(PANELS):
-                    place = self.linear((pairs, number * DIGITS * SLAB), (pair, DIGITS * SLAB), right * SLAB)
+                for panel in range(PANELS):
+                    place = self.linear((self.pairs, panel * DIGITS * SLAB), (pair, DIGITS * SLAB), right * SLAB)
                     amx.load(builder, _RIGHT, self.array(3, place, I8), 4 * LANES)
-                    amx.add_product(builder, "ssd", number * _SUMS + left + right, _LEFT, _RIGHT)
+                    amx.add_product(builder, "ssd", panel * _SUMS + left + right, _LEFT, _RIGHT)
+                    between(done)
+                    done += 1
 
-    def joined(self, found, number: int, row):
+    def store_sums(self) -> None:
+        for number in range(PANELS * _SUMS):
+            place = self.array(3, self.linear(self.sums_at, number * SLAB), I8)
+            amx.store(self.builder, number, place, 4 * LANES)
+
+    # -- outputs
+
+    def write(self, first, begin, count) -> None:
+        """Outputs of `count` of the 16 rows from `first` on whose sums are in `room`, from the one with number `begin`
+        on."""
+        with cgutils.for_range(self.builder, count) as loop:
+            number = self.builder.add(begin, loop.index)
+            for panel in range(PANELS):
+                sums = self.joined(panel, number)
+                write_sums(self, self.linear(self.panel, panel), self.builder.add(first, number), sums)
+
+    def joined(self, panel: int, row):
         """The sums of a row and a panel, rounded once. What is below 2**24, and what is above, are floats exactly."""
         builder, eight = self.builder, constant(_INTS, 8)
         parts = []
         for count in range(_SUMS):
-            place = builder.gep(found, [self.linear((number * _SUMS + count) * SLAB, (row, 4 * LANES))])
-            parts.append(builder.load(builder.bitcast(place, _INTS.as_pointer()), align=64))
+            place = self.linear(self.sums_at, (panel * _SUMS + count) * SLAB, (row, 4 * LANES))
+            parts.append(builder.load(self.array(3, place, _INTS), align=64))
         low, middle, high = parts
         carried = builder.add(middle, builder.ashr(low, eight))
         upper = builder.ashr(builder.add(high, builder.ashr(carried, eight)), eight)
@@ -125,14 +190,6 @@ class _Emitter(Records):
         lower = builder.and_(lower, constant(_INTS, (1 << 24) - 1))
         upper, lower = (builder.sitofp(part, FLOATS) for part in (upper, lower))
         return math(builder, "fma", [upper, constant(FLOATS, float(1 << 24)), lower])
-
-    def prefetch(self, panel, pair) -> None:
-        """Bring a later panel's weights while products are computed: only widening them reads memory."""
-        number = self.linear((panel, self.field(0, 4)), (pair, 2))
-        for line in range(2 * NIBBLE_LOADS):
-            self.bring(0, 0, self.linear((number, NIBBLE_LOADS * 4 * LANES), line * 4 * LANES))
-        for index in (1, 2):
-            self.bring(0, index, self.linear((number, LANES)))
 
 
 def _define_begin(typingctx, weights):
@@ -144,23 +201,37 @@ def _define_begin(typingctx, weights):
     return types.void(weights), with_amx(emit)
 
 
-def _define_widen(typingctx, weights, panel, room):
+def _define_first(typingctx, weights, inputs, outputs, room, panel, row):
+    return types.void(weights, inputs, outputs, room, types.intp, types.intp), with_amx(
+        lambda *arguments: _Emitter(*arguments).sums_of_first()
+    )
+
+
+def _define_next(typingctx, weights, inputs, outputs, room, panel, row):
+    return types.void(weights, inputs, outputs, room, types.intp, types.intp), with_amx(
+        lambda *arguments: _Emitter(*arguments).sums_of_next()
+    )
+
+
+def _define_write(typingctx, weights, inputs, outputs, room, panel, row, rows):
     def emit(context, builder, signature, values):
-        _Widener(context, builder, signature, values).emit()
-
-    return types.void(weights, types.intp, room), with_amx(emit)
-
-
-def _define_rows(typingctx, weights, inputs, outputs, room, panel, row, rows):
-    def emit(context, builder, signature, values):
-        _Emitter(context, builder, signature, values).emit()
+        _Emitter(context, builder, signature, values).write(values[5], ir.Constant(I64, 0), values[6])
 
     return types.void(weights, inputs, outputs, room, types.intp, types.intp, types.intp), with_amx(emit)
 
 
+@njit(inline="always")
+def room_size(blocks):
+    """Of `room`, bytes."""
+    return (blocks + 1) // 2 * PANELS * DIGITS * SLAB + PANELS * _SUMS * SLAB
+
+
 begin: Any = intrinsic(_define_begin)
-widen: Any = intrinsic(_define_widen)
-"""(weights, panel, room): a panel of `Weights` as digits, in `room` int8 [pairs of blocks * 2,048]."""
-sixteen_rows: Any = intrinsic(_define_rows)
-"""(weights, inputs, outputs, room, panel, row, rows). The panels of a group, the first of which is `panel`, are in
-`room` one behind the other. `row` is a multiple of 16; outputs get `rows` rows."""
+sum_first: Any = intrinsic(_define_first)
+"""(weights, inputs, outputs, room, panel, row): the digits of the weights of the group whose first panel this is, and
+the sums of the 16 rows from `row` on, a multiple of 16, both into `room` int8 [`room_size`]."""
+sum_next: Any = intrinsic(_define_next)
+"""(weights, inputs, outputs, room, panel, row): the same with the digits in `room`. Outputs are written for the 16 rows
+before, whose sums are there as well."""
+write_rows: Any = intrinsic(_define_write)
+"""(weights, inputs, outputs, room, panel, row, rows): outputs of `rows` rows from `row` on, whose sums are there."""
