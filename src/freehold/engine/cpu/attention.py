@@ -329,8 +329,11 @@ def rotating(kind: type[np.generic]) -> Operation:
         cos, sin = numbers(of.cos, np.float32), numbers(of.sin, np.float32)
         rotation = Rotation(cos, sin, of.pairs, of.rotary_start, q_norm, k_norm, np.float32(of.epsilon))
         qkv, queries = numbers(of.qkv, np.float32), numbers(of.queries, np.float32)
+        heads, kv, owner = _heads(of), _kv(of, kind), np.empty(of.size, np.float32)
+        key = borrow(owner)
         for token in range(first, stop):
-            rotate_and_write(token, qkv, positions[token], slots[token], rotation, _heads(of), _kv(of, kind), queries)
+            rotate_and_write(token, qkv, positions[token], slots[token], rotation, heads, kv, key, queries)
+        keep(owner)
 
     return compiled(rotate, ATTENTION)
 

@@ -195,13 +195,12 @@ def _scale_of(x, at, size, scales, to):
     return BYTE_MAX / largest if largest > 0 else np.float32(0)
 
 
-# Not inlined: Numba takes assignments to arrays in records for dead code where it looks into parallel loops.
-@njit(nogil=True, error_model="numpy")
-def rotate_and_write(token, qkv, position, slot, rotation, heads, kv, q_out):
-    """Rotate a token's queries into q_out [n, heads, size]; rotate its keys and put keys and values into its slot."""
+@njit(inline="always")
+def rotate_and_write(token, qkv, position, slot, rotation, heads, kv, key, q_out):
+    """Rotate a token's queries into q_out [n, heads, size]; rotate its keys, in `key` [size], and put keys and values
+    into its slot."""
     size, value_size = heads.size, heads.value_size
     width = (heads.queries + heads.kv) * size + (0 if heads.is_latent else heads.kv * value_size)
-    key = np.empty(size, np.float32)
     for head in range(heads.queries):
         to = (token * heads.queries + head) * size
         _norm_and_rotate(qkv, token * width + head * size, size, rotation.q_norm, rotation, position, q_out, to)

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import llvmlite.binding as llvm
 import numpy as np
 from llvmlite import ir
 from numba import njit
@@ -41,7 +42,8 @@ from freehold.engine.cpu.row_scaled_tiles import (
     one_row,
 )
 from freehold.engine.cpu.simd import FLOATS, INTS
-from freehold.engine.cpu.vectors import F64, I8, I16, I32, constant, halves, intrinsic, math, splat
+from freehold.engine.cpu.vectors import F64, I8, I16, I32, constant, halves, intrinsic, math, slice_of, splat
+from freehold.engine.cpu.vectors import joined as concatenated
 from freehold.models.tensor import StoredTensor
 
 if TYPE_CHECKING:
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
 
 LARGEST = 32_639  # 127 x 256 + 127: two signed digits
 LEAST = np.float32(1e-30)  # weights that are all below it are 0: their unit might be
+_HAS_VBMI = bool(llvm.get_host_cpu_features().get("avx512vbmi"))
 TILED = 12  # how many inputs it takes for tiles of 16 rows to be faster
 
 
@@ -148,34 +151,62 @@ def _gathering() -> Operation:
 
 class _Emitter(Records):
     """Emits: BLOCK floats from `at`, times a factor, become digits, the lower ones from `to` on, the upper ones `apart`
-    bytes behind, and the sum of the codes is number `number`."""
+    bytes behind -> the codes, in two halves."""
 
-    def emit(self) -> None:
-        builder = self.builder
-        _, at, factor, _, number, to, apart = self.values
+    def emit(self):
+        builder, (_, at, factor, _, to, apart) = self.builder, self.values[:6]
         factors = splat(builder, factor, FLOATS)
         parts = [builder.load(self.array(0, self.linear(at, half), FLOATS), align=4) for half in (0, 16)]
         codes = [builder.fptosi(math(builder, "rint", [builder.fmul(part, factors)]), INTS) for part in parts]
-        total = builder.sitofp(halves(builder, builder.add(*codes), builder.add), F64)
-        builder.store(total, self.at(3, 2, number, F64))
-        wide, words, bytes_ = (ir.VectorType(kind, BLOCK) for kind in (I32, I16, I8))
-        together = builder.shuffle_vector(*codes, ir.Constant(wide, list(range(BLOCK))))
-        low = builder.trunc(together, words)
-        high = builder.lshr(builder.add(low, constant(words, 128)), constant(words, 8))
-        for digit, values in enumerate((low, high)):
-            place = self.at(3, 0, self.linear(to, (apart, digit)), bytes_)
-            builder.store(builder.trunc(values, bytes_), place, align=1)
+        for digit, values in enumerate(_split(builder, codes) if _HAS_VBMI else _narrow(builder, codes)):
+            place = self.at(3, 0, self.linear(to, (apart, digit)), values.type)
+            builder.store(values, place, align=1)
+        return codes
 
 
-def _define_digits(typingctx, floats, at, factor, inputs, number, to, apart):
+def _split(builder, codes) -> list[Any]:
+    """The digits of codes: the upper one is rounded to the nearest, as the lower one is signed. One instruction picks
+    all of their bytes."""
+    wide = ir.VectorType(I8, 64)
+    rounded = [builder.bitcast(builder.add(half, constant(INTS, 128)), wide) for half in codes]
+    order = [4 * lane + digit for digit in range(DIGITS) for lane in range(BLOCK)]
+    picked = builder.shuffle_vector(*rounded, ir.Constant(ir.VectorType(I32, 64), order))
+    return [
+        builder.xor(slice_of(builder, picked, BLOCK, 0), constant(ir.VectorType(I8, BLOCK), 0x80)),
+        slice_of(builder, picked, BLOCK, 1),
+    ]
+
+
+def _narrow(builder, codes) -> list[Any]:
+    """The same without that instruction."""
+    words, bytes_ = (ir.VectorType(kind, BLOCK) for kind in (I16, I8))
+    low = builder.trunc(concatenated(builder, *codes), words)
+    high = builder.lshr(builder.add(low, constant(words, 128)), constant(words, 8))
+    return [builder.trunc(low, bytes_), builder.trunc(high, bytes_)]
+
+
+def _define_digits(typingctx, floats, at, factor, inputs, to, apart):
     def codegen(context, builder, signature, values):
         _Emitter(context, builder, signature, values).emit()
         return context.get_dummy_value()
 
-    return types.void(floats, types.intp, types.float32, inputs, types.intp, types.intp, types.intp), codegen
+    return types.void(floats, types.intp, types.float32, inputs, types.intp, types.intp), codegen
+
+
+def _define_digits_and_sum(typingctx, floats, at, factor, inputs, to, apart, number):
+    def codegen(context, builder, signature, values):
+        emitter = _Emitter(context, builder, signature, values)
+        total = halves(builder, builder.add(*emitter.emit()), builder.add)
+        builder.store(builder.sitofp(total, F64), emitter.at(3, 2, values[6], F64))
+        return context.get_dummy_value()
+
+    numbers = types.intp
+    return types.void(floats, numbers, types.float32, inputs, numbers, numbers, numbers), codegen
 
 
 _put_digits: Any = intrinsic(_define_digits)
+_put_digits_and_sum: Any = intrinsic(_define_digits_and_sum)
+"""The same, and the sum of the codes is number `number` of sums."""
 
 
 @njit(inline="always")
@@ -193,14 +224,15 @@ def _quantize_row(preparation, x, row, count, tiled, blocks, inputs, floats):
     inputs.units[row] = largest / np.float32(LARGEST)
     first, side, beside = place(np.int64(row), count, tiled)
     start = first * _row_bytes(blocks)
-    for block in range(blocks):
-        number = first * blocks + block * beside + side
-        if beside == TILE:
+    if beside == TILE:  # whose products need no sums of blocks
+        for block in range(blocks):
             to = start + block // 2 * DIGITS * SLAB + side * 2 * BLOCK + block % 2 * BLOCK
-            _put_digits(floats, block * BLOCK, factor, inputs, number, to, SLAB)
-        else:
-            to = start + (block * DIGITS * beside + side) * BLOCK
-            _put_digits(floats, block * BLOCK, factor, inputs, number, to, beside * BLOCK)
+            _put_digits(floats, block * BLOCK, factor, inputs, to, SLAB)
+        return
+    for block in range(blocks):
+        to = start + (block * DIGITS * beside + side) * BLOCK
+        number = first * blocks + block * beside + side
+        _put_digits_and_sum(floats, block * BLOCK, factor, inputs, to, beside * BLOCK, number)
 
 
 def _quantize(at, first, stop):
