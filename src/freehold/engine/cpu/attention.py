@@ -126,7 +126,7 @@ def _scratch_in(room, q, layer, members, item, head):
     return scratch, at
 
 
-@njit(nogil=True, error_model="numpy")
+@njit(nogil=True, error_model="numpy", _nrt=False)
 def _attend_segment(scratch, softmax, layer, members, item, segment, head, next_places):
     """The softmax of all rows over one segment. Blocks that no row looks back on are not read. `next_places`: where the
     keys are that are read after all of these."""
@@ -193,12 +193,10 @@ def _write(whole, layer, members, item, head, out):
             row += 1
 
 
-@njit(nogil=True, error_model="numpy")
-def _attend_item(q, layer, members, item, head, next_places, out):
+@njit(nogil=True, error_model="numpy", _nrt=False)
+def _attend_item(q, layer, members, item, head, next_places, room, out):
     """One item, with one head of keys and values: its segments in order."""
     size, rows = layer.heads.value_size, item.rows
-    owner = _make_room(layer, rows)
-    room = borrow(aligned(owner))
     scratch, at = _scratch_in(room, q, layer, members, item, head)
     softmax, at = _softmax_in(room, at, rows, size)
     whole, at = _softmax_in(room, at, rows, size)
@@ -215,7 +213,6 @@ def _attend_item(q, layer, members, item, head, next_places, out):
         for row in range(0 if is_alone else rows):
             merge_segment(softmax, row, whole, row, size)
     _write(whole, layer, members, item, head, out)
-    keep(owner)
 
 
 @njit(inline="always")
@@ -225,25 +222,22 @@ def _kept_at(place, layer, members, item, head):
     return place * heads.queries + head * item.rows
 
 
-@njit(nogil=True, error_model="numpy")
-def _attend_part(q, kept, layer, members, item, segment, place, head, next_places):
+@njit(nogil=True, error_model="numpy", _nrt=False)
+def _attend_part(q, kept, layer, members, item, segment, place, head, next_places, room):
     """One segment of an item: its softmax is kept."""
     size, rows = layer.heads.value_size, item.rows
     at = _kept_at(place, layer, members, item, head)
     sums = kept.sums[at * size : (at + rows) * size]
     softmax = Softmax(sums, kept.levels[at : at + rows], kept.weights[at : at + rows])
-    owner = _make_room(layer, rows)
-    scratch, _ = _scratch_in(borrow(aligned(owner)), q, layer, members, item, head)
+    scratch, _ = _scratch_in(room, q, layer, members, item, head)
     _attend_segment(scratch, softmax, layer, members, item, segment, head, next_places)
-    keep(owner)
 
 
-@njit(nogil=True, error_model="numpy")
-def _join(kept, layer, members, item, segments, place, head, out):
+@njit(nogil=True, error_model="numpy", _nrt=False)
+def _join(kept, layer, members, item, segments, place, head, room, out):
     """Merge the segments of an item, which were parts."""
     rows, size = item.rows, layer.heads.value_size
-    owner = _make_room(layer, rows)
-    whole, _ = _softmax_in(borrow(aligned(owner)), 0, rows, size)
+    whole, _ = _softmax_in(room, 0, rows, size)
     _begin(whole, layer, rows, head)
     at = _kept_at(place, layer, members, item, head)
     for _ in range(segments):
@@ -251,7 +245,6 @@ def _join(kept, layer, members, item, segments, place, head, out):
             merge_segment(kept, at + row, whole, row, size)
         at += rows * layer.heads.kv
     _write(whole, layer, members, item, head, out)
-    keep(owner)
 
 
 BATCH = fields(
@@ -314,6 +307,15 @@ def _item_of(number, batch, of):
     return _item(number, firsts, shared, numbers(batch.counts, np.int64), of.query_heads // of.kv_heads)
 
 
+@njit(inline="always")
+def _most_rows(items, count, batch, of):
+    """Of the first `count` items."""
+    most = np.int64(0)
+    for number in range(count):
+        most = max(most, _item_of(items[number], batch, of).rows)
+    return most
+
+
 @made_once
 def rotating(kind: type[np.generic]) -> Operation:
     """Tokens: rotate queries and keys, write keys and values to their slots."""
@@ -349,7 +351,8 @@ def attending(kind: type[np.generic], isa: Isa) -> Operation:
         queries, out = numbers(of.queries, np.float32), numbers(of.out, np.float32)
         items, segments = numbers(batch.part_items, np.int64), numbers(batch.part_segments, np.int64)
         places = numbers(batch.part_places, np.int64)
-        last = batch.parts * of.kv_heads - 1
+        owner = _make_room(layer, _most_rows(items, batch.parts, batch, of))
+        last, room = batch.parts * of.kv_heads - 1, borrow(aligned(owner))
         for task in range(first, stop):
             head, part = task // batch.parts, task % batch.parts
             after = min(task + 1, last)
@@ -358,9 +361,11 @@ def attending(kind: type[np.generic], isa: Isa) -> Operation:
             following = _first_places(layer, members, next_item, segments[next_part], after // batch.parts)
             item = _item_of(items[part], batch, of)
             if segments[part] == WHOLE:
-                _attend_item(queries, layer, members, item, head, following, out)
+                _attend_item(queries, layer, members, item, head, following, room, out)
             else:
-                _attend_part(queries, kept, layer, members, item, segments[part], places[part], head, following)
+                segment, place = segments[part], places[part]
+                _attend_part(queries, kept, layer, members, item, segment, place, head, following, room)
+        keep(owner)
 
     return compiled(attend, ATTENTION)
 
@@ -375,9 +380,12 @@ def joining(kind: type[np.generic], isa: Isa) -> Operation:
         layer, members, kept = _layer(of, batch, kind, isa), _members(batch), _kept(batch)
         items, segments = numbers(batch.joined_items, np.int64), numbers(batch.joined_segments, np.int64)
         places, out = numbers(batch.joined_places, np.int64), numbers(of.out, np.float32)
+        owner = _make_room(layer, _most_rows(items, batch.joins, batch, of))
+        room = borrow(aligned(owner))
         for task in range(first, stop):
             number, head = task // of.kv_heads, task % of.kv_heads
             item = _item_of(items[number], batch, of)
-            _join(kept, layer, members, item, segments[number], places[number], head, out)
+            _join(kept, layer, members, item, segments[number], places[number], head, room, out)
+        keep(owner)
 
     return compiled(join, ATTENTION)

@@ -6,7 +6,6 @@ Keys are put in pairs of numbers, values in pairs of positions, once for all row
 
 from typing import Any
 
-import numpy as np
 from llvmlite import ir
 from numba import njit
 from numba.core import cgutils, types
@@ -81,16 +80,16 @@ class _Emitter(Records):
         return [[cgutils.alloca_once(self.builder, FLOATS) for _ in range(panels)] for _ in range(HEIGHT)]
 
 
-def _define_interleave(typingctx, first, at, second, second_at, target, to):
+def _define_interleave(typingctx, source, at, second_at, has_second, target, to):
     def codegen(context, builder, signature, values):
         records = Records(context, builder, signature, values)
-        rows = [builder.load(records.array(i, values[i + 1], _WORDS), align=2) for i in (0, 2)]
-        both = in_turns(builder, *rows)
+        first, second = (builder.load(records.array(0, values[i], _WORDS), align=2) for i in (1, 2))
+        both = in_turns(builder, first, builder.select(values[3], second, constant(_WORDS, 0)))
         builder.store(both, records.array(4, values[5], both.type), align=2)
         return context.get_dummy_value()
 
     numbers = types.intp
-    return types.void(first, numbers, second, numbers, target, numbers), codegen
+    return types.void(source, numbers, numbers, types.boolean, target, numbers), codegen
 
 
 def _define_score(typingctx, queries, at, size, keys, scores):
@@ -156,20 +155,16 @@ def pair_block(scratch, found, size, value_size, count):
     """Keys of a block [size / 2, KEYS, 2] and its first `count` values [KEYS / 2, size, 2]; a last one alone is beside
     zeros."""
     keys, values = scratch.paired_keys, scratch.paired_values
-    nothing = np.zeros(LANES, np.uint16)
     for tile in range(TILES):
         start, value_start = found.key_starts[tile], found.value_starts[tile]
         for k in range(0, size, 2):
             at = start + k * LANES
-            _interleave(found.keys, at, found.keys, at + LANES, keys, k * KEYS + tile * 2 * LANES)
+            _interleave(found.keys, at, at + LANES, True, keys, k * KEYS + tile * 2 * LANES)
         for key in range(0, min(LANES, count - tile * LANES), 2):
-            row, is_last = tile * LANES + key, tile * LANES + key + 1 == count
+            row, has_second = tile * LANES + key, tile * LANES + key + 1 < count
             for k in range(0, value_size, LANES):
                 at, to = value_start + key * value_size + k, (row * value_size + 2 * k)
-                if is_last:
-                    _interleave(found.values, at, nothing, 0, values, to)
-                else:
-                    _interleave(found.values, at, found.values, at + value_size, values, to)
+                _interleave(found.values, at, at + value_size, has_second, values, to)
 
 
 @njit(nogil=True, error_model="numpy")
