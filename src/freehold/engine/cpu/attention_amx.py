@@ -1,9 +1,8 @@
 """Products of attention in the matrix registers of AMX (`amx.py`), where KV is bfloat16.
 
 Queries and probabilities are bfloat16 as well. A right factor has pairs: of each key two numbers that are neighbours,
-of each column of values two keys that are neighbours. Products of a block begin at 0, and are added to what was before
-as floats, so that a row does not depend on which other rows are multiplied with it. Few rows are multiplied as floats,
-in the order in which the registers add (`attention_tiles`).
+of each column of values two keys that are neighbours. A row does not depend on which other rows are multiplied with it.
+Few rows are multiplied as floats, in the order in which the registers add (`attention_amx_rows`).
 """
 
 from typing import Any
@@ -22,6 +21,7 @@ LANES = 16
 TILE = amx.TILE
 DEPTH = 32  # bfloat16 numbers in a row of a register
 VALUES = 4 * LANES  # columns of values that are multiplied together
+_SUMS = 4  # registers, from the first on
 _LEFT, _RIGHT = 4, 5  # the first of two registers
 _FLOATS = ir.VectorType(F32, LANES)
 
@@ -33,15 +33,13 @@ class _Emitter(Records):
     def floats(self, argument: int, at):
         return self.array(argument, at, _FLOATS)
 
-    def sums(self, chunks, left, right) -> None:
-        """Registers 0 to 3 = left x right, summed over `chunks`: left(chunk) is where the left factor is, and its
+    def add_products(self, chunks, left, right) -> None:
+        """Registers 0 to 3 += left x right, summed over `chunks`: left(chunk) is where the left factor is, and its
         stride in bytes, right(number, chunk) where the right one is, and its stride."""
         builder = self.builder
-        for number in range(4):
-            amx.clear(builder, number)
         with cgutils.for_range(builder, chunks) as loop:
             amx.load(builder, _LEFT, *left(loop.index))
-            for number in range(4):
+            for number in range(_SUMS):
                 register = _RIGHT + number % 2
                 amx.load(builder, register, *right(number, loop.index))
                 amx.add_product(builder, "f16ps", number, _LEFT, register)
@@ -111,24 +109,37 @@ def _define_score(typingctx, isa, queries, row, size, keys, scores):
         def right(number, chunk):
             return records.bfloats(4, records.linear((size, LANES * number), (chunk, DEPTH * LANES))), 64
 
-        records.sums(builder.sdiv(size, ir.Constant(I64, DEPTH)), left, right)
-        for number in range(4):
+        for number in range(_SUMS):
+            amx.clear(builder, number)
+        records.add_products(builder.sdiv(size, ir.Constant(I64, DEPTH)), left, right)
+        for number in range(_SUMS):
             place = records.array(5, ir.Constant(I64, number * LANES), F32)
             amx.store(builder, number, place, KEYS * 4)
 
     return types.void(isa, queries, types.intp, types.intp, keys, scores), _where_possible(emit)
 
 
-def _define_weigh(typingctx, isa, weights, values, column, sums, row, rows, size):
+def _define_weigh(typingctx, isa, weights, values, column, sums, row, rows, height, size):
     """Add to sums [rows, size], for columns `column` to `column + VALUES` of `rows` rows from `row` on: weights
-    [16, KEYS] times values [size / 16, KEYS / 2, 16, 2]."""
+    [16, KEYS] times values [size / 16, KEYS / 2, 16, 2]. Registers have `height` rows."""
 
     def emit(records):
         builder = records.builder
-        _, _, _, column, _, row, rows, size = records.values
+        _, _, _, column, _, row, rows, height, size = records.values
         room = cgutils.alloca_once(builder, ir.ArrayType(F32, TILE * VALUES))
         room.align = 64
-        found = builder.bitcast(room, F32.as_pointer())
+        beside = builder.bitcast(room, F32.as_pointer())
+        is_whole = builder.icmp_signed("==", rows, height)
+        place = builder.select(is_whole, records.array(4, records.linear((row, size), column), F32), beside)
+        stride = builder.select(is_whole, records.linear((size, 4)), ir.Constant(I64, VALUES * 4))
+
+        def each_vector():
+            """Where the sums of a row are, and those beside, vector by vector."""
+            with cgutils.for_range(builder, rows) as loop:
+                for number in range(_SUMS):
+                    at = records.linear((row, size), (loop.index, size), column, number * LANES)
+                    other = builder.gep(beside, [records.linear((loop.index, VALUES), number * LANES)])
+                    yield records.floats(4, at), builder.bitcast(other, _FLOATS.as_pointer())
 
         def left(chunk):
             return records.bfloats(1, records.linear((chunk, DEPTH))), KEYS * 2
@@ -137,19 +148,21 @@ def _define_weigh(typingctx, isa, weights, values, column, sums, row, rows, size
             panel = records.linear((column, KEYS), number * KEYS * LANES)
             return records.bfloats(2, records.linear(panel, (chunk, DEPTH * LANES))), 64
 
-        records.sums(ir.Constant(I64, KEYS // DEPTH), left, right)
-        for number in range(4):
-            amx.store(builder, number, builder.gep(found, [ir.Constant(I64, number * LANES)]), VALUES * 4)
-        with cgutils.for_range(builder, rows) as loop:
-            for number in range(4):
-                at = records.linear((row, size), (loop.index, size), column, number * LANES)
-                from_ = builder.gep(found, [records.linear((loop.index, VALUES), number * LANES)])
-                more = builder.load(builder.bitcast(from_, _FLOATS.as_pointer()), align=64)
-                place = records.floats(4, at)
-                builder.store(builder.fadd(builder.load(place, align=4), more), place, align=4)
+        with builder.if_then(builder.not_(is_whole)):
+            for sums, other in each_vector():
+                builder.store(builder.load(sums, align=4), other, align=64)
+        for number in range(_SUMS):
+            amx.load(builder, number, builder.gep(place, [ir.Constant(I64, number * LANES)]), stride)
+        records.add_products(ir.Constant(I64, KEYS // DEPTH), left, right)
+        for number in range(_SUMS):
+            amx.store(builder, number, builder.gep(place, [ir.Constant(I64, number * LANES)]), stride)
+        with builder.if_then(builder.not_(is_whole)):
+            for sums, other in each_vector():
+                builder.store(builder.load(other, align=64), sums, align=4)
 
     numbers = types.intp
-    return types.void(isa, weights, values, numbers, sums, numbers, numbers, numbers), _where_possible(emit)
+    kinds = isa, weights, values, numbers, sums, numbers, numbers, numbers, numbers
+    return types.void(*kinds), _where_possible(emit)
 
 
 _can: Any = intrinsic(_define_can)
@@ -189,7 +202,7 @@ def score_rows(isa, queries, row, size, keys, scores):
 
 
 @njit(inline="always")
-def weigh_rows(isa, weights, values, sums, row, rows, size):
-    """Add weights [16, KEYS] times values to sums of rows `row` up to `row + rows`, 16 at most."""
+def weigh_rows(isa, weights, values, sums, row, rows, height, size):
+    """Add weights [16, KEYS] times values to sums of rows `row` up to `row + rows`, of registers of `height` rows."""
     for column in range(0, size, VALUES):
-        _weigh(isa, weights, values, column, sums, row, rows, size)
+        _weigh(isa, weights, values, column, sums, row, rows, height, size)

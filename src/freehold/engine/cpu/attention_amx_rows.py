@@ -65,7 +65,13 @@ def _weigh(height: int) -> Any:
         def emit(context, builder, signature, given):
             emitter = _Emitter(context, builder, signature, given, height)
             _, _, _, begins, behind, valid, length, first, _, target = given
-            totals, tiles = emitter.zeros(), Tiles(2, begins, behind)
+
+            def place(row, panel):
+                at = emitter.linear(target, first, (length, row), panel * LANES)
+                return emitter.array(8, at, FLOATS)
+
+            tiles = Tiles(2, begins, behind)
+            totals = emitter.begin(TILES, lambda row, panel: builder.load(place(row, panel), align=4))
             for chunk in range(KEYS // DEPTH):
                 chains = emitter.zeros(), emitter.zeros()
                 for tile in range(chunk * DEPTH // LANES, (chunk + 1) * DEPTH // LANES):
@@ -76,14 +82,7 @@ def _weigh(height: int) -> Any:
 
                     emitter.each_key(tile, valid, (0, 1), add)
                 emitter.join(totals, *chains)
-
-            def place(row, panel):
-                at = emitter.linear(target, first, (length, row), panel * LANES)
-                return emitter.array(8, at, FLOATS)
-
-            before = emitter.begin(TILES, lambda row, panel: builder.load(place(row, panel), align=4))
-            emitter.add(before, totals)
-            emitter.end(before, place)
+            emitter.end(totals, place)
 
         numbers = types.intp
         kinds = isa, scores, values, starts, following, numbers, numbers, numbers, sums, numbers

@@ -256,11 +256,12 @@ def _attend_registers(scratch, softmax, layer, block, found):
         count = min(max(block.end - block.start - number * LANES, 0), LANES)
         pair_keys(isa, found.keys, found.key_starts[number], size, scratch.paired_keys, number)
         pair_values(isa, found.values, found.value_starts[number], value_size, scratch.paired_values, number, count)
+    height = min(len(softmax.levels), TILE)
     for row in range(block.row, block.row + block.rows, TILE):  # of which all stays in L1
         rows = min(TILE, block.row + block.rows - row)
         score_rows_amx(isa, scratch.query_words, row, size, scratch.paired_keys, scratch.scores)
         _weights(scratch, softmax, block, row, rows, layer, True)
-        weigh_rows_amx(isa, scratch.weight_words, scratch.paired_values, softmax.sums, row, rows, value_size)
+        weigh_rows_amx(isa, scratch.weight_words, scratch.paired_values, softmax.sums, row, rows, height, value_size)
 
 
 @njit(inline="always")
