@@ -300,22 +300,44 @@ class _Emitter(Records):
             builder.store(math(builder, "fma", [integers, scale, value]), result)
 
 
-def write_output(records: Records, panel, row, result) -> None:
-    """outputs[row, the columns of a panel] = what they are added to + result, a float for each lane. The last panels
-    may have fewer columns than lanes. Outputs are the third argument of the kernel."""
-    builder, lanes = records.builder, result.type.count
+class _Output(NamedTuple):
+    """Where a row's outputs of a panel go, a number in `out`; where what they are added to begins, whose columns are
+    `step` apart; and how many columns are left."""
+
+    at: Any
+    onto: Any
+    step: Any
+    left: Any
+
+
+def _output(records: Records, panel, row, lanes: int) -> _Output:
+    """Outputs are the third argument of a kernel."""
+    builder = records.builder
     width, onto, row_step, column_step = (records.field(2, index) for index in range(1, 5))
     column = records.linear((panel, lanes))
-    at, left = records.linear((row, width), column), builder.sub(width, column)
-    begin = records.linear((row, row_step), (column, column_step))
-    numbers = builder.gep(builder.inttoptr(onto, F32.as_pointer()), [begin])
-    with builder.if_else(builder.icmp_signed(">=", left, ir.Constant(I64, lanes))) as (whole, part):
+    begin = builder.gep(
+        builder.inttoptr(onto, F32.as_pointer()), [records.linear((row, row_step), (column, column_step))]
+    )
+    return _Output(records.linear((row, width), column), begin, column_step, builder.sub(width, column))
+
+
+def write_whole_output(records: Records, panel, row, result) -> None:
+    """outputs[row, the columns of a panel] = what they are added to + result, a float for each lane."""
+    builder, to = records.builder, _output(records, panel, row, result.type.count)
+    before = builder.load(builder.bitcast(to.onto, result.type.as_pointer()), align=4)
+    builder.store(builder.fadd(before, result), records.at(2, 0, to.at, result.type), align=4)
+
+
+def write_output(records: Records, panel, row, result) -> None:
+    """The same where the last panels may have fewer columns than lanes."""
+    builder, lanes = records.builder, result.type.count
+    to = _output(records, panel, row, lanes)
+    with builder.if_else(builder.icmp_signed(">=", to.left, ir.Constant(I64, lanes))) as (whole, part):
         with whole:
-            before = builder.load(builder.bitcast(numbers, result.type.as_pointer()), align=4)
-            builder.store(builder.fadd(before, result), records.at(2, 0, at, result.type), align=4)
-        with part, cgutils.for_range(builder, left) as lane:
-            before = builder.load(builder.gep(numbers, [builder.mul(lane.index, column_step)]))
-            place = records.at(2, 0, builder.add(at, lane.index), F32)
+            write_whole_output(records, panel, row, result)
+        with part, cgutils.for_range(builder, to.left) as lane:
+            before = builder.load(builder.gep(to.onto, [builder.mul(lane.index, to.step)]))
+            place = records.at(2, 0, builder.add(to.at, lane.index), F32)
             builder.store(builder.fadd(before, builder.extract_element(result, lane.index)), place)
 
 

@@ -19,7 +19,14 @@ from numba.core import cgutils, types
 
 from freehold.engine.cpu import amx
 from freehold.engine.cpu.amx_only import with_amx
-from freehold.engine.cpu.integer_tiles import BLOCK, GROUP, NIBBLE_LOADS, Records
+from freehold.engine.cpu.integer_tiles import (
+    BLOCK,
+    GROUP,
+    NIBBLE_LOADS,
+    Records,
+    write_output,
+    write_whole_output,
+)
 from freehold.engine.cpu.row_scaled_tiles import DIGITS, row_bytes, write_sums
 from freehold.engine.cpu.simd import FLOATS
 from freehold.engine.cpu.vectors import I8, I16, I32, I64, constant, intrinsic, math
@@ -170,11 +177,16 @@ class _Emitter(Records):
     def write(self, first, begin, count) -> None:
         """Outputs of `count` of the 16 rows from `first` on whose sums are in `room`, from the one with number `begin`
         on."""
-        with cgutils.for_range(self.builder, count) as loop:
-            number = self.builder.add(begin, loop.index)
-            for panel in range(PANELS):
-                sums = self.joined(panel, number)
-                write_sums(self, self.linear(self.panel, panel), self.builder.add(first, number), sums)
+        builder = self.builder
+        left = builder.sub(self.field(2, 1), self.linear((self.panel, LANES)))
+        is_whole = builder.icmp_signed(">=", left, ir.Constant(I64, PANELS * LANES))
+        with builder.if_else(is_whole) as (whole, part):
+            for branch, write in ((whole, write_whole_output), (part, write_output)):
+                with branch, cgutils.for_range(builder, count) as loop:
+                    row = builder.add(begin, loop.index)
+                    for panel in range(PANELS):
+                        to = self.linear(self.panel, panel), builder.add(first, row)
+                        write_sums(self, *to, self.joined(panel, row), write)
 
     def joined(self, panel: int, row):
         """The sums of a row and a panel, rounded once. What is below 2**24, and what is above, are floats exactly."""

@@ -7,6 +7,7 @@ With one row, products wait for memory. Panels are read one after the other: two
 read at half the speed.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from llvmlite import ir
@@ -57,13 +58,13 @@ def write_products(records: Records, panel, row, sums) -> None:
     write_sums(records, panel, row, joined(builder, *rounded))
 
 
-def write_sums(records: Records, panel, row, sums) -> None:
+def write_sums(records: Records, panel, row, sums, write: Callable[..., None] = write_output) -> None:
     """outputs[row, the columns of a panel] = what they are added to + sums, floats of all lanes, times both units. The
     kernel's arguments are weights, inputs, outputs, ..."""
     builder, floats = records.builder, sums.type
     unit = splat(builder, builder.load(records.at(1, 1, row, F32)), floats)
     of_weights = builder.load(records.at(0, 3, records.linear((panel, floats.count)), floats), align=4)
-    write_output(records, panel, row, builder.fmul(sums, builder.fmul(unit, of_weights)))
+    write(records, panel, row, builder.fmul(sums, builder.fmul(unit, of_weights)))
 
 
 class _Emitter(Records):
