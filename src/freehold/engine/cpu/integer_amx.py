@@ -1,8 +1,9 @@
 """Sixteen rows of inputs times a panel of weights, in the matrix registers of AMX (`amx.py`).
 
 The sums of a block are the same integers as in `integer_tiles`, and are scaled and added in the same order, so the bits
-are the same. Weights become bytes first, once for all inputs. Inputs of 16 bits are two planes of bytes, the upper one
-signed: a block of a tile is [planes, 16 rows, 32 columns].
+are the same. Weights become bytes once for all inputs, while the first rows are multiplied: the matrix unit works
+beside the others. Inputs of 16 bits are two planes of bytes, the upper one signed: a block of a tile is [planes, 16
+rows, 32 columns].
 """
 
 from typing import Any
@@ -12,7 +13,7 @@ from numba.core import cgutils, types
 
 from freehold.engine.cpu import amx
 from freehold.engine.cpu.amx_only import with_amx
-from freehold.engine.cpu.integer_tiles import BLOCK, Records, write_output
+from freehold.engine.cpu.integer_tiles import BLOCK, Records, write_output, write_whole_output
 from freehold.engine.cpu.vectors import F16, F32, I8, I16, I32, I64, constant, in_turns, intrinsic, math, splat
 
 LANES = 16
@@ -23,39 +24,6 @@ _FLOATS, _INTS, _HALVES = (ir.VectorType(kind, LANES) for kind in (F32, I32, F16
 _TWO_BLOCKS = ((TILE, 64),) * 4  # the sums of two blocks, each of two planes
 _SLOT_BYTES = 4 * TILE * 64
 _LEFT, _RIGHT = 4, 6  # the first of two registers each
-
-
-def _define_widen(typingctx, weights, panel, room):
-    """A panel as signed bytes: room int8 [blocks, 8, 16 lanes, 4 columns]."""
-
-    def emit(context, builder, signature, values):
-        records = Records(context, builder, signature, values)
-        blocks = records.field(0, 3)
-        is_nibbles = weights.types[0].dtype == types.uint8
-        size = PANEL_BLOCK // 2 if is_nibbles else PANEL_BLOCK
-        raw = ir.VectorType(I8, 64) if is_nibbles else ir.VectorType(I16, LANES)
-        with cgutils.for_range(builder, blocks) as loop:
-            first = records.linear((values[1], blocks, size), (loop.index, size))
-
-            def read(number):
-                return builder.load(
-                    records.at(0, 0, records.linear(first, number * raw.count * raw.element.width // 8), raw), align=1
-                )
-
-            for step in range(4 if is_nibbles else 8):
-                if is_nibbles:
-                    code = read(step)
-                    quarters = {
-                        step: builder.and_(code, constant(raw, 15)),
-                        4 + step: builder.lshr(code, constant(raw, 4)),
-                    }
-                else:
-                    quarters = {step: in_turns(builder, read(2 * step), read(2 * step + 1))}
-                for number, quarter in quarters.items():
-                    place = records.linear((loop.index, PANEL_BLOCK), number * 64)
-                    builder.store(quarter, records.array(2, place, quarter.type), align=1)
-
-    return types.void(weights, types.intp, room), with_amx(emit)
 
 
 def _parts(weights) -> int:
@@ -74,10 +42,12 @@ def _define_begin(typingctx, weights):
 
 
 class _Emitter(Records):
-    """Emits: rows `row` up to `row + rows`, 16 at most, of inputs meet the panel that is in `room`."""
+    """Emits: rows `row` up to `row + rows`, 16 at most, of inputs meet a panel. `room` has its signed bytes [blocks, 8,
+    16 lanes, 4 columns], which are put there first if `widens`."""
 
-    def __init__(self, context, builder, signature, values):
+    def __init__(self, context, builder, signature, values, widens: bool):
         super().__init__(context, builder, signature, values)
+        self.widens = widens
         self.blocks, self.panel, self.row, self.rows = self.field(0, 3), *values[4:7]
         self.planes = 1 if signature.args[1].types[0].dtype == types.int8 else 2
         self.is_fine = signature.args[0].types[1].dtype == types.float32
@@ -99,16 +69,20 @@ class _Emitter(Records):
         one, zero = ir.Constant(I64, 1), ir.Constant(I64, 0)
         pairs = self.blocks if self.parts == 2 else builder.lshr(self.blocks, one)
         last = builder.sub(pairs, one)
+        self.widen_pair(zero, pairs)
         with builder.if_then(builder.icmp_signed(">", pairs, zero)):
             self.multiply_pair(zero, zero)
+        self.widen_pair(one, pairs)
         with cgutils.for_range(builder, pairs) as loop:
             more = builder.add(loop.index, one)
             more = builder.select(builder.icmp_signed("<", more, last), more, last)
             self.multiply_pair(more, builder.and_(builder.add(loop.index, one), one))
+            self.widen_pair(self.linear(loop.index, 2), pairs)
             self.finish_pair(loop.index, builder.and_(loop.index, one), results)
         if self.parts == 1:
             with builder.if_then(builder.trunc(self.blocks, ir.IntType(1))):
                 block = builder.sub(self.blocks, one)
+                self.widen(block)
                 self.multiply(0, block, 0, zero)
                 self.finish(0, block, 0, zero, results)
         self.write(results)
@@ -118,6 +92,37 @@ class _Emitter(Records):
         if self.parts == 2:
             return [(number, 0), (number, 1)]
         return [(self.linear((number, 2), side), 0) for side in range(2)]
+
+    def widen_pair(self, number, pairs) -> None:
+        if self.widens:
+            with self.builder.if_then(self.builder.icmp_signed("<", number, pairs)):
+                for block in dict.fromkeys(block for block, _ in self.pair(number)):
+                    self.widen(block)
+
+    def widen(self, block) -> None:
+        if not self.widens:
+            return
+        builder = self.builder
+        size = PANEL_BLOCK // 2 if self.is_nibbles else PANEL_BLOCK
+        raw = ir.VectorType(I8, 64) if self.is_nibbles else ir.VectorType(I16, LANES)
+        first = self.linear((self.panel, self.blocks, size), (block, size))
+
+        def read(number):
+            at = self.linear(first, number * raw.count * raw.element.width // 8)
+            return builder.load(self.at(0, 0, at, raw), align=1)
+
+        for step in range(4 if self.is_nibbles else 8):
+            if self.is_nibbles:
+                code = read(step)
+                quarters = {
+                    step: builder.and_(code, constant(raw, 15)),
+                    4 + step: builder.lshr(code, constant(raw, 4)),
+                }
+            else:
+                quarters = {step: in_turns(builder, read(2 * step), read(2 * step + 1))}
+            for number, quarter in quarters.items():
+                place = self.linear((block, PANEL_BLOCK), number * 64)
+                builder.store(quarter, self.array(3, place, quarter.type), align=1)
 
     def multiply_pair(self, number, slot) -> None:
         """A pair is multiplied while the one before is scaled, so there are two slots for sums."""
@@ -182,13 +187,14 @@ class _Emitter(Records):
         return splat(self.builder, number, _FLOATS)
 
     def write(self, results) -> None:
-        """The last tile may have fewer rows."""
+        """The last tile may have fewer rows, and the last panel fewer columns."""
         builder = self.builder
-        is_whole = builder.icmp_signed("==", self.rows, ir.Constant(I64, TILE))
+        has_columns = builder.icmp_signed(">=", self.field(2, 1), self.linear((self.panel, LANES), LANES))
+        is_whole = builder.and_(has_columns, builder.icmp_signed("==", self.rows, ir.Constant(I64, TILE)))
         with builder.if_else(is_whole) as (whole, part):
             with whole:
                 for row, result in enumerate(results):
-                    write_output(self, self.panel, self.linear(self.row, row), builder.load(result))
+                    write_whole_output(self, self.panel, self.linear(self.row, row), builder.load(result))
             with part:
                 found = builder.bitcast(self._room(TILE * LANES, F32), _FLOATS.as_pointer())
                 for row, result in enumerate(results):
@@ -198,15 +204,17 @@ class _Emitter(Records):
                     write_output(self, self.panel, self.linear(self.row, loop.index), result)
 
 
-def _define_rows(typingctx, weights, inputs, outputs, room, panel, row, rows):
-    def emit(context, builder, signature, values):
-        _Emitter(context, builder, signature, values).emit()
+def _rows(widens: bool) -> Any:
+    def define(typingctx, weights, inputs, outputs, room, panel, row, rows):
+        def emit(context, builder, signature, values):
+            _Emitter(context, builder, signature, values, widens).emit()
 
-    return types.void(weights, inputs, outputs, room, types.intp, types.intp, types.intp), with_amx(emit)
+        return types.void(weights, inputs, outputs, room, types.intp, types.intp, types.intp), with_amx(emit)
+
+    return intrinsic(define)
 
 
 begin: Any = intrinsic(_define_begin)
-widen: Any = intrinsic(_define_widen)
-"""(weights, panel, room): a panel of `Weights` as bytes, in `room` int8 [blocks * 512]."""
-sixteen_rows: Any = intrinsic(_define_rows)
-"""(weights, inputs, outputs, room, panel, row, rows). `row` is a multiple of 16; outputs get `rows` rows."""
+first_rows, next_rows = (_rows(widens) for widens in (True, False))
+"""(weights, inputs, outputs, room, panel, row, rows). `row` is a multiple of 16; outputs get `rows` rows. `room` int8
+[blocks * 512] holds the panel's weights after the first rows."""

@@ -23,7 +23,7 @@ from freehold.arrays import Float32, Int32
 from freehold.engine.cpu.amx_only import end as end_products
 from freehold.engine.cpu.borrowed import borrow, keep
 from freehold.engine.cpu.codes import CODED, Codes, codes_of, joined
-from freehold.engine.cpu.integer_amx import LANES, PANEL_BLOCK, TILE, sixteen_rows, widen
+from freehold.engine.cpu.integer_amx import LANES, PANEL_BLOCK, TILE, first_rows, next_rows
 from freehold.engine.cpu.integer_amx import begin as begin_products
 from freehold.engine.cpu.integer_tiles import (
     BLOCK,
@@ -313,9 +313,9 @@ def _multiply_tiles(weights, inputs, outputs, room, group, first, last):
     """Rows `first` up to `last`, which are in tiles, times a group of weights."""
     for panel in range(group * GROUP // LANES, (group + 1) * GROUP // LANES):
         if panel * LANES < outputs.width:
-            widen(weights, panel, room)
-            for row in range(first, last, TILE):
-                sixteen_rows(weights, inputs, outputs, room, panel, row, min(TILE, last - row))
+            first_rows(weights, inputs, outputs, room, panel, first, min(TILE, last - first))
+            for row in range(first + TILE, last, TILE):
+                next_rows(weights, inputs, outputs, room, panel, row, min(TILE, last - row))
 
 
 @njit(inline="always")
