@@ -254,7 +254,7 @@ def divide_rows(count: int, tiled: int, row_bytes: int) -> tuple[int, int]:
 
 
 @njit(inline="always")
-def _portion_of(task, groups, count, tiled, together):
+def portion_of(task, groups, count, tiled, together):
     """Task `task` is a group of weights and a portion of inputs: all groups with the first portion come first. -> the
     group, the first row of the portion, and the row behind its last."""
     portion, group = task // groups, task % groups
@@ -264,19 +264,6 @@ def _portion_of(task, groups, count, tiled, together):
         return group, first, min(first + together, tiled, count)
     first += tiled - of_tiles * together
     return group, first, min(first + together, count)
-
-
-@njit(inline="always")
-def multiply_portions(of, weights, inputs, outputs, room, first, stop, multiply_tiles, multiply_rows):
-    """Do tasks of a product, whose arguments are `of`, with kernels for rows in tiles, which have some room, and for
-    the others."""
-    groups = (outputs.width + GROUP - 1) // GROUP
-    for task in range(first, stop):
-        group, row, last = _portion_of(task, groups, of.count, of.tiled, of.together)
-        if row < of.tiled:
-            multiply_tiles(weights, inputs, outputs, room, group, row, last)
-        else:
-            multiply_rows(weights, inputs, outputs, group, row, last)
 
 
 @njit(inline="always")
@@ -350,9 +337,14 @@ def _multiplying(
         owner = np.empty(of.blocks * PANEL_BLOCK if of.tiled else 1, np.int8)
         if of.tiled:
             begin_products(weights)
-        multiply_portions(
-            of, weights, inputs, outputs_of(of), borrow(owner), first, stop, _multiply_tiles, _multiply_rows
-        )
+        outputs, room = outputs_of(of), borrow(owner)
+        groups = (of.width + GROUP - 1) // GROUP
+        for task in range(first, stop):
+            group, row, last = portion_of(task, groups, of.count, of.tiled, of.together)
+            if row < of.tiled:
+                _multiply_tiles(weights, inputs, outputs, room, group, row, last)
+            else:
+                _multiply_rows(weights, inputs, outputs, group, row, last)
         if of.tiled:
             end_products(weights)
         keep(owner)

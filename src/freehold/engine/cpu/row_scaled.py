@@ -26,13 +26,13 @@ from freehold.engine.cpu.amx_only import end as end_products
 from freehold.engine.cpu.borrowed import borrow, keep
 from freehold.engine.cpu.cache_line import LINE, aligned
 from freehold.engine.cpu.codes import codes_of, joined
-from freehold.engine.cpu.integer_linear import Order, divide_rows, multiply_portions, nibbles, place, tiled_rows
+from freehold.engine.cpu.integer_linear import Order, divide_rows, nibbles, place, portion_of, tiled_rows
 from freehold.engine.cpu.integer_tiles import BLOCK, GROUP, NIBBLE_LOADS, ROWS, Records
 from freehold.engine.cpu.isa import Isa
 from freehold.engine.cpu.onto import NOTHING, ONTO, Onto, outputs_of
 from freehold.engine.cpu.operation import Operation, compiled, fields, given, made_once, numbers
 from freehold.engine.cpu.pointwise import PLAINLY, Preparation, largest_size, prepare_row
-from freehold.engine.cpu.row_scaled_amx import PANELS, SLAB, TILE, room_size, sum_first, sum_next, write_rows
+from freehold.engine.cpu.row_scaled_amx import PANELS, SLAB, TILE, Rows, room_size, sum_first, sum_next, write_rows
 from freehold.engine.cpu.row_scaled_amx import begin as begin_products
 from freehold.engine.cpu.row_scaled_tiles import (
     DIGITS,
@@ -259,14 +259,15 @@ def _quantizing() -> Operation:
 
 
 @njit(inline="always")
-def _multiply_tiles(weights, inputs, outputs, room, group, first, last):
-    """Rows `first` up to `last`, which are in tiles, times a group of weights."""
+def _multiply_tiles(weights, inputs, outputs, room, before, group, first, last):
+    """Rows `first` up to `last`, which are in tiles, times a group of weights. Outputs of the rows `before` are written
+    meanwhile -> those that are left."""
     panel = group * PANELS
-    sum_first(weights, inputs, outputs, room, panel, first)
+    sum_first(weights, inputs, outputs, room, panel, first, last - first <= TILE, before)
     for row in range(first + TILE, last, TILE):
         sum_next(weights, inputs, outputs, room, panel, row)
     row = first + (last - first - 1) // TILE * TILE
-    write_rows(weights, inputs, outputs, room, panel, row, last - row)
+    return Rows(panel, row, last - row)
 
 
 @njit(inline="always")
@@ -297,9 +298,15 @@ def _multiplying(isa: Isa) -> Operation:
         owner = np.empty(room_size(of.blocks) + LINE if of.tiled else LINE, np.int8)
         if of.tiled:
             begin_products(weights)
-        multiply_portions(
-            of, weights, inputs, outputs_of(of), borrow(aligned(owner)), first, stop, _multiply_tiles, _multiply_rows
-        )
+        outputs, room, before = outputs_of(of), borrow(aligned(owner)), Rows(0, 0, 0)
+        groups = (of.width + GROUP - 1) // GROUP
+        for task in range(first, stop):
+            group, row, last = portion_of(task, groups, of.count, of.tiled, of.together)
+            if row < of.tiled:
+                before = _multiply_tiles(weights, inputs, outputs, room, before, group, row, last)
+            else:
+                _multiply_rows(weights, inputs, outputs, group, row, last)
+        write_rows(weights, inputs, outputs, room, before)
         if of.tiled:
             end_products(weights)
         keep(owner)

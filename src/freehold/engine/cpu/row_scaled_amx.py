@@ -6,12 +6,12 @@ those of two lower digits, of a lower and an upper one, and of two upper ones. S
 The second sum is 2 x 65,536 x 128 x 127 at most, with as many columns as there may be: an integer of 32 bits.
 
 The matrix unit works beside the others, if it is given something to do: the digits of the next two blocks are made
-between the products of two blocks with the first 16 rows, and outputs are written between the products of the next 16.
+between the products of two blocks with the first 16 rows, and the outputs of 16 rows between the products of the next.
 """
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from llvmlite import ir
 from numba import njit
@@ -41,22 +41,33 @@ _LEFT, _RIGHT = PANELS * _SUMS, PANELS * _SUMS + 1  # registers behind those of 
 _TOP = 1 << 8  # what the upper digit counts
 
 
+class Rows(NamedTuple):
+    """Up to 16 rows of inputs from `first` on, and the first panel of the group that they meet."""
+
+    panel: Any
+    first: Any
+    count: Any
+
+
 class _Emitter(Records):
     """Emits for the panels of a group, the first of which is `panel`, and 16 rows of inputs from `row` on. `room` int8
     has the digits of the group's weights [panels, pairs of blocks, 2 digits, 16, 16 lanes, 4 columns], then the sums of
     16 rows [panels, counts, 16, 64 bytes]."""
 
-    def __init__(self, context, builder, signature, values):
+    def __init__(self, context, builder, signature, values, panel=None, row=None):
         super().__init__(context, builder, signature, values)
-        self.panel, self.row = values[4:6]
+        self.panel, self.row = panel, row
         self.blocks = self.field(0, 4)
         self.stride = row_bytes(builder, self.blocks)
         self.pairs = builder.udiv(self.stride, ir.Constant(I64, SLAB * DIGITS // TILE))
         self.sums_at = self.linear((self.pairs, PANELS * DIGITS * SLAB))
+        self.places = ir.Constant(I64, -1)  # a mask: which pairs have a place of their own in `room`
 
-    def sums_of_first(self) -> None:
-        """The sums of the group's first rows, and its digits."""
+    def sums_of_first(self, are_alone, before: Rows) -> None:
+        """The sums of the group's first rows, and its digits; the outputs of rows before. If there are no other rows,
+        digits of two pairs at a time are enough, and stay in L1."""
         builder, one = self.builder, ir.Constant(I64, 1)
+        self.places = builder.select(are_alone, one, self.places)
         self.clear()
         for unit in self.digits_of(ir.Constant(I64, 0)):
             unit()
@@ -64,23 +75,27 @@ class _Emitter(Records):
         with cgutils.for_range(builder, last) as loop:
             units = self.digits_of(builder.add(loop.index, one))
             self.multiply(loop.index, lambda number: [unit() for unit in units[number :: PANELS * DIGITS * DIGITS]])
+            self.write_share(before, loop.index)
             for panel in range(PANELS):
                 self.prefetch(self.linear(self.panel, panel, PANELS), loop.index)
         self.multiply(last)
+        self.write_share(before, last)
         self.store_sums()
 
     def sums_of_next(self) -> None:
         """The sums of 16 rows, and the outputs of the 16 before."""
         builder, tile = self.builder, ir.Constant(I64, TILE)
+        before = Rows(self.panel, builder.sub(self.row, tile), tile)
         self.clear()
-        each = builder.udiv(builder.add(tile, builder.sub(self.pairs, ir.Constant(I64, 1))), self.pairs)
-        before = builder.sub(self.row, tile)
         with cgutils.for_range(builder, self.pairs) as loop:
             self.multiply(loop.index)
-            begin = builder.mul(loop.index, each)
-            left = builder.sub(tile, begin)
-            self.write(before, begin, builder.select(builder.icmp_signed("<", left, each), left, each))
+            self.write_share(before, loop.index)
         self.store_sums()
+
+    def place(self, panel: int, pair):
+        """Where the digits of a pair are."""
+        own = self.builder.and_(pair, self.places)
+        return self.linear((self.pairs, panel * DIGITS * SLAB), (own, DIGITS * SLAB))
 
     # -- digits
 
@@ -90,7 +105,7 @@ class _Emitter(Records):
 
     def digits_of_block(self, panel: int, pair, side: int) -> list[Callable[[], None]]:
         found: list[Any] = []
-        to = self.linear((self.pairs, panel * DIGITS * SLAB), (pair, DIGITS * SLAB), side * SLAB // 2)
+        to = self.linear(self.place(panel, pair), side * SLAB // 2)
 
         def piece(load: int) -> None:
             if not found:
@@ -161,7 +176,7 @@ class _Emitter(Records):
             amx.load(builder, _LEFT, self.at(1, 0, self.linear(inputs, left * SLAB), I8), 2 * BLOCK)
             for right in range(DIGITS):  # no two products after one another are for one sum
                 for panel in range(PANELS):
-                    place = self.linear((self.pairs, panel * DIGITS * SLAB), (pair, DIGITS * SLAB), right * SLAB)
+                    place = self.linear(self.place(panel, pair), right * SLAB)
                     amx.load(builder, _RIGHT, self.array(3, place, I8), 4 * LANES)
                     amx.add_product(builder, "ssd", panel * _SUMS + left + right, _LEFT, _RIGHT)
                     between(done)
@@ -174,19 +189,26 @@ class _Emitter(Records):
 
     # -- outputs
 
-    def write(self, first, begin, count) -> None:
-        """Outputs of `count` of the 16 rows from `first` on whose sums are in `room`, from the one with number `begin`
-        on."""
+    def write_share(self, rows: Rows, pair) -> None:
+        """As many outputs of `rows` as a pair of blocks has to write, so that all pairs together write all."""
         builder = self.builder
-        left = builder.sub(self.field(2, 1), self.linear((self.panel, LANES)))
+        each = builder.udiv(self.linear(rows.count, self.pairs, -1), self.pairs)
+        begin = builder.mul(pair, each)
+        left = builder.sub(rows.count, begin)
+        self.write(rows, begin, builder.select(builder.icmp_signed("<", left, each), left, each))
+
+    def write(self, rows: Rows, begin, count) -> None:
+        """Outputs of `count` of some rows, whose sums are in `room`, from the one with number `begin` on."""
+        builder = self.builder
+        left = builder.sub(self.field(2, 1), self.linear((rows.panel, LANES)))
         is_whole = builder.icmp_signed(">=", left, ir.Constant(I64, PANELS * LANES))
         with builder.if_else(is_whole) as (whole, part):
             for branch, write in ((whole, write_whole_output), (part, write_output)):
                 with branch, cgutils.for_range(builder, count) as loop:
-                    row = builder.add(begin, loop.index)
+                    number = builder.add(begin, loop.index)
                     for panel in range(PANELS):
-                        to = self.linear(self.panel, panel), builder.add(first, row)
-                        write_sums(self, *to, self.joined(panel, row), write)
+                        to = self.linear(rows.panel, panel), builder.add(rows.first, number)
+                        write_sums(self, *to, self.joined(panel, number), write)
 
     def joined(self, panel: int, row):
         """The sums of a row and a panel, rounded once. What is below 2**24, and what is above, are floats exactly."""
@@ -213,23 +235,26 @@ def _define_begin(typingctx, weights):
     return types.void(weights), with_amx(emit)
 
 
-def _define_first(typingctx, weights, inputs, outputs, room, panel, row):
-    return types.void(weights, inputs, outputs, room, types.intp, types.intp), with_amx(
-        lambda *arguments: _Emitter(*arguments).sums_of_first()
-    )
+def _define_first(typingctx, weights, inputs, outputs, room, panel, row, are_alone, before):
+    def emit(context, builder, signature, values):
+        rows = Rows(*(builder.extract_value(values[7], index) for index in range(3)))
+        _Emitter(context, builder, signature, values, *values[4:6]).sums_of_first(values[6], rows)
+
+    return types.void(weights, inputs, outputs, room, types.intp, types.intp, types.boolean, before), with_amx(emit)
 
 
 def _define_next(typingctx, weights, inputs, outputs, room, panel, row):
     return types.void(weights, inputs, outputs, room, types.intp, types.intp), with_amx(
-        lambda *arguments: _Emitter(*arguments).sums_of_next()
+        lambda *arguments: _Emitter(*arguments, *arguments[3][4:6]).sums_of_next()
     )
 
 
-def _define_write(typingctx, weights, inputs, outputs, room, panel, row, rows):
+def _define_write(typingctx, weights, inputs, outputs, room, rows):
     def emit(context, builder, signature, values):
-        _Emitter(context, builder, signature, values).write(values[5], ir.Constant(I64, 0), values[6])
+        rows = Rows(*(builder.extract_value(values[4], index) for index in range(3)))
+        _Emitter(context, builder, signature, values).write(rows, ir.Constant(I64, 0), rows.count)
 
-    return types.void(weights, inputs, outputs, room, types.intp, types.intp, types.intp), with_amx(emit)
+    return types.void(weights, inputs, outputs, room, rows), with_amx(emit)
 
 
 @njit(inline="always")
@@ -240,10 +265,12 @@ def room_size(blocks):
 
 begin: Any = intrinsic(_define_begin)
 sum_first: Any = intrinsic(_define_first)
-"""(weights, inputs, outputs, room, panel, row): the digits of the weights of the group whose first panel this is, and
-the sums of the 16 rows from `row` on, a multiple of 16, both into `room` int8 [`room_size`]."""
+"""(weights, inputs, outputs, room, panel, row, are_alone, before): the digits of the weights of the group whose first
+panel this is, and the sums of the 16 rows from `row` on, a multiple of 16, both into `room` int8 [`room_size`]. If these
+rows `are_alone`, nobody needs the digits later. Outputs are written for the `Rows` before, whose sums `room` has until
+then."""
 sum_next: Any = intrinsic(_define_next)
 """(weights, inputs, outputs, room, panel, row): the same with the digits in `room`. Outputs are written for the 16 rows
-before, whose sums are there as well."""
+before."""
 write_rows: Any = intrinsic(_define_write)
-"""(weights, inputs, outputs, room, panel, row, rows): outputs of `rows` rows from `row` on, whose sums are there."""
+"""(weights, inputs, outputs, room, rows): outputs of `Rows` whose sums are in `room`."""
