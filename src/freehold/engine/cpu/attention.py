@@ -20,7 +20,7 @@ from freehold.engine.cpu.attention_amx import end as end_products
 from freehold.engine.cpu.attention_block import Block, Layer, Pages, Scoring, Scratch, attend_block, places_of
 from freehold.engine.cpu.attention_pairs import has_pairs, rounds
 from freehold.engine.cpu.attention_tiles import HEIGHT
-from freehold.engine.cpu.borrowed import borrow, keep
+from freehold.engine.cpu.borrowed import borrow, borrowing, keep
 from freehold.engine.cpu.cache_line import LINE, aligned
 from freehold.engine.cpu.isa import Isa
 from freehold.engine.cpu.items import SEGMENT, WHOLE, Item, Members
@@ -126,7 +126,7 @@ def _scratch_in(room, q, layer, members, item, head):
     return scratch, at
 
 
-@njit(nogil=True, error_model="numpy", _nrt=False)
+@borrowing
 def _attend_segment(scratch, softmax, layer, members, item, segment, head, next_places):
     """The softmax of all rows over one segment. Blocks that no row looks back on are not read. `next_places`: where the
     keys are that are read after all of these."""
@@ -193,7 +193,7 @@ def _write(whole, layer, members, item, head, out):
             row += 1
 
 
-@njit(nogil=True, error_model="numpy", _nrt=False)
+@borrowing
 def _attend_item(q, layer, members, item, head, next_places, room, out):
     """One item, with one head of keys and values: its segments in order."""
     size, rows = layer.heads.value_size, item.rows
@@ -222,7 +222,7 @@ def _kept_at(place, layer, members, item, head):
     return place * heads.queries + head * item.rows
 
 
-@njit(nogil=True, error_model="numpy", _nrt=False)
+@borrowing
 def _attend_part(q, kept, layer, members, item, segment, place, head, next_places, room):
     """One segment of an item: its softmax is kept."""
     size, rows = layer.heads.value_size, item.rows
@@ -233,7 +233,7 @@ def _attend_part(q, kept, layer, members, item, segment, place, head, next_place
     _attend_segment(scratch, softmax, layer, members, item, segment, head, next_places)
 
 
-@njit(nogil=True, error_model="numpy", _nrt=False)
+@borrowing
 def _join(kept, layer, members, item, segments, place, head, room, out):
     """Merge the segments of an item, which were parts."""
     rows, size = item.rows, layer.heads.value_size

@@ -4,9 +4,11 @@ Compiled code counts the owners of an array with a locked instruction whenever a
 on, which takes longer than a small product, and much longer where several threads do it.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
+from numba import njit
 from numba.core import types
 
 from freehold.engine.cpu.vectors import intrinsic
@@ -31,3 +33,10 @@ borrow: Any = intrinsic(_define_borrow)
 `keep` the owner until the last use."""
 keep: Any = intrinsic(_define_keep)
 """Up to here an array lives."""
+
+_njit: Any = njit  # whose declaration lacks an option
+
+
+def borrowing(function: Callable[..., Any]) -> Any:
+    """Compile a function of borrowed arrays. It counts no owners of anything, and may make no arrays."""
+    return _njit(nogil=True, error_model="numpy", _nrt=False)(function)

@@ -266,9 +266,9 @@ def room_size(blocks):
 begin: Any = intrinsic(_define_begin)
 sum_first: Any = intrinsic(_define_first)
 """(weights, inputs, outputs, room, panel, row, are_alone, before): the digits of the weights of the group whose first
-panel this is, and the sums of the 16 rows from `row` on, a multiple of 16, both into `room` int8 [`room_size`]. If these
-rows `are_alone`, nobody needs the digits later. Outputs are written for the `Rows` before, whose sums `room` has until
-then."""
+panel this is, and the sums of the 16 rows from `row` on, a multiple of 16, both into `room` int8 [`room_size`]. If
+these rows `are_alone`, nobody needs the digits later. Outputs are written for the `Rows` before, whose sums `room` has
+until then."""
 sum_next: Any = intrinsic(_define_next)
 """(weights, inputs, outputs, room, panel, row): the same with the digits in `room`. Outputs are written for the 16 rows
 before."""
