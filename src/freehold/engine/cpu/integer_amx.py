@@ -13,8 +13,23 @@ from numba.core import cgutils, types
 
 from freehold.engine.cpu import amx
 from freehold.engine.cpu.amx_only import with_amx
+from freehold.engine.cpu.cache_line import LINE
 from freehold.engine.cpu.integer_tiles import BLOCK, Records, write_output, write_whole_output
-from freehold.engine.cpu.vectors import F16, F32, I8, I16, I32, I64, constant, in_turns, intrinsic, math, splat
+from freehold.engine.cpu.vectors import (
+    F16,
+    F32,
+    I8,
+    I16,
+    I32,
+    I64,
+    SECOND,
+    constant,
+    in_turns,
+    intrinsic,
+    math,
+    prefetch,
+    splat,
+)
 
 LANES = 16
 TILE = amx.TILE
@@ -105,7 +120,10 @@ class _Emitter(Records):
         builder = self.builder
         size = PANEL_BLOCK // 2 if self.is_nibbles else PANEL_BLOCK
         raw = ir.VectorType(I8, 64) if self.is_nibbles else ir.VectorType(I16, LANES)
-        first = self.linear((self.panel, self.blocks, size), (block, size))
+        number = self.linear((self.panel, self.blocks), block)
+        first = self.linear((number, size))
+        for line in range(0, size, LINE):  # of the next panel
+            prefetch(builder, self.at(0, 0, self.linear(first, (self.blocks, size), line), I8), SECOND)
 
         def read(number):
             at = self.linear(first, number * raw.count * raw.element.width // 8)

@@ -103,9 +103,10 @@ def widen_bf16(builder, values):
     return builder.bitcast(builder.shl(builder.zext(values, I32), ir.Constant(I32, 16)), F32)
 
 
-def prefetch(builder, where) -> None:
-    """Bring the line of memory at `where` to the nearest cache: it will be read soon."""
-    to_read, nearest, data = (ir.Constant(I32, number) for number in (0, 3, 1))
-    call(
-        builder, "llvm.prefetch.p0i8", ir.VoidType(), [builder.bitcast(where, I8.as_pointer()), to_read, nearest, data]
-    )
+NEAREST, SECOND = 3, 2  # caches
+
+
+def prefetch(builder, where, cache: int = NEAREST) -> None:
+    """Bring the line of memory at `where` to a cache: it will be read soon."""
+    to_read, level, data = (ir.Constant(I32, number) for number in (0, cache, 1))
+    call(builder, "llvm.prefetch.p0i8", ir.VoidType(), [builder.bitcast(where, I8.as_pointer()), to_read, level, data])
