@@ -27,7 +27,6 @@ from freehold.engine.cpu.vectors import (
     in_turns,
     intrinsic,
     math,
-    prefetch,
     splat,
 )
 
@@ -123,7 +122,7 @@ class _Emitter(Records):
         number = self.linear((self.panel, self.blocks), block)
         first = self.linear((number, size))
         for line in range(0, size, LINE):  # of the next panel
-            prefetch(builder, self.at(0, 0, self.linear(first, (self.blocks, size), line), I8), SECOND)
+            self.bring(0, 0, self.linear(first, (self.blocks, size), line), SECOND)
 
         def read(number):
             at = self.linear(first, number * raw.count * raw.element.width // 8)

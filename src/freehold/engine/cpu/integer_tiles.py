@@ -22,6 +22,7 @@ from freehold.engine.cpu.vectors import (
     I16,
     I32,
     I64,
+    NEAREST,
     call,
     constant,
     intrinsic,
@@ -203,9 +204,9 @@ class Records:
         array = self.builder.extract_value(self.values[argument], index)
         return pointer(self.context, self.builder, self.kinds[argument].types[index], array, at, kind)
 
-    def bring(self, argument: int, index: int, at) -> None:
+    def bring(self, argument: int, index: int, at, cache: int = NEAREST) -> None:
         """Have the line of memory with an element of an array in a record brought: it will be read soon."""
-        prefetch(self.builder, self.at(argument, index, at, I8))
+        prefetch(self.builder, self.at(argument, index, at, I8), cache)
 
     def linear(self, *terms):
         """The sum of terms; a tuple is a product."""

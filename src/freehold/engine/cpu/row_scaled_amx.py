@@ -29,7 +29,7 @@ from freehold.engine.cpu.integer_tiles import (
 )
 from freehold.engine.cpu.row_scaled_tiles import DIGITS, row_bytes, write_sums
 from freehold.engine.cpu.simd import FLOATS
-from freehold.engine.cpu.vectors import I8, I16, I32, I64, constant, intrinsic, math
+from freehold.engine.cpu.vectors import I8, I16, I32, I64, SECOND, constant, intrinsic, math
 
 LANES = 16
 TILE = amx.TILE
@@ -157,9 +157,9 @@ class _Emitter(Records):
         """Bring a later panel's weights: memory is read once, while the digits of this one are made."""
         number = self.linear((panel, self.blocks), (pair, 2))
         for line in range(2 * NIBBLE_LOADS):
-            self.bring(0, 0, self.linear((number, NIBBLE_LOADS * 4 * LANES), line * 4 * LANES))
+            self.bring(0, 0, self.linear((number, NIBBLE_LOADS * 4 * LANES), line * 4 * LANES), SECOND)
         for index in (1, 2):
-            self.bring(0, index, self.linear((number, LANES)))
+            self.bring(0, index, self.linear((number, LANES)), SECOND)
 
     # -- sums
 
