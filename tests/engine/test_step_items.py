@@ -31,7 +31,7 @@ def steps(draw):
 @given(steps())
 def test_every_token_is_attended_once_and_reads_its_own_pages(step):
     tables, page_size, rows, starts, counts, may_share = step
-    positions, slots, firsts, shared, members, parts, joined, _ = divide(*step[:5], may_share, np.zeros(1, BATCH))
+    positions, slots, firsts, shared, members, parts, joined, _ = divide(*step[:5], may_share, 2, np.zeros(1, BATCH))
     sequences = np.repeat(np.arange(len(rows)), counts)
     expected = np.concatenate([np.arange(start, start + n) for start, n in zip(starts, counts, strict=True)])
     np.testing.assert_array_equal(positions, expected)

@@ -1,8 +1,9 @@
 """Causal attention over paged KV: prefill and decode in one kernel.
 
-A work item (`items.py`) is one KV head of some members: up to QUERIES consecutive positions of one sequence, or one
-position each of several sequences that begin with the same pages. Shared pages are read once for all
-members (cascade attention; Ye et al. 2024, Juravsky et al. 2024), then each member's own pages.
+A work item (`items.py`) is one KV head of some members: up to QUERIES consecutive positions of one sequence, or
+twice as many in a large step, or one position each of several sequences that begin with the same pages. Shared
+pages are read once for all members (cascade attention; Ye et al. 2024, Juravsky et al. 2024), then each member's
+own pages.
 
 Keys are visited in blocks of 64 that start at multiples of 64 of the position, with a running softmax
 (FlashAttention). It begins anew every SEGMENT positions, and segments are merged in order, so that several

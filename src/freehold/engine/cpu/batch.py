@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numba
 import numpy as np
 
 from freehold.arrays import Float32, Int32, Int64
@@ -39,7 +40,7 @@ class CpuBatch:
         look back so far and no further may not share: where they don't look, tables name nobody's pages."""
         record = np.zeros(1, BATCH)
         positions, slots, firsts, shared, members, parts, joined, kept = divide(
-            tables, page_size, rows, starts, counts, may_share, record
+            tables, page_size, rows, starts, counts, may_share, numba.get_num_threads(), record
         )
         return cls(positions, slots, tables, firsts, shared, members, Parts(*parts), kept, Joined(*joined), record, [])
 

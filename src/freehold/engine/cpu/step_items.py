@@ -7,7 +7,7 @@ calls of NumPy's.
 import numpy as np
 from numba import njit
 
-from freehold.engine.cpu.items import QUERIES, SEGMENT, TOGETHER, WHOLE
+from freehold.engine.cpu.items import MANY, QUERIES, SEGMENT, TOGETHER, WHOLE
 from freehold.engine.cpu.softmax import KEYS
 
 ITEMS_SPLIT = 8  # with more of them, each thread has work without parts of items
@@ -28,19 +28,20 @@ def _place_tokens(tables, page_size, rows, starts, counts):
 
 
 @njit(inline="always")
-def _make_members(rows, starts, counts):
-    """At most QUERIES tokens of a sequence each -> [4, members]: row, first token, count, first position; and the first
-    member of each sequence."""
+def _make_members(rows, starts, counts, threads):
+    """A few tokens of a sequence each -> [4, members]: row, first token, count, first position; and the first member of
+    each sequence."""
+    queries = 2 * QUERIES if np.sum(counts) >= MANY * 2 * QUERIES * threads else QUERIES
     firsts = np.empty(len(rows) + 1, np.int64)
     firsts[0] = 0
     for i in range(len(rows)):
-        firsts[i + 1] = firsts[i] + (counts[i] + QUERIES - 1) // QUERIES
+        firsts[i + 1] = firsts[i] + (counts[i] + queries - 1) // queries
     members, token = np.empty((4, firsts[-1]), np.int64), 0
     for i in range(len(rows)):
         for number in range(firsts[i], firsts[i + 1]):
-            done = (number - firsts[i]) * QUERIES
+            done = (number - firsts[i]) * queries
             members[0, number], members[1, number] = rows[i], token + done
-            members[2, number], members[3, number] = min(counts[i] - done, QUERIES), starts[i] + done
+            members[2, number], members[3, number] = min(counts[i] - done, queries), starts[i] + done
         token += counts[i]
     return members, firsts
 
@@ -187,12 +188,13 @@ def _describe(record, positions, slots, tables, firsts, shared, members, parts, 
 
 
 @njit(cache=True, error_model="numpy")
-def divide(tables, page_size, rows, starts, counts, may_share, record):
-    """Sequence i has `counts[i]` new tokens from position `starts[i]`, its pages in `tables[rows[i]]`; `record` is a
-    BATCH, which is filled -> positions and slots of tokens; the first member of each item and one more, and how many
-    positions they share; members [4, n]; parts [3, n], joined items [3, n], and how many queries parts have."""
+def divide(tables, page_size, rows, starts, counts, may_share, threads, record):
+    """Sequence i has `counts[i]` new tokens from position `starts[i]`, its pages in `tables[rows[i]]`; so many
+    `threads` will attend. `record` is a BATCH, which is filled -> positions and slots of tokens; the first member of
+    each item and one more, and how many positions they share; members [4, n]; parts [3, n], joined items [3, n], and
+    how many queries parts have."""
     positions, slots = _place_tokens(tables, page_size, rows, starts, counts)
-    found, of_sequences = _make_members(rows, starts, counts)
+    found, of_sequences = _make_members(rows, starts, counts, threads)
     order, sizes, common = _make_items(tables, page_size, rows, starts, counts, of_sequences, may_share)
     turns, begins = _balance(found, order, sizes), np.cumsum(sizes) - sizes
     members, firsts = np.empty_like(found), np.empty(len(sizes) + 1, np.int64)
