@@ -27,7 +27,7 @@ from freehold.engine.cpu.isa import Isa
 from freehold.engine.cpu.items import SEGMENT, WHOLE, Item, Members
 from freehold.engine.cpu.operation import Operation, compiled, counted, fields, given, made_once, numbers
 from freehold.engine.cpu.pointwise import Heads, LayerKV, Rotation, rotate_and_write
-from freehold.engine.cpu.simd import div, load, mul, put, round_bf16, splat, store
+from freehold.engine.cpu.simd import load, mul, put, round_bf16, splat, store
 from freehold.engine.cpu.softmax import KEYS, LANES, Softmax, merge_segment
 from freehold.engine.cpu.vectors import intrinsic
 
@@ -188,9 +188,9 @@ def _write(whole, layer, members, item, head, out):
     for m in range(item.first, item.stop):
         for r in range(members.counts[m] * group):
             at = ((members.tokens[m] + r // group) * heads.queries + head * group + r % group) * size
-            weight = splat(whole.weights[row])
+            share = splat(np.float32(1) / whole.weights[row])
             for k in range(0, size, LANES):
-                store(out, at + k, div(load(whole.sums, row * size + k), weight))
+                store(out, at + k, mul(load(whole.sums, row * size + k), share))
             row += 1
 
 

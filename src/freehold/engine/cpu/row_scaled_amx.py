@@ -19,6 +19,7 @@ from numba.core import cgutils, types
 
 from freehold.engine.cpu import amx
 from freehold.engine.cpu.amx_only import with_amx
+from freehold.engine.cpu.cache_line import LINE
 from freehold.engine.cpu.integer_tiles import (
     BLOCK,
     GROUP,
@@ -169,9 +170,11 @@ class _Emitter(Records):
 
     def multiply(self, pair, between: Callable[[int], Any] = lambda number: None) -> None:
         """A pair of blocks of all panels; after each product, `between` is called with its number. A digit of inputs
-        stays in its register while those of weights go by."""
+        stays in its register while those of weights go by. Inputs of the next pair are brought from L2."""
         builder, done = self.builder, 0
         inputs = self.linear((self.row, self.stride), (pair, DIGITS * SLAB))
+        for line in range(0, DIGITS * SLAB, LINE):
+            self.bring(1, 0, self.linear(inputs, DIGITS * SLAB, line))
         for left in range(DIGITS):
             amx.load(builder, _LEFT, self.at(1, 0, self.linear(inputs, left * SLAB), I8), 2 * BLOCK)
             for right in range(DIGITS):  # no two products after one another are for one sum
