@@ -49,6 +49,10 @@ class StoredTensor:
         """The same tensor with its rows in another order, or some of them."""
         return StoredTensor(self.format, len(order), self.columns, self.data[order])
 
+    def between(self, first: int, stop: int) -> StoredTensor:
+        """Its rows `first` up to `stop`, in the same memory."""
+        return StoredTensor(self.format, stop - first, self.columns, self.data[first:stop])
+
     def to_float32(self) -> Float32:
         """[rows, columns], for small tensors and tests."""
         raw = np.ascontiguousarray(self.data)

@@ -6,7 +6,7 @@ products of a float16 and some bits, which float32 holds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,7 @@ from freehold.engine.cpu.integer_tiles import BLOCK
 from freehold.models.tensor import StoredTensor, TensorFormat
 
 SHARE = 16
+NUMBERS_AT_A_TIME = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,45 @@ def codes_of(tensor: StoredTensor) -> Codes:
     return read(np.ascontiguousarray(tensor.data).reshape(tensor.rows, -1, size))
 
 
-def joined(parts: Sequence[Codes], more_rows: int) -> Codes:
+def packed(
+    tensors: Sequence[StoredTensor], group: int, pack: Callable[[Codes], tuple[np.ndarray, ...]]
+) -> tuple[np.ndarray, ...]:
+    """What `pack` makes of the rows of all tensors, and of rows of zeros behind them that fill the last group of rows:
+    flat arrays in the order of rows. Some groups at a time: what is made in between is several times as large."""
+    rows = sum(tensor.rows for tensor in tensors)
+    rows, at, whole = rows + -rows % group, 0, None
+    for codes in _groups_of(tensors, group):
+        count = len(codes.codes)
+        arrays = pack(codes)
+        if whole is None:
+            whole = tuple(np.empty(len(array) // count * rows, array.dtype) for array in arrays)
+        for array, to in zip(arrays, whole, strict=True):
+            each = len(array) // count
+            to[at * each : (at + count) * each] = array
+        at += count
+    assert whole is not None, "some rows"
+    return whole
+
+
+def _groups_of(tensors: Sequence[StoredTensor], group: int) -> Iterator[Codes]:
+    """Whole groups of rows, as many as have NUMBERS_AT_A_TIME."""
+    most = max(NUMBERS_AT_A_TIME // tensors[0].columns // group, 1) * group
+    parts: list[Codes] = []
+    count = 0
+    for tensor in tensors:
+        first = 0
+        while first < tensor.rows:
+            stop = min(first + most - count, tensor.rows)
+            parts.append(codes_of(tensor.between(first, stop)))
+            count, first = count + stop - first, stop
+            if count == most:
+                yield _joined(parts, 0)
+                parts, count = [], 0
+    if parts:
+        yield _joined(parts, -count % group)
+
+
+def _joined(parts: Sequence[Codes], more_rows: int) -> Codes:
     """The rows of all, and some rows of zeros behind them. Where one has minimums all have."""
     rows = sum(len(part.codes) for part in parts) + more_rows
     columns = parts[0].codes.shape[1]

@@ -22,7 +22,7 @@ from numba import njit
 from freehold.arrays import Float32, Int32
 from freehold.engine.cpu.amx_only import end as end_products
 from freehold.engine.cpu.borrowed import borrow, keep
-from freehold.engine.cpu.codes import CODED, Codes, codes_of, joined
+from freehold.engine.cpu.codes import CODED, Codes, packed
 from freehold.engine.cpu.integer_amx import LANES, PANEL_BLOCK, TILE, first_rows, next_rows
 from freehold.engine.cpu.integer_amx import begin as begin_products
 from freehold.engine.cpu.integer_tiles import (
@@ -80,13 +80,12 @@ class IntegerMatrix:
     def pack(cls, tensors: Sequence[StoredTensor], isa: Isa) -> IntegerMatrix:
         """One matrix of the rows of tensors for which `can_pack`."""
         kinds, columns = {tensor.format for tensor in tensors}, tensors[0].columns
-        rows, blocks = sum(tensor.rows for tensor in tensors), columns // BLOCK
-        codes = joined([codes_of(tensor) for tensor in tensors], -rows % GROUP)
-        order = Order(isa.lanes, blocks)
-        if has_four_bits(tensors):
-            return cls(rows, columns, *_pack_nibbles(codes, order, is_coarse=kinds <= COARSE), np.int8, isa)
-        is_coarse = kinds <= COARSE - FOUR_BITS
-        return cls(rows, columns, *_pack_bytes(codes, order, is_coarse), np.int16, isa)
+        rows, order = sum(tensor.rows for tensor in tensors), Order(isa.lanes, columns // BLOCK)
+        is_nibbles = has_four_bits(tensors)
+        is_coarse = kinds <= (COARSE if is_nibbles else COARSE - FOUR_BITS)
+        pack = _pack_nibbles if is_nibbles else _pack_bytes
+        codes, scales, minimums = packed(tensors, GROUP, lambda codes: pack(codes, order, is_coarse))
+        return cls(rows, columns, codes, scales, minimums, np.int8 if is_nibbles else np.int16, isa)
 
     @property
     def _loads(self) -> int:

@@ -25,7 +25,7 @@ from freehold.arrays import Float32, Int32
 from freehold.engine.cpu.amx_only import end as end_products
 from freehold.engine.cpu.borrowed import borrow, keep
 from freehold.engine.cpu.cache_line import LINE, aligned
-from freehold.engine.cpu.codes import codes_of, joined
+from freehold.engine.cpu.codes import Codes, packed
 from freehold.engine.cpu.integer_linear import Order, divide_rows, nibbles, place, portion_of, tiled_rows
 from freehold.engine.cpu.integer_tiles import BLOCK, GROUP, NIBBLE_LOADS, ROWS, Records
 from freehold.engine.cpu.isa import Isa
@@ -73,17 +73,9 @@ class RowScaledMatrix:
     def pack(cls, tensors: Sequence[StoredTensor], isa: Isa) -> RowScaledMatrix:
         """One matrix of the rows of tensors that `has_four_bits`."""
         rows, columns = sum(tensor.rows for tensor in tensors), tensors[0].columns
-        codes = joined([codes_of(tensor) for tensor in tensors], -rows % GROUP)
         order = Order(isa.lanes, columns // BLOCK)
-        assert codes.minimums is not None
-        scales, minimums = codes.scales[:, ::2], codes.minimums
-        largest = np.maximum(np.abs(minimums), np.abs(minimums + 15 * scales)).max(axis=1)
-        # What codes of 15 times a rounded scale may be more has room, too.
-        units = np.where(largest > LEAST, largest / np.float32(LARGEST - 8), np.float32(1)).astype(np.float32)
-        scales, minimums = (
-            order.of_numbers(np.rint(values / units[:, None]).astype(np.int16)) for values in (scales, minimums)
-        )
-        return cls(rows, columns, order.of_codes(nibbles(codes), NIBBLE_LOADS, 4), scales, minimums, units, isa)
+        codes, scales, minimums, units = packed(tensors, GROUP, lambda codes: _pack(codes, order))
+        return cls(rows, columns, codes, scales, minimums, units, isa)
 
     def multiply(
         self, operations: Operations, x: Float32, out: Float32, preparation: Preparation = PLAINLY,
@@ -114,6 +106,19 @@ class RowScaledMatrix:
             self.isa.lanes, rows, out,
         )  # fmt: skip
         return out
+
+
+def _pack(codes: Codes, order: Order) -> tuple[np.ndarray, np.ndarray, np.ndarray, Float32]:
+    """Codes, scales, minimums and units of some groups of rows."""
+    assert codes.minimums is not None
+    scales, minimums = codes.scales[:, ::2], codes.minimums
+    largest = np.maximum(np.abs(minimums), np.abs(minimums + 15 * scales)).max(axis=1)
+    # What codes of 15 times a rounded scale may be more has room, too.
+    units = np.where(largest > LEAST, largest / np.float32(LARGEST - 8), np.float32(1)).astype(np.float32)
+    scales, minimums = (
+        order.of_numbers(np.rint(values / units[:, None]).astype(np.int16)) for values in (scales, minimums)
+    )
+    return order.of_codes(nibbles(codes), NIBBLE_LOADS, 4), scales, minimums, units
 
 
 def _gather(at, first, stop):
