@@ -253,16 +253,17 @@ def divide_rows(count: int, tiled: int, row_bytes: int) -> tuple[int, int]:
 
 
 @njit(inline="always")
-def portion_of(task, groups, count, tiled, together):
-    """Task `task` is a group of weights and a portion of inputs: all groups with the first portion come first. -> the
-    group, the first row of the portion, and the row behind its last."""
+def portion_of(of, task):
+    """Of a product whose arguments are `of`, task `task` is a group of weights and a portion of inputs: all groups with
+    the first portion come first. -> the group, the first row of the portion, and the row behind its last."""
+    groups = (of.width + GROUP - 1) // GROUP
     portion, group = task // groups, task % groups
-    of_tiles = (tiled + together - 1) // together
-    first = portion * together
+    of_tiles = (of.tiled + of.together - 1) // of.together
+    first = portion * of.together
     if portion < of_tiles:
-        return group, first, min(first + together, tiled, count)
-    first += tiled - of_tiles * together
-    return group, first, min(first + together, count)
+        return group, first, min(first + of.together, of.tiled, of.count)
+    first += of.tiled - of_tiles * of.together
+    return group, first, min(first + of.together, of.count)
 
 
 @njit(inline="always")
@@ -337,9 +338,8 @@ def _multiplying(
         if of.tiled:
             begin_products(weights)
         outputs, room = outputs_of(of), borrow(owner)
-        groups = (of.width + GROUP - 1) // GROUP
         for task in range(first, stop):
-            group, row, last = portion_of(task, groups, of.count, of.tiled, of.together)
+            group, row, last = portion_of(of, task)
             if row < of.tiled:
                 _multiply_tiles(weights, inputs, outputs, room, group, row, last)
             else:

@@ -3,7 +3,7 @@
 from typing import Any, NamedTuple
 
 QUERIES = 32  # positions of one item
-MANY = 4  # items for each thread. If there would be more of them, each has twice as many positions
+MANY = 4  # items that each thread has, at least, in a step whose items have twice as many positions
 SEGMENT = 1024  # positions whose softmax is computed at a stretch
 TOGETHER = 4  # sequences of one item at most: more would leave a core without work
 WHOLE = -1  # the segment of a part that has all segments of its item

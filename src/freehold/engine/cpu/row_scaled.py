@@ -210,8 +210,9 @@ def _define_digits_and_sum(typingctx, floats, at, factor, inputs, to, apart, num
 
 
 _put_digits: Any = intrinsic(_define_digits)
+"""(floats, at, factor, inputs, to, apart): 32 floats from `at` on, times a factor, as digits of `Inputs`."""
 _put_digits_and_sum: Any = intrinsic(_define_digits_and_sum)
-"""The same, and the sum of the codes is number `number` of sums."""
+"""(..., number): the same, and the sum of their codes is number `number` of the sums."""
 
 
 @njit(inline="always")
@@ -304,9 +305,8 @@ def _multiplying(isa: Isa) -> Operation:
         if of.tiled:
             begin_products(weights)
         outputs, room, before = outputs_of(of), borrow(aligned(owner)), Rows(0, 0, 0)
-        groups = (of.width + GROUP - 1) // GROUP
         for task in range(first, stop):
-            group, row, last = portion_of(task, groups, of.count, of.tiled, of.together)
+            group, row, last = portion_of(of, task)
             if row < of.tiled:
                 before = _multiply_tiles(weights, inputs, outputs, room, before, group, row, last)
             else:

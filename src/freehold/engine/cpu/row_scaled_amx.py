@@ -240,7 +240,7 @@ def _define_begin(typingctx, weights):
 
 def _define_first(typingctx, weights, inputs, outputs, room, panel, row, are_alone, before):
     def emit(context, builder, signature, values):
-        rows = Rows(*(builder.extract_value(values[7], index) for index in range(3)))
+        rows = Rows(*cgutils.unpack_tuple(builder, values[7]))
         _Emitter(context, builder, signature, values, *values[4:6]).sums_of_first(values[6], rows)
 
     return types.void(weights, inputs, outputs, room, types.intp, types.intp, types.boolean, before), with_amx(emit)
@@ -254,7 +254,7 @@ def _define_next(typingctx, weights, inputs, outputs, room, panel, row):
 
 def _define_write(typingctx, weights, inputs, outputs, room, rows):
     def emit(context, builder, signature, values):
-        rows = Rows(*(builder.extract_value(values[4], index) for index in range(3)))
+        rows = Rows(*cgutils.unpack_tuple(builder, values[4]))
         _Emitter(context, builder, signature, values).write(rows, ir.Constant(I64, 0), rows.count)
 
     return types.void(weights, inputs, outputs, room, rows), with_amx(emit)

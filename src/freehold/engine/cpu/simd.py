@@ -249,11 +249,6 @@ def mul(builder, a, b):
     return builder.fmul(a, b)
 
 
-@_operation(F32x16, F32x16, F32x16)
-def div(builder, a, b):
-    return builder.fdiv(a, b)
-
-
 @_operation(F32x16, F32x16, F32x16, F32x16)
 def fma(builder, a, b, c):
     """a * b + c, rounded once."""
