@@ -10,8 +10,9 @@ from freehold.config import CPU_ISAS, KV_CACHE_DTYPES
 from freehold.engine.cpu.backend import CpuBackend
 from freehold.engine.cpu.batch import CpuBatch
 from freehold.engine.cpu.caches import GroupCache
+from freehold.engine.cpu.code_forms import FOUR_BITS
 from freehold.engine.cpu.codes import CODED
-from freehold.engine.cpu.integer_linear import FOUR_BITS, IntegerMatrix, has_four_bits
+from freehold.engine.cpu.integer_linear import IntegerMatrix, has_four_bits
 from freehold.engine.cpu.isa import AUTO, ISAS, available, choose
 from freehold.engine.cpu.items import SEGMENT, WHOLE
 from freehold.engine.cpu.linear import pack

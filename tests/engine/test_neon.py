@@ -5,8 +5,10 @@ import pytest
 
 import cross_compiled
 from freehold.engine.cpu import integer_linear, integer_tiles, row_scaled, row_scaled_tiles
+from freehold.engine.cpu.code_forms import NIBBLE_LOADS
+from freehold.engine.cpu.codes import BLOCK
 from freehold.engine.cpu.integer_linear import IntegerMatrix
-from freehold.engine.cpu.integer_tiles import BLOCK, NIBBLE_LOADS, ROWS, Outputs
+from freehold.engine.cpu.integer_tiles import ROWS, Outputs
 from freehold.engine.cpu.isa import Neon, Portable
 from freehold.engine.cpu.pointwise import NO_NORM, PLAIN, Preparation
 from freehold.engine.cpu.program import Now
@@ -16,7 +18,7 @@ from random_tensors import stored
 
 COLUMNS = 192
 PREPARATION = Preparation(PLAIN, NO_NORM, np.float32(0))
-CASES = [("Q4_1", "int8"), ("Q4_1", "int16"), ("Q8_0", "int16"), ("Q6_K", "int16")]
+CASES = [("Q4_1", "int8"), ("Q4_1", "int16"), ("Q8_0", "int16"), ("Q5_0", "int16"), ("Q6_K", "int16")]
 
 
 def operands(kind: str, inputs: str, rows: int):
@@ -39,7 +41,7 @@ def operands(kind: str, inputs: str, rows: int):
         codes = tiles.Inputs(np.zeros(2 * x.size, np.int8), np.zeros(rows, np.float32), sums)
     else:
         tiles, module = integer_tiles, integer_linear
-        weights = tiles.Weights(*packed, blocks, there._loads, there.isa)
+        weights = tiles.Weights(*packed, blocks, there.loads, there.offset, there.form, there.isa)
         codes = tiles.Inputs(np.zeros(x.size, there.inputs), *(np.zeros(rows * blocks, np.float32) for _ in range(2)))
     room = np.empty(columns, np.float32)
     values = np.zeros(rows * 24, np.float32)

@@ -13,10 +13,10 @@ import numpy as np
 from gguf import quants
 
 from freehold.arrays import Float32
-from freehold.engine.cpu.integer_tiles import BLOCK
 from freehold.models.tensor import StoredTensor, TensorFormat
 
-SHARE = 16
+BLOCK = 32  # columns that share a minimum
+SHARE = 16  # a scale
 NUMBERS_AT_A_TIME = 1 << 22
 
 
@@ -143,6 +143,9 @@ _READERS: dict[TensorFormat, tuple[int, Callable[[np.ndarray], Codes]]] = {
     TensorFormat.Q6_K: (210, _q6_k),
 }
 CODED = frozenset(_READERS)
+WITH_MINIMUMS = frozenset({
+    TensorFormat.Q4_0, TensorFormat.Q4_1, TensorFormat.Q4_K, TensorFormat.Q5_1, TensorFormat.Q5_K,
+})  # fmt: skip
 
 
 def codes_of(tensor: StoredTensor) -> Codes:

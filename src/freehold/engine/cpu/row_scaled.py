@@ -25,9 +25,10 @@ from freehold.arrays import Float32, Int32
 from freehold.engine.cpu.amx_only import end as end_products
 from freehold.engine.cpu.borrowed import borrow, keep
 from freehold.engine.cpu.cache_line import LINE, aligned
-from freehold.engine.cpu.codes import Codes, packed
-from freehold.engine.cpu.integer_linear import Order, divide_rows, nibbles, place, portion_of, tiled_rows
-from freehold.engine.cpu.integer_tiles import BLOCK, GROUP, NIBBLE_LOADS, ROWS, Records
+from freehold.engine.cpu.code_forms import NIBBLE_LOADS, Order, nibbles
+from freehold.engine.cpu.codes import BLOCK, Codes, packed
+from freehold.engine.cpu.integer_linear import divide_rows, place, portion_of, tiled_rows
+from freehold.engine.cpu.integer_tiles import GROUP, ROWS, Records
 from freehold.engine.cpu.isa import Isa
 from freehold.engine.cpu.onto import NOTHING, ONTO, Onto, outputs_of
 from freehold.engine.cpu.operation import Operation, compiled, fields, given, made_once, numbers

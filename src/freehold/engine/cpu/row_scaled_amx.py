@@ -20,14 +20,9 @@ from numba.core import cgutils, types
 from freehold.engine.cpu import amx
 from freehold.engine.cpu.amx_only import with_amx
 from freehold.engine.cpu.cache_line import LINE
-from freehold.engine.cpu.integer_tiles import (
-    BLOCK,
-    GROUP,
-    NIBBLE_LOADS,
-    Records,
-    write_output,
-    write_whole_output,
-)
+from freehold.engine.cpu.code_forms import NIBBLE_LOADS
+from freehold.engine.cpu.codes import BLOCK
+from freehold.engine.cpu.integer_tiles import GROUP, Records, write_output, write_whole_output
 from freehold.engine.cpu.row_scaled_tiles import DIGITS, row_bytes, write_sums
 from freehold.engine.cpu.simd import FLOATS
 from freehold.engine.cpu.vectors import I8, I16, I32, I64, SECOND, constant, intrinsic, math

@@ -13,15 +13,10 @@ from typing import Any, NamedTuple
 from llvmlite import ir
 from numba.core import cgutils
 
-from freehold.engine.cpu.integer_tiles import (
-    BLOCK,
-    NIBBLE_LOADS,
-    ROWS,
-    IntegerVectors,
-    Records,
-    kernel,
-    write_output,
-)
+from freehold.engine.cpu.code_forms import NIBBLE_LOADS
+from freehold.engine.cpu.codes import BLOCK
+from freehold.engine.cpu.integer_tiles import ROWS, Records, kernel, write_output
+from freehold.engine.cpu.integer_vectors import IntegerVectors
 from freehold.engine.cpu.vectors import F32, F64, I16, I32, I64, constant, joined, math, slice_of, splat
 
 DIGITS = 2  # of inputs: bytes, both signed; the lower one first
