@@ -75,10 +75,14 @@ def kernel(weights: Weights, inputs: Inputs, outputs: Outputs, rows: int) -> ir.
         fields = [array(one) for one in kind.types if hasattr(one, "ndim")]
         return context.make_tuple(builder, kind, [*fields, *numbers])
 
-    isa = typeof(weights.isa)
-    nothing = context.make_tuple(builder, isa, [ir.Constant(I64, number) for number in weights.isa])
+    def numbers(value):
+        return context.make_tuple(builder, typeof(value), [ir.Constant(I64, number) for number in value])
+
+    of_weights = [blocks, loads, numbers(weights.isa)]
+    if isinstance(weights, row_scaled_tiles.Weights):
+        of_weights[2:2] = ir.Constant(I64, weights.offset), numbers(weights.form)
     onto = builder.ptrtoint(arrays[-1], I64), width, ir.Constant(I64, 1)
-    values = [record(weights, blocks, loads, nothing), record(inputs), record(outputs, width, *onto), panel, row]
+    values = [record(weights, *of_weights), record(inputs), record(outputs, width, *onto), panel, row]
     kinds = [typeof(weights), typeof(inputs), typeof(outputs), typeof(0), typeof(0)]
     _tiles(weights)._Emitter(context, builder, typeof(None)(*kinds), values, rows).emit()
     builder.ret_void()

@@ -10,16 +10,16 @@ from freehold.config import CPU_ISAS, KV_CACHE_DTYPES
 from freehold.engine.cpu.backend import CpuBackend
 from freehold.engine.cpu.batch import CpuBatch
 from freehold.engine.cpu.caches import GroupCache
-from freehold.engine.cpu.code_forms import FOUR_BITS
 from freehold.engine.cpu.codes import CODED
-from freehold.engine.cpu.integer_linear import IntegerMatrix, has_four_bits
+from freehold.engine.cpu.few_bits import FEW_BITS
+from freehold.engine.cpu.integer_linear import FOUR_BITS, IntegerMatrix, has_four_bits
 from freehold.engine.cpu.isa import AUTO, ISAS, available, choose
 from freehold.engine.cpu.items import SEGMENT, WHOLE
 from freehold.engine.cpu.linear import pack
 from freehold.engine.cpu.pointwise import CLAMPED, GEGLU, NORM, SWIGLU, Preparation
 from freehold.engine.cpu.program import Now
 from freehold.engine.cpu.row_operations import prepare
-from freehold.engine.cpu.row_scaled import LARGEST, RowScaledMatrix
+from freehold.engine.cpu.row_scaled import LARGEST, RowScaledMatrix, has_few_bits
 from freehold.engine.reference_attention import reference_attention
 from freehold.models.backend import AttentionTensors, CachePlace
 from freehold.models.families.rotary import base_frequencies
@@ -72,7 +72,7 @@ def rounded(x: np.ndarray, limit: int, columns: int = 32) -> np.ndarray:
 
 def packed(tensors, inputs: str, isa) -> IntegerMatrix | RowScaledMatrix:
     """As a backend packs them that computes with these inputs."""
-    of_rows = inputs == "int16" and has_four_bits(tensors)
+    of_rows = has_few_bits(tensors) and (inputs == "int16" or not has_four_bits(tensors))
     return RowScaledMatrix.pack(tensors, isa) if of_rows else IntegerMatrix.pack(tensors, isa)
 
 
@@ -88,7 +88,9 @@ def test_integer_products_are_exact_but_for_the_rounding_of_inputs(kind, rows, i
     if isinstance(weight, IntegerMatrix):
         np.testing.assert_array_equal(found, there)
     else:
-        assert np.all(np.abs(found - there).max(axis=1) < 3e-4 * np.abs(there).max(axis=1))
+        # Half a unit for the middle, and for each code beside it.
+        error = (2 ** (weight.form.bits - 2) + 0.6) / LARGEST * np.abs(there).max(axis=1)
+        assert np.all(np.abs(found - there).max(axis=1) < 1.1 * error)
     scale = (LARGEST, COLUMNS)
     if isinstance(weight, IntegerMatrix):
         scale = (127 if kind in FOUR_BITS else 32767, 32)
@@ -96,11 +98,12 @@ def test_integer_products_are_exact_but_for_the_rounding_of_inputs(kind, rows, i
         x = rng.standard_normal((count, COLUMNS)).astype(np.float32)
         x[-1, 32:64] = 0
         right = rounded(x, *scale) @ found.astype(np.float64).T
-        np.testing.assert_allclose(product(weight, x), right, rtol=1e-4, atol=2e-4 + 5e-6 * np.abs(right).max())
+        np.testing.assert_allclose(product(weight, x), right, rtol=1e-4, atol=2e-4 + 2e-5 * np.abs(right).max())
 
 
 @pytest.mark.parametrize(
-    ("kind", "columns"), [(kind, columns) for kind in sorted(FOUR_BITS) for columns in (256, 1280)] + [("Q4_1", 288)]
+    ("kind", "columns"),
+    [(kind, columns) for kind in sorted(FEW_BITS) for columns in (256, 1280)] + [("Q4_1", 288), ("Q5_0", 288)],
 )
 @pytest.mark.parametrize("isa", [ISAS[name] for name in available()], ids=available())
 def test_products_of_whole_rows_are_sums_of_integers_rounded_once(kind, columns, isa):
@@ -172,11 +175,11 @@ def test_tensors_of_different_quantized_formats_make_one_matrix_of_integers(kind
     whole = np.concatenate([part.to_float32() for part in parts])
     weight = packed(parts, "int16", BEST)
     found = weight.gather(Now(), np.arange(48, dtype=np.int32))
-    np.testing.assert_allclose(found, whole, atol=3e-4 * np.abs(whole).max())
+    np.testing.assert_allclose(found, whole, atol=5.5e-4 * np.abs(whole).max())
     x = rng.standard_normal((5, COLUMNS)).astype(np.float32)
     scale = (32767, 32) if isinstance(weight, IntegerMatrix) else (LARGEST, COLUMNS)
     right = rounded(x, *scale) @ found.astype(np.float64).T
-    np.testing.assert_allclose(product(weight, x), right, rtol=1e-4, atol=2e-4 + 5e-6 * np.abs(right).max())
+    np.testing.assert_allclose(product(weight, x), right, rtol=1e-4, atol=2e-4 + 2e-5 * np.abs(right).max())
 
 
 def test_a_set_that_the_processor_lacks_is_refused(monkeypatch):

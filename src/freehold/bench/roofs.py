@@ -16,7 +16,7 @@ from numba.core import cgutils, types
 
 from freehold.engine.cpu import amx
 from freehold.engine.cpu.attention_pairs import add_pairs
-from freehold.engine.cpu.integer_vectors import IntegerVectors
+from freehold.engine.cpu.integer_tiles import IntegerVectors
 from freehold.engine.cpu.isa import ISAS, Amx, Avx512Bf16
 from freehold.engine.cpu.simd import add, load, splat, sum_lanes
 from freehold.engine.cpu.vectors import F32, I16, I32, constant, intrinsic, math

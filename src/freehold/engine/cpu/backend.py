@@ -24,7 +24,7 @@ from freehold.engine.cpu.page_bytes import PageBytes
 from freehold.engine.cpu.pointwise import CLAMPED, GEGLU, NO_NORM, NORM, PLAINLY, SWIGLU, Preparation
 from freehold.engine.cpu.program import Count, Now, Operations
 from freehold.engine.cpu.recorder import Forward, NotRecorded, Recorder
-from freehold.engine.cpu.row_scaled import RowScaledMatrix
+from freehold.engine.cpu.row_scaled import RowScaledMatrix, has_few_bits
 from freehold.engine.cpu.state_batch import StateBatch
 from freehold.models.backend import Attend, AttentionTensors, CachePlace, ExpertWeights, ScanTensors
 from freehold.models.quantize import Quantizer
@@ -116,7 +116,7 @@ class CpuBackend:
     def _made(self, tensors: Sequence[StoredTensor]) -> _Stored:
         if self._compute == "float32" or not can_pack(tensors):
             return pack(tensors)
-        if self._compute == "int16" and has_four_bits(tensors):
+        if has_few_bits(tensors) and (self._compute == "int16" or not has_four_bits(tensors)):
             return RowScaledMatrix.pack(tensors, self._isa)
         return IntegerMatrix.pack(tensors, self._isa)
 

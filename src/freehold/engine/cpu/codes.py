@@ -13,10 +13,10 @@ import numpy as np
 from gguf import quants
 
 from freehold.arrays import Float32
+from freehold.engine.cpu.integer_tiles import BLOCK
 from freehold.models.tensor import StoredTensor, TensorFormat
 
-BLOCK = 32  # columns that share a minimum
-SHARE = 16  # a scale
+SHARE = 16
 NUMBERS_AT_A_TIME = 1 << 22
 
 

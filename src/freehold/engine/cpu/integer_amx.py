@@ -14,16 +14,7 @@ from numba.core import cgutils, types
 from freehold.engine.cpu import amx
 from freehold.engine.cpu.amx_only import with_amx
 from freehold.engine.cpu.cache_line import LINE
-from freehold.engine.cpu.code_forms import NIBBLE_LOADS, Nibbles
-from freehold.engine.cpu.code_vectors import CodeVectors
-from freehold.engine.cpu.codes import BLOCK
-from freehold.engine.cpu.integer_tiles import (
-    WEIGHTS_OFFSET,
-    Records,
-    WeightsKind,
-    write_output,
-    write_whole_output,
-)
+from freehold.engine.cpu.integer_tiles import BLOCK, Records, write_output, write_whole_output
 from freehold.engine.cpu.vectors import (
     F16,
     F32,
@@ -49,11 +40,16 @@ _SLOT_BYTES = 4 * TILE * 64
 _LEFT, _RIGHT = 4, 6  # the first of two registers each
 
 
+def _parts(weights) -> int:
+    """Of a block, that have a scale each."""
+    return 2 if weights.types[1].dtype == types.float32 and weights.types[0].dtype == types.int8 else 1
+
+
 def _define_begin(typingctx, weights):
     """Before products with these weights."""
 
     def emit(context, builder, signature, values):
-        depth = BLOCK // WeightsKind.of(weights).form.parts
+        depth = BLOCK // _parts(weights)
         amx.configure(builder, (*_TWO_BLOCKS, *((TILE, depth),) * 2, *((depth // 4, 64),) * 2))
 
     return types.void(weights), with_amx(emit)
@@ -68,9 +64,10 @@ class _Emitter(Records):
         self.widens = widens
         self.blocks, self.panel, self.row, self.rows = self.field(0, 3), *values[4:7]
         self.planes = 1 if signature.args[1].types[0].dtype == types.int8 else 2
-        kind = WeightsKind.of(signature.args[0])
-        self.has_minimums, self.parts, self.is_nibbles = kind.has_minimums, kind.form.parts, isinstance(kind.form, Nibbles)
-        self.codes = CodeVectors(self, kind.form, LANES, self.field(0, WEIGHTS_OFFSET))
+        self.is_fine = signature.args[0].types[1].dtype == types.float32
+        self.is_nibbles = signature.args[0].types[0].dtype == types.uint8
+        self.has_minimums = self.is_nibbles or self.is_fine
+        self.parts = _parts(signature.args[0])
         self.sums = builder.bitcast(self._room(2 * _SLOT_BYTES // 4, I32), I8.as_pointer())
 
     def _room(self, count: int, kind):
@@ -119,32 +116,30 @@ class _Emitter(Records):
     def widen(self, block) -> None:
         if not self.widens:
             return
-        builder, size = self.builder, self.codes.block_bytes
-        first = self.linear((self.panel, self.blocks, size), (block, size))
+        builder = self.builder
+        size = PANEL_BLOCK // 2 if self.is_nibbles else PANEL_BLOCK
+        raw = ir.VectorType(I8, 64) if self.is_nibbles else ir.VectorType(I16, LANES)
+        number = self.linear((self.panel, self.blocks), block)
+        first = self.linear((number, size))
         for line in range(0, size, LINE):  # of the next panel
             self.bring(0, 0, self.linear(first, (self.blocks, size), line), SECOND)
-        vectors = (
-            (number, vector)
-            for load in range(self.codes.loads)
-            for number, vector in enumerate(self.codes.of(first, ir.Constant(I64, load)), load * self.codes.each)
-        )
-        for number, vector in vectors:
+
+        def read(number):
+            at = self.linear(first, number * raw.count * raw.element.width // 8)
+            return builder.load(self.at(0, 0, at, raw), align=1)
+
+        for step in range(4 if self.is_nibbles else 8):
             if self.is_nibbles:
-                # The lower halves of all loads come first.
-                self.keep(block, number // 2 + NIBBLE_LOADS * (number % 2), vector)
+                code = read(step)
+                quarters = {
+                    step: builder.and_(code, constant(raw, 15)),
+                    4 + step: builder.lshr(code, constant(raw, 4)),
+                }
             else:
-                _, other = next(vectors)
-                self.keep(block, number // 2, in_turns(builder, *(self.pairs_of(one) for one in (vector, other))))
-
-    def pairs_of(self, words):
-        """Words as bytes, two by two."""
-        bytes_ = self.builder.trunc(words, ir.VectorType(I8, words.type.count))
-        return self.builder.bitcast(bytes_, ir.VectorType(I16, LANES))
-
-    def keep(self, block, number: int, quarter) -> None:
-        """Four columns of each lane."""
-        place = self.linear((block, PANEL_BLOCK), number * 64)
-        self.builder.store(quarter, self.array(3, place, quarter.type), align=1)
+                quarters = {step: in_turns(builder, read(2 * step), read(2 * step + 1))}
+            for number, quarter in quarters.items():
+                place = self.linear((block, PANEL_BLOCK), number * 64)
+                builder.store(quarter, self.array(3, place, quarter.type), align=1)
 
     def multiply_pair(self, number, slot) -> None:
         """A pair is multiplied while the one before is scaled, so there are two slots for sums."""

@@ -3,17 +3,18 @@
 Inputs are quantized row by row in blocks of 32 columns: to 8 bits for weights of four bits, as in llama.cpp, and to 16
 bits for the others, whose error is below that of the weights. Sums inside a block are exact integers. Blocks are added
 as floats, always in the same order. So the result of a row depends on that row alone, as with float32 products, and is
-the same with every instruction set (`isa.py`). Weights of four bits with inputs of 16 bits are in `row_scaled`.
+the same with every instruction set (`isa.py`). Weights of six bits and fewer with inputs of 16 bits are in
+`row_scaled`.
 
-A panel has as many rows as the instruction set has lanes, a group 32 rows. Codes are stored in few bits, in the order
-in which they are read (`code_forms`).
+A panel has as many rows as the instruction set has lanes, a group 32 rows. Codes are stored in the order in which they
+are read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numba
 import numpy as np
@@ -22,12 +23,14 @@ from numba import njit
 from freehold.arrays import Float32, Int32
 from freehold.engine.cpu.amx_only import end as end_products
 from freehold.engine.cpu.borrowed import borrow, keep
-from freehold.engine.cpu.code_forms import FOUR_BITS, Form, Nibbles, Order, code_at, form_of, pack_codes
-from freehold.engine.cpu.codes import BLOCK, CODED, WITH_MINIMUMS, Codes, packed
+from freehold.engine.cpu.codes import CODED, Codes, packed
 from freehold.engine.cpu.integer_amx import LANES, PANEL_BLOCK, TILE, first_rows, next_rows
 from freehold.engine.cpu.integer_amx import begin as begin_products
 from freehold.engine.cpu.integer_tiles import (
+    BLOCK,
+    BYTE_LOADS,
     GROUP,
+    NIBBLE_LOADS,
     ROWS,
     Inputs,
     Weights,
@@ -52,57 +55,45 @@ TILED_BYTES, TILED_WORDS, TILE_LEAST = 128, 12, 12
 X_BYTES, TILED_X_BYTES = 96 << 10, 1 << 20
 PORTION_LEAST = 128  # rows of a portion in tiles: weights are unpacked again for each portion
 COLUMNS_MAX = 1 << 16  # so that sums of products of bytes are integers of 32 bits
+FOUR_BITS = frozenset({TensorFormat.Q4_0, TensorFormat.Q4_1, TensorFormat.Q4_K})
 # One scale for 32 columns, a float16; and no minimum that float16 can't hold.
-COARSE = frozenset({
-    TensorFormat.Q4_0, TensorFormat.Q4_1, TensorFormat.Q5_0, TensorFormat.Q5_1, TensorFormat.Q8_0, TensorFormat.IQ4_NL,
-})  # fmt: skip
-NO_MINIMUMS = np.zeros(0, np.int8)
+COARSE = frozenset({TensorFormat.Q4_0, TensorFormat.Q4_1, TensorFormat.Q5_0, TensorFormat.Q8_0, TensorFormat.IQ4_NL})
 
 
 @dataclass(frozen=True)
 class IntegerMatrix:
-    """codes uint8 [panels, bytes of a panel] in a form (`code_forms`), larger by `offset`. Panels are padded to whole
-    groups.
+    """codes: four bits uint8 [panels, blocks, 4, lanes, 4], where byte (j, lane, i) has columns 4 j + i (low half) and
+    16 + 4 j + i of the block; or eight bits int8 [panels, blocks, 16, lanes, 2]. Panels are padded to whole groups.
 
-    scales [panels, blocks, parts of the form, lanes], minimums [panels, blocks, lanes]: uint16 (float16, as stored), or
-    float32 where formats have finer ones. Minimums int8 [0] if all are 0."""
+    scales uint16 (float16, as stored) [panels, blocks, lanes]. Formats with finer ones have float32: for four bits
+    likewise, for eight bits [panels, blocks, 2, lanes], one for each half of a block. minimums of the same type
+    [panels, blocks, lanes]; none for eight bits with scales of float16. `inputs`: what they are quantized to."""
 
     rows: int
     columns: int
     codes: np.ndarray
     scales: np.ndarray
     minimums: np.ndarray
-    offset: int
-    form: Form
+    inputs: type[np.signedinteger]
     isa: Isa
 
     @classmethod
     def pack(cls, tensors: Sequence[StoredTensor], isa: Isa) -> IntegerMatrix:
         """One matrix of the rows of tensors for which `can_pack`."""
         kinds, columns = {tensor.format for tensor in tensors}, tensors[0].columns
-        form, offset = form_of(kinds)
         rows, order = sum(tensor.rows for tensor in tensors), Order(isa.lanes, columns // BLOCK)
-
-        def pack(codes: Codes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-            scales = codes.scales if form.parts == 2 else codes.scales[:, ::2]
-            if kinds & WITH_MINIMUMS:
-                minimums = np.zeros_like(codes.scales[:, ::2]) if codes.minimums is None else codes.minimums
-                minimums = order.of_numbers(minimums, kinds <= COARSE)
-            else:
-                minimums = NO_MINIMUMS
-            return pack_codes(codes, form, offset, order), order.of_numbers(scales, kinds <= COARSE), minimums
-
-        return cls(rows, columns, *packed(tensors, GROUP, pack), offset, form, isa)
+        is_nibbles = has_four_bits(tensors)
+        is_coarse = kinds <= (COARSE if is_nibbles else COARSE - FOUR_BITS)
+        pack = _pack_nibbles if is_nibbles else _pack_bytes
+        codes, scales, minimums = packed(tensors, GROUP, lambda codes: pack(codes, order, is_coarse))
+        return cls(rows, columns, codes, scales, minimums, np.int8 if is_nibbles else np.int16, isa)
 
     @property
-    def inputs(self) -> type[np.signedinteger]:
-        """What they are quantized to."""
-        return np.int8 if isinstance(self.form, Nibbles) else np.int16
-
-    @property
-    def loads(self) -> int:
+    def _loads(self) -> int:
         """Of codes that share a scale."""
-        return (16 if self.form.bits == 8 else 4) // self.form.parts
+        if self.codes.dtype == np.uint8:
+            return NIBBLE_LOADS
+        return BYTE_LOADS if self.scales.dtype == np.uint16 else BYTE_LOADS // 2
 
     def multiply(
         self, operations: Operations, x: Float32, out: Float32, preparation: Preparation = PLAINLY,
@@ -118,34 +109,37 @@ class IntegerMatrix:
             _quantizing(self.inputs), rows, preparation.step, x, preparation.parameters, preparation.epsilon,
             codes, scales, sums, count, tiled, blocks,
         )  # fmt: skip
-        multiply = _multiplying(self.isa, self.form, self.scales.dtype.type, self.minimums.dtype.type)
+        multiply = _multiplying(self.isa, self.codes.dtype.type, self.scales.dtype.type, self.inputs)
         weights = self.codes, self.scales, self.minimums
         together, portions = divide_rows(count, tiled, codes.itemsize * self.columns)
         operations.add(
-            multiply, portions * -(-self.rows // GROUP), *weights, blocks, self.loads, self.offset, codes, scales,
-            sums, count, tiled, together, *onto.arguments(out), out, self.rows,
+            multiply, portions * -(-self.rows // GROUP), *weights, blocks, self._loads, codes, scales, sums,
+            count, tiled, together, *onto.arguments(out), out, self.rows,
         )  # fmt: skip
 
     def gather(self, operations: Operations, rows: Int32) -> Float32:
         """The weights of some rows as in the file, float32 [n, columns]"""
         out = operations.room((len(rows), self.columns))
         operations.add(
-            _gathering(self.scales.dtype.type), len(rows), self.codes, self.scales, self.minimums,
-            len(self.minimums) > 0, self.columns // BLOCK, self.form.bits, isinstance(self.form, Nibbles),
-            self.form.parts, self.offset, self.isa.lanes, rows, out,
+            _gathering(self.codes.dtype.type, self.scales.dtype.type), len(rows), self.codes, self.scales,
+            self.minimums, len(self.minimums) > 0, self.columns // BLOCK, 2 if self._loads == BYTE_LOADS // 2 else 1,
+            self.isa.lanes, rows, out,
         )  # fmt: skip
         return out
 
 
-_GATHER = fields("codes scales minimums has_minimums blocks bits is_nibbles parts offset lanes wanted out")
+_GATHER = fields("codes scales minimums has_minimums blocks parts lanes wanted out")
 
 
 @made_once
-def _gathering(of_scales: type[np.generic]) -> Operation:
+def _gathering(of_codes: type[np.generic], of_scales: type[np.generic]) -> Operation:
+    is_nibbles = of_codes is np.uint8
+    steps, beside = (NIBBLE_LOADS, 4) if is_nibbles else (BYTE_LOADS, 2)
+
     def gather(at, first, stop):
         """Rows."""
         of = given(at)
-        codes, scales = numbers(of.codes, np.uint8), numbers(of.scales, of_scales)
+        codes, scales = numbers(of.codes, of_codes), numbers(of.scales, of_scales)
         minimums = numbers(of.minimums, of_scales)
         wanted, out = numbers(of.wanted, np.int32), numbers(of.out, np.float32)
         for i in range(first, stop):
@@ -153,14 +147,67 @@ def _gathering(of_scales: type[np.generic]) -> Operation:
             panel, lane = row // of.lanes, row % of.lanes
             for number in range(panel * of.blocks, (panel + 1) * of.blocks):
                 minimum = scale_at(minimums, number * of.lanes + lane) if of.has_minimums else np.float32(0)
-                for column in range(BLOCK):
-                    code = code_at(codes, of.bits, of.is_nibbles, number, of.lanes, lane, column) - of.offset
-                    part = column * of.parts // BLOCK
-                    value = scale_at(scales, (number * of.parts + part) * of.lanes + lane) * np.float32(code)
-                    out[to + column] = value + minimum if of.has_minimums else value
+                for part in range(of.parts):
+                    scale = scale_at(scales, (number * of.parts + part) * of.lanes + lane)
+                    for step in range(part * steps // of.parts, (part + 1) * steps // of.parts):
+                        at = ((number * steps + step) * of.lanes + lane) * beside
+                        for k in range(beside):
+                            code = codes[at + k]
+                            if is_nibbles:
+                                out[to + step * beside + k] = scale * np.float32(code & 15) + minimum
+                                out[to + BLOCK // 2 + step * beside + k] = scale * np.float32(code >> 4) + minimum
+                            else:
+                                value = scale * np.float32(code)
+                                out[to + step * beside + k] = value + minimum if of.has_minimums else value
                 to += BLOCK
 
     return compiled(gather, _GATHER)
+
+
+class Order(NamedTuple):
+    """The order in which a matrix is read: panel by panel, block by block."""
+
+    lanes: int
+    blocks: int
+
+    def of_codes(self, codes: np.ndarray, steps: int, beside: int) -> np.ndarray:
+        """[rows, columns of bytes] -> [panels, blocks, steps, lanes, beside], flat."""
+        split = codes.reshape(-1, self.lanes, self.blocks, steps, beside)
+        return np.ascontiguousarray(split.transpose(0, 2, 3, 1, 4)).ravel()
+
+    def of_numbers(self, values: np.ndarray, as_halves: bool = False) -> np.ndarray:
+        """[rows, blocks x n] -> [panels, blocks, n, lanes], flat: as they are, or the bits of float16."""
+        split = values.reshape(-1, self.lanes, self.blocks, values.shape[1] // self.blocks).transpose(0, 2, 3, 1)
+        if as_halves:
+            return np.ascontiguousarray(split, np.float16).view(np.uint16).ravel()
+        return np.ascontiguousarray(split).ravel()
+
+
+Packed = tuple[np.ndarray, np.ndarray, np.ndarray]  # codes, scales, minimums
+
+
+def nibbles(codes: np.ndarray) -> np.ndarray:
+    """Codes of four bits [rows, columns] -> uint8 [rows, blocks, 16]: byte i of a block has columns i and 16 + i."""
+    split = codes.view(np.uint8).reshape(len(codes), -1, BLOCK)
+    return split[:, :, :16] | split[:, :, 16:] << 4
+
+
+def _pack_nibbles(codes: Codes, order: Order, is_coarse: bool) -> Packed:
+    assert codes.minimums is not None
+    scales = codes.scales[:, ::2]
+    return (
+        order.of_codes(nibbles(codes.codes), 4, 4),
+        order.of_numbers(scales, is_coarse),
+        order.of_numbers(codes.minimums, is_coarse),
+    )
+
+
+def _pack_bytes(codes: Codes, order: Order, is_coarse: bool) -> Packed:
+    packed = order.of_codes(codes.codes, 16, 2)
+    if is_coarse:
+        return packed, order.of_numbers(codes.scales[:, ::2], True), np.zeros(0, np.uint16)
+    minimums = np.zeros_like(codes.scales[:, ::2]) if codes.minimums is None else codes.minimums
+    return packed, order.of_numbers(codes.scales, False), order.of_numbers(minimums, False)
 
 
 @njit(inline="always")
@@ -272,21 +319,19 @@ def _multiply_rows(weights, inputs, outputs, group, first, last):
             one_row(weights, inputs, outputs, panel, row)
 
 
-_MULTIPLY = fields(f"codes scales minimums blocks loads offset x x_scales x_sums count tiled together {ONTO} out width")
+_MULTIPLY = fields(f"codes scales minimums blocks loads x x_scales x_sums count tiled together {ONTO} out width")
 
 
 @made_once
 def _multiplying(
-    isa: Isa, form: Form, of_scales: type[np.generic], of_minimums: type[np.generic]
+    isa: Isa, of_codes: type[np.generic], of_scales: type[np.generic], of_inputs: type[np.signedinteger]
 ) -> Operation:
-    of_inputs = np.int8 if isinstance(form, Nibbles) else np.int16
-
     def multiply(at, first, stop):
         """Groups of weights, with each portion of inputs."""
         of = given(at)
         weights = Weights(
-            numbers(of.codes, np.uint8), numbers(of.scales, of_scales), numbers(of.minimums, of_minimums),
-            of.blocks, of.loads, of.offset, form, isa,
+            numbers(of.codes, of_codes), numbers(of.scales, of_scales), numbers(of.minimums, of_scales),
+            of.blocks, of.loads, isa,
         )  # fmt: skip
         x = numbers(of.x, of_inputs)
         inputs = Inputs(x, numbers(of.x_scales, np.float32), numbers(of.x_sums, np.float32))

@@ -1,12 +1,10 @@
 """The inner loops of `integer_linear`: one row of inputs, or four, times some panels of weights.
 
 There is a sum for each pair of a panel and a row. Inside a block of 32 columns sums are integers, exact. What differs
-between forms of codes is how a load of them becomes vectors (`code_vectors`) and which inputs those meet (`_Meeting`),
-and between instruction sets how many lanes a vector has and what a product is (`integer_vectors`). The rest is one
-description, from which the instructions of each kernel are made.
+between formats is how a load of codes becomes vectors that meet inputs (`_Format`), and between instruction sets how
+many lanes a vector has and what a product is (`IntegerVectors`). The rest is one description, from which the
+instructions of each kernel are made.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,48 +14,44 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import register_jitable
 
-from freehold.engine.cpu.code_forms import Form, Nibbles
-from freehold.engine.cpu.code_vectors import CodeVectors
-from freehold.engine.cpu.codes import BLOCK
-from freehold.engine.cpu.integer_vectors import IntegerVectors
-from freehold.engine.cpu.isa import Isa
-from freehold.engine.cpu.vectors import F32, I8, I32, I64, NEAREST, constant, intrinsic, math, pointer, prefetch, splat
+from freehold.engine.cpu.isa import WITH_VNNI, Avx2, Isa, Neon
+from freehold.engine.cpu.vectors import (
+    F16,
+    F32,
+    I8,
+    I16,
+    I32,
+    I64,
+    NEAREST,
+    call,
+    constant,
+    intrinsic,
+    joined,
+    math,
+    pairwise,
+    pointer,
+    prefetch,
+    slice_of,
+    splat,
+)
 
+BLOCK = 32  # columns that share a scale
 GROUP = 32  # rows of weights that one task multiplies: 4 panels of 8, or 2 of 16
 ROWS = 4  # of inputs, whose blocks stand side by side
+NIBBLE_LOADS, BYTE_LOADS = 4, 16  # of codes, for a panel's block
 
 
 class Weights(NamedTuple):
-    """An `IntegerMatrix`: `blocks` in a row, and as many `loads` of codes for a part of a panel's block that has a scale.
-    The compiler must not know how many: where it unrolls that loop it keeps more in registers than there are. A panel
-    has as many rows as the instruction set has lanes. Codes are larger by `offset`. Minimums of type int8 are none."""
+    """An `IntegerMatrix`: `blocks` in a row, and as many `loads` of codes for a panel's block. The compiler must not
+    know how many: where it unrolls that loop it keeps more in registers than there are. A panel has as many rows as the
+    instruction set has lanes."""
 
     codes: Any
     scales: Any
     minimums: Any
     blocks: int
     loads: int
-    offset: int
-    form: Form
     isa: Isa
-
-
-WEIGHTS_OFFSET = Weights._fields.index("offset")
-
-
-class WeightsKind(NamedTuple):
-    """What a kernel is compiled for."""
-
-    form: Any
-    has_minimums: bool
-    isa: type
-
-    @classmethod
-    def of(cls, weights: Any) -> WeightsKind:
-        """`weights`: Numba's type of `Weights`."""
-        kinds = dict(zip(weights.fields, weights.types, strict=True))
-        has_minimums = kinds["minimums"].dtype != types.int8
-        return cls(kinds["form"].instance_class(), has_minimums, kinds["isa"].instance_class)
 
 
 class Inputs(NamedTuple):
@@ -79,28 +73,120 @@ class Outputs(NamedTuple):
     column_step: int
 
 
-# -- how codes meet inputs ----------------------------------------------------------------------------
+# -- products -----------------------------------------------------------------------------------------
+
+
+def has_wide_totals(isa: type) -> bool:
+    """Whether products of bytes are added up as integers of 32 bits."""
+    return isa in (*WITH_VNNI, Neon)
+
+
+class IntegerVectors:
+    """The registers of an instruction set, and products of integers in them."""
+
+    def __init__(self, isa: type):
+        self.isa, lanes = isa, isa().lanes
+        self.lanes = lanes
+        self.bytes, self.words = ir.VectorType(I8, 4 * lanes), ir.VectorType(I16, 2 * lanes)
+        self.ints, self.floats, self.halves = (ir.VectorType(kind, lanes) for kind in (I32, F32, F16))
+
+    @property
+    def byte_total(self) -> ir.VectorType:
+        """What products of bytes are added up as: words without an instruction for more."""
+        return self.ints if has_wide_totals(self.isa) else self.words
+
+    def add_bytes(self, builder, total, weights, inputs):
+        """total + bytes that are not negative times signed ones, added two by two or four by four."""
+        if self.isa in WITH_VNNI:
+            return self._vnni(builder, "vpdpbusd", total, weights, inputs)
+        if self.isa is Avx2:
+            return builder.add(total, call(builder, "llvm.x86.avx2.pmadd.ub.sw", self.words, [weights, inputs]))
+        if self.isa is Neon:
+            return self._dot(builder, total, weights, inputs)
+        wide = ir.VectorType(I16, self.bytes.count)
+        product = builder.mul(builder.zext(weights, wide), builder.sext(inputs, wide))
+        return builder.add(total, pairwise(builder, product, builder.add))
+
+    def integers(self, builder, total):
+        """A total of a block."""
+        return total if total.type == self.ints else self._sums_of_pairs(builder, total, constant(self.words, 1))
+
+    def add_words(self, builder, total, weights, inputs):
+        """total + words of `weights` times words of `inputs`, added two by two."""
+        if self.isa in WITH_VNNI:
+            return self._vnni(builder, "vpdpwssd", total, weights, inputs)
+        return builder.add(total, self._sums_of_pairs(builder, weights, inputs))
+
+    def _vnni(self, builder, name, total, weights, inputs):
+        a, b = (builder.bitcast(one, self.ints) for one in (weights, inputs))
+        return call(builder, f"llvm.x86.avx512.{name}.{32 * self.lanes}", self.ints, [total, a, b])
+
+    def _dot(self, builder, total, weights, inputs):
+        """Both factors are signed: weights are never so large that it matters."""
+        halves = [
+            [slice_of(builder, one, one.type.count // 2, half) for one in (total, weights, inputs)] for half in range(2)
+        ]
+        name, kind = "llvm.aarch64.neon.sdot.v4i32.v16i8", ir.VectorType(I32, 4)
+        return joined(builder, *(call(builder, name, kind, arguments) for arguments in halves))
+
+    def _sums_of_pairs(self, builder, a, b):
+        if self.isa is Avx2:
+            return call(builder, "llvm.x86.avx2.pmadd.wd", self.ints, [a, b])
+        if self.isa is Neon:
+            fours = [self._products_of_words(builder, a, b, number) for number in range(a.type.count // 4)]
+            name = "llvm.aarch64.neon.addp.v4i32"
+            return joined(builder, *(call(builder, name, fours[0].type, fours[i : i + 2]) for i in (0, 2)))
+        wide = ir.VectorType(I32, self.words.count)
+        return pairwise(builder, builder.mul(builder.sext(a, wide), builder.sext(b, wide)), builder.add)
+
+    def _products_of_words(self, builder, a, b, number):
+        """Of four, from `4 * number` on: one instruction."""
+        wide = ir.VectorType(I32, 4)
+        return builder.mul(*(builder.sext(slice_of(builder, one, 4, number), wide) for one in (a, b)))
+
+
+# -- formats ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class _Meeting:
+class _Format:
     """How a panel's block of weights meets a block of inputs.
 
-    One load of codes is some vectors (`code_vectors`). Each of them meets four bytes of inputs, of kind `input`,
-    repeated; they begin `inputs` elements after the first, which is `step` further on with each load."""
+    One load of codes, of kind `load`, is split into vectors. Each of them meets four bytes of inputs, repeated; they
+    begin `inputs` elements after the first, which is `step` further on with each load."""
 
+    block_bytes: int  # of codes
+    load: ir.VectorType
+    split: Callable[[Any, Any], list[Any]]
     inputs: tuple[int, ...]
     step: int
     input: ir.VectorType
     total: ir.VectorType
     add: Callable[[Any, Any, Any, Any], Any]
+    has_minimums: bool
+    parts: int = 1  # of a block that have a scale each
+
+    @property
+    def load_bytes(self) -> int:
+        return self.load.count * self.load.element.width // 8
 
 
-def _meeting(form: Any, vectors: IntegerVectors) -> _Meeting:
-    if isinstance(form, Nibbles):
-        return _Meeting((0, 16), 4, vectors.bytes, vectors.byte_total, vectors.add_bytes)
-    inputs = (0,) if form.bits == 8 else (0, 2, 4, 6)
-    return _Meeting(inputs, 2 * len(inputs), vectors.words, vectors.ints, vectors.add_words)
+def _byte_nibbles(builder, raw):
+    return [builder.and_(raw, constant(raw.type, 15)), builder.lshr(raw, constant(raw.type, 4))]
+
+
+def _widened(builder, raw):
+    return [builder.sext(raw, ir.VectorType(I16, raw.type.count))]
+
+
+def _format(weights, vectors: IntegerVectors) -> _Format:
+    lanes, of_bytes = vectors.lanes, vectors.bytes
+    if weights.types[0].dtype == types.uint8:
+        total, offsets = vectors.byte_total, (0, 16)
+        return _Format(16 * lanes, of_bytes, _byte_nibbles, offsets, 4, of_bytes, total, vectors.add_bytes, True)
+    load, is_fine = ir.VectorType(I8, 2 * lanes), weights.types[1].dtype == types.float32
+    of_words, add = (vectors.words, vectors.ints), vectors.add_words
+    return _Format(32 * lanes, load, _widened, (0,), 2, *of_words, add, is_fine, 2 if is_fine else 1)
 
 
 # -- kernels ------------------------------------------------------------------------------------------
@@ -148,23 +234,21 @@ class _Emitter(Records):
 
     def __init__(self, context, builder, signature, values, rows: int):
         super().__init__(context, builder, signature, values)
-        kind = WeightsKind.of(signature.args[0])
-        self.vectors, self.parts, self.has_minimums = IntegerVectors(kind.isa), kind.form.parts, kind.has_minimums
+        self.vectors = IntegerVectors(signature.args[0].types[5].instance_class)
         self.panels, self.rows = panels_at_once(self.vectors.lanes, rows), rows
-        self.codes = CodeVectors(self, kind.form, self.vectors.lanes, self.field(0, WEIGHTS_OFFSET))
-        self.meeting = _meeting(kind.form, self.vectors)
+        self.format = _format(signature.args[0], self.vectors)
         self.pairs = [(panel, row) for panel in range(self.panels) for row in range(rows)]
         self.blocks, self.loads = self.field(0, 3), self.field(0, 4)
         self.panel, self.row = values[3], values[4]
 
     def emit(self) -> None:
         builder = self.builder
-        floats, total_kind = self.vectors.floats, self.meeting.total
+        floats, total_kind = self.vectors.floats, self.format.total
         results, totals = ([cgutils.alloca_once(builder, kind) for _ in self.pairs] for kind in (floats, total_kind))
         for result in results:
             builder.store(constant(floats, 0.0), result)
         with cgutils.for_range(builder, self.blocks) as block:
-            for part in range(self.parts):
+            for part in range(self.format.parts):
                 for total in totals:
                     builder.store(constant(total_kind, 0), total)
                 with cgutils.for_range(builder, self.loads) as load:
@@ -176,20 +260,21 @@ class _Emitter(Records):
 
     def multiply(self, block, load, totals) -> None:
         """One load of codes of each panel meets its inputs in each row."""
-        builder, meeting, size = self.builder, self.meeting, self.codes.block_bytes
+        builder, form = self.builder, self.format
         inputs: dict[tuple[int, int], Any] = {}
-        first = (self.row, self.blocks, BLOCK), (block, self.rows * BLOCK), (load, meeting.step)
+        first = (self.row, self.blocks, BLOCK), (block, self.rows * BLOCK), (load, form.step)
         for panel in range(self.panels):
-            at = self.linear((self.panel, self.blocks, size), (panel, self.blocks, size), (block, size))
-            vectors = self.codes.of(at, load)
-            self.prefetch(0, self.linear(at, (load, self.codes.load_bytes)), size)
-            for vector, offset in zip(vectors, meeting.inputs, strict=True):
+            before = (self.panel, self.blocks, form.block_bytes), (panel, self.blocks, form.block_bytes)
+            at = self.linear(*before, (block, form.block_bytes), (load, form.load_bytes))
+            parts = form.split(builder, builder.load(self.at(0, 0, at, form.load), align=1))
+            self.prefetch(0, at, form.block_bytes)
+            for part, offset in zip(parts, form.inputs, strict=True):
                 for row in range(self.rows):
                     if (row, offset) not in inputs:
                         four = builder.load(self.at(1, 0, self.linear(*first, row * BLOCK + offset), I32), align=1)
-                        inputs[row, offset] = builder.bitcast(splat(builder, four, self.vectors.ints), meeting.input)
+                        inputs[row, offset] = builder.bitcast(splat(builder, four, self.vectors.ints), form.input)
                     total = totals[panel * self.rows + row]
-                    builder.store(meeting.add(builder, builder.load(total), vector, inputs[row, offset]), total)
+                    builder.store(form.add(builder, builder.load(total), part, inputs[row, offset]), total)
 
     def prefetch(self, index: int, at, block_size: int) -> None:
         """Bring the numbers that the panels have at the same place which come next. The array has `block_size` of them
@@ -204,7 +289,7 @@ class _Emitter(Records):
             input_at = self.linear((self.row, self.blocks), (block, self.rows), row)
 
             def of_weights(index, at):
-                self.prefetch(index, at, lanes * (self.parts if index == 1 else 1))
+                self.prefetch(index, at, lanes * (self.format.parts if index == 1 else 1))
                 if self.kinds[0].types[index].dtype == types.float32:
                     return builder.load(self.at(0, index, at, vectors.floats), align=4)
                 return builder.fpext(builder.load(self.at(0, index, at, vectors.halves), align=2), vectors.floats)
@@ -213,9 +298,9 @@ class _Emitter(Records):
                 return splat(builder, builder.load(self.at(1, index, at, F32)), vectors.floats)
 
             value = builder.load(result)
-            if self.has_minimums and part == 0:
+            if self.format.has_minimums and part == 0:
                 value = math(builder, "fma", [of_weights(2, self.linear((number, lanes))), of_inputs(2), value])
-            scale_at = self.linear((number, self.parts * lanes), part * lanes)
+            scale_at = self.linear((number, self.format.parts * lanes), part * lanes)
             integers = builder.sitofp(vectors.integers(builder, builder.load(total)), vectors.floats)
             scale = builder.fmul(of_weights(1, scale_at), of_inputs(1))
             builder.store(math(builder, "fma", [integers, scale, value]), result)

@@ -6,8 +6,7 @@ import numpy as np
 from llvmlite import ir
 from numba.core import types
 
-from freehold.engine.cpu.codes import BLOCK
-from freehold.engine.cpu.integer_tiles import Records
+from freehold.engine.cpu.integer_tiles import BLOCK, Records
 from freehold.engine.cpu.simd import FLOATS, INTS, LANES
 from freehold.engine.cpu.vectors import F32, I8, I16, I32, I64, constant, halves, intrinsic, math, splat
 

@@ -1,9 +1,10 @@
-"""Products of weights of four bits with inputs of 16 bits, in integers from the first column to the last.
+"""Products of weights of up to six bits with inputs of 16 bits, in integers from the first column to the last.
 
-A row of weights has one unit, a float. Each block of 32 columns has a scale and a minimum that are integers of 16 bits,
-in this unit: a weight is code x scale + minimum, an integer of 16 bits as well. Rounding them changes a weight by at
-most 0.03 % of the largest in its row. A row of inputs has one unit, too. So the sum over a row is an integer, the same
-in whatever order its terms are added: in any batch, with any tile, with every instruction set. It is rounded once.
+A row of weights has one unit, a float. Each block of 32 columns, or each half of it, has a scale and a minimum that are
+integers of 16 bits, in this unit: a weight is code x scale + minimum, an integer of 16 bits as well. Rounding them
+changes a weight by at most 0.014 % of the largest in its row if codes have four bits, 0.026 % if five, 0.05 % if six.
+A row of inputs has one unit, too. So the sum over a row is an integer, the same in whatever order its terms are added:
+in any batch, with any tile, with every instruction set. It is rounded once.
 
 Both factors are cut into digits for processors that multiply bytes: two signed ones (`row_scaled_amx`), or only the
 inputs (`row_scaled_tiles`). A panel has as many rows as the instruction set has lanes, a group 32 rows.
@@ -25,10 +26,10 @@ from freehold.arrays import Float32, Int32
 from freehold.engine.cpu.amx_only import end as end_products
 from freehold.engine.cpu.borrowed import borrow, keep
 from freehold.engine.cpu.cache_line import LINE, aligned
-from freehold.engine.cpu.code_forms import NIBBLE_LOADS, Order, nibbles
-from freehold.engine.cpu.codes import BLOCK, Codes, packed
-from freehold.engine.cpu.integer_linear import divide_rows, place, portion_of, tiled_rows
-from freehold.engine.cpu.integer_tiles import GROUP, ROWS, Records
+from freehold.engine.cpu.codes import WITH_MINIMUMS, Codes, packed
+from freehold.engine.cpu.few_bits import FEW_BITS, Coding, Form, code_at, coding_of, pack_codes
+from freehold.engine.cpu.integer_linear import Order, divide_rows, place, portion_of, tiled_rows
+from freehold.engine.cpu.integer_tiles import BLOCK, GROUP, ROWS, Records, has_wide_totals
 from freehold.engine.cpu.isa import Isa
 from freehold.engine.cpu.onto import NOTHING, ONTO, Onto, outputs_of
 from freehold.engine.cpu.operation import Operation, compiled, fields, given, made_once, numbers
@@ -40,6 +41,7 @@ from freehold.engine.cpu.row_scaled_tiles import (
     Inputs,
     Weights,
     four_rows,
+    loads_at_once,
     one_row,
 )
 from freehold.engine.cpu.simd import FLOATS, INTS
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
     from freehold.engine.cpu.program import Operations
 
 LARGEST = 32_639  # 127 x 256 + 127: two signed digits
+NO_MINIMUMS = np.zeros(0, np.int8)
 LEAST = np.float32(1e-30)  # weights that are all below it are 0: their unit might be
 _HAS_VBMI = bool(llvm.get_host_cpu_features().get("avx512vbmi"))
 TILED = 12  # how many inputs it takes for tiles of 16 rows to be faster
@@ -58,9 +61,9 @@ TILED = 12  # how many inputs it takes for tiles of 16 rows to be faster
 
 @dataclass(frozen=True)
 class RowScaledMatrix:
-    """codes four bits uint8 [panels, blocks, 4, lanes, 4], where byte (j, lane, i) has columns 4 j + i (low half) and
-    16 + 4 j + i of the block; scales and minimums int16 [panels, blocks, lanes]; units float32 [panels x lanes]. Panels
-    are padded to whole groups."""
+    """codes uint8 [panels, blocks, bytes of a block] in a form (`few_bits`); scales and minimums int16 [panels, blocks,
+    parts of the form, lanes]; units float32 [panels x lanes]. Panels are padded to whole groups. Minimums are int8 [0]
+    if no format has any: then a weight is (code - `offset`) x scale."""
 
     rows: int
     columns: int
@@ -68,15 +71,23 @@ class RowScaledMatrix:
     scales: np.ndarray
     minimums: np.ndarray
     units: Float32
+    offset: int
+    form: Form
     isa: Isa
 
     @classmethod
     def pack(cls, tensors: Sequence[StoredTensor], isa: Isa) -> RowScaledMatrix:
-        """One matrix of the rows of tensors that `has_four_bits`."""
+        """One matrix of the rows of tensors that `has_few_bits`."""
         rows, columns = sum(tensor.rows for tensor in tensors), tensors[0].columns
-        order = Order(isa.lanes, columns // BLOCK)
-        codes, scales, minimums, units = packed(tensors, GROUP, lambda codes: _pack(codes, order))
-        return cls(rows, columns, codes, scales, minimums, units, isa)
+        order, kinds = Order(isa.lanes, columns // BLOCK), {tensor.format for tensor in tensors}
+        coding, has_minimums = coding_of(kinds), bool(kinds & WITH_MINIMUMS)
+        arrays = packed(tensors, GROUP, lambda codes: _pack(codes, coding, has_minimums, order))
+        return cls(rows, columns, *arrays, coding.offset, coding.form, isa)
+
+    @property
+    def loads(self) -> int:
+        """Of codes that are added up at once."""
+        return loads_at_once(self.form.bits, has_wide_totals(type(self.isa)))
 
     def multiply(
         self, operations: Operations, x: Float32, out: Float32, preparation: Preparation = PLAINLY,
@@ -87,39 +98,51 @@ class RowScaledMatrix:
         tiled, each = tiled_rows(count, self.isa.tile, TILED), _row_bytes(blocks)
         rows = max(count, tiled)
         codes = operations.room((rows * each,), np.int8)
-        units, sums = operations.room((rows,)), operations.room((rows * blocks,), np.float64)
+        units, sums = operations.room((rows,)), operations.room((rows * blocks * self.form.parts,), np.float64)
         operations.add(
             _quantizing(), count, preparation.step, x, preparation.parameters, preparation.epsilon, codes, units, sums,
-            count, tiled, blocks,
+            count, tiled, blocks, self.form.parts,
         )  # fmt: skip
         weights = self.codes, self.scales, self.minimums, self.units
         together, portions = divide_rows(count, tiled, each)
         operations.add(
-            _multiplying(self.isa), portions * -(-self.rows // GROUP), *weights, blocks, NIBBLE_LOADS, codes, units,
-            sums, count, tiled, together, *onto.arguments(out), out, self.rows,
+            _multiplying(self.isa, self.form, self.minimums.dtype.type), portions * -(-self.rows // GROUP), *weights,
+            blocks, self.loads, self.offset, codes, units, sums, count, tiled, together, *onto.arguments(out), out,
+            self.rows,
         )  # fmt: skip
 
     def gather(self, operations: Operations, rows: Int32) -> Float32:
         """The weights of some rows as they are multiplied, float32 [n, columns]"""
         out = operations.room((len(rows), self.columns))
         operations.add(
-            _gathering(), len(rows), self.codes, self.scales, self.minimums, self.units, self.columns // BLOCK,
-            self.isa.lanes, rows, out,
+            _gathering(), len(rows), self.codes, self.scales, self.minimums, len(self.minimums) > 0, self.units,
+            self.columns // BLOCK, self.form.bits, self.form.parts, self.offset, self.isa.lanes, rows, out,
         )  # fmt: skip
         return out
 
 
-def _pack(codes: Codes, order: Order) -> tuple[np.ndarray, np.ndarray, np.ndarray, Float32]:
+def has_few_bits(tensors: Sequence[StoredTensor]) -> bool:
+    """Whether all of them have codes of six bits or fewer."""
+    return {tensor.format for tensor in tensors} <= FEW_BITS
+
+
+def _pack(
+    codes: Codes, coding: Coding, has_minimums: bool, order: Order
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, Float32]:
     """Codes, scales, minimums and units of some groups of rows."""
-    assert codes.minimums is not None
-    scales, minimums = codes.scales[:, ::2], codes.minimums
-    largest = np.maximum(np.abs(minimums), np.abs(minimums + 15 * scales)).max(axis=1)
-    # What codes of 15 times a rounded scale may be more has room, too.
-    units = np.where(largest > LEAST, largest / np.float32(LARGEST - 8), np.float32(1)).astype(np.float32)
-    scales, minimums = (
-        order.of_numbers(np.rint(values / units[:, None]).astype(np.int16)) for values in (scales, minimums)
-    )
-    return order.of_codes(nibbles(codes), NIBBLE_LOADS, 4), scales, minimums, units
+    parts, middle = coding.form.parts, np.float32(coding.most + 1 >> 1)
+    scales = codes.scales[:, :: 2 // parts]
+    least = -coding.offset * scales
+    if codes.minimums is not None:
+        least += np.repeat(codes.minimums, parts, axis=1)
+    largest = np.maximum(np.abs(least), np.abs(least + coding.most * scales)).max(axis=1)
+    # What the largest code times a rounded scale may be more has room, too.
+    units = np.where(largest > LEAST, largest / (LARGEST - middle), np.float32(1)).astype(np.float32)
+    rounded = np.rint(scales / units[:, None])
+    # Codes in the middle suffer least from a rounded scale.
+    least = np.rint((least + middle * scales) / units[:, None]) - middle * rounded
+    rounded, least = (order.of_numbers(values.astype(np.int16)) for values in (rounded, least))
+    return pack_codes(codes, coding, order), rounded, least if has_minimums else NO_MINIMUMS, units
 
 
 def _gather(at, first, stop):
@@ -127,24 +150,22 @@ def _gather(at, first, stop):
     of = given(at)
     codes, units = numbers(of.codes, np.uint8), numbers(of.units, np.float32)
     scales, minimums = numbers(of.scales, np.int16), numbers(of.minimums, np.int16)
-    wanted, out = numbers(of.wanted, np.int32), numbers(of.out, np.float32)
+    wanted, out, width = numbers(of.wanted, np.int32), numbers(of.out, np.float32), BLOCK // of.parts
     for i in range(first, stop):
         row, unit = np.int64(wanted[i]), units[wanted[i]]
         panel, lane = row // of.lanes, row % of.lanes
         to = i * of.blocks * BLOCK
         for number in range(panel * of.blocks, (panel + 1) * of.blocks):
-            scale = np.int32(scales[number * of.lanes + lane])
-            minimum = np.int32(minimums[number * of.lanes + lane])
-            for step in range(NIBBLE_LOADS):
-                at = ((number * NIBBLE_LOADS + step) * of.lanes + lane) * 4
-                for k in range(4):
-                    code = np.int32(codes[at + k])
-                    out[to + 4 * step + k] = np.float32((code & 15) * scale + minimum) * unit
-                    out[to + BLOCK // 2 + 4 * step + k] = np.float32((code >> 4) * scale + minimum) * unit
+            for column in range(BLOCK):
+                at = (number * of.parts + column // width) * of.lanes + lane
+                scale = np.int32(scales[at])
+                minimum = np.int32(minimums[at]) if of.has_minimums else -np.int32(of.offset) * scale
+                code = code_at(codes, of.bits, of.lanes, number, lane, column)
+                out[to + column] = np.float32(code * scale + minimum) * unit
             to += BLOCK
 
 
-_GATHER = fields("codes scales minimums units blocks lanes wanted out")
+_GATHER = fields("codes scales minimums has_minimums units blocks bits parts offset lanes wanted out")
 
 
 @made_once
@@ -199,21 +220,27 @@ def _define_digits(typingctx, floats, at, factor, inputs, to, apart):
     return types.void(floats, types.intp, types.float32, inputs, types.intp, types.intp), codegen
 
 
-def _define_digits_and_sum(typingctx, floats, at, factor, inputs, to, apart, number):
-    def codegen(context, builder, signature, values):
-        emitter = _Emitter(context, builder, signature, values)
-        total = halves(builder, builder.add(*emitter.emit()), builder.add)
-        builder.store(builder.sitofp(total, F64), emitter.at(3, 2, values[6], F64))
-        return context.get_dummy_value()
+def _digits_and_sums(parts: int) -> Any:
+    def define(typingctx, floats, at, factor, inputs, to, apart, number):
+        def codegen(context, builder, signature, values):
+            emitter = _Emitter(context, builder, signature, values)
+            codes = emitter.emit()
+            for part, of_part in enumerate(codes if parts == 2 else [builder.add(*codes)]):
+                total = builder.sitofp(halves(builder, of_part, builder.add), F64)
+                builder.store(total, emitter.at(3, 2, emitter.linear(values[6], part), F64))
+            return context.get_dummy_value()
 
-    numbers = types.intp
-    return types.void(floats, numbers, types.float32, inputs, numbers, numbers, numbers), codegen
+        numbers = types.intp
+        return types.void(floats, numbers, types.float32, inputs, numbers, numbers, numbers), codegen
+
+    return intrinsic(define)
 
 
 _put_digits: Any = intrinsic(_define_digits)
 """(floats, at, factor, inputs, to, apart): 32 floats from `at` on, times a factor, as digits of `Inputs`."""
-_put_digits_and_sum: Any = intrinsic(_define_digits_and_sum)
-"""(..., number): the same, and the sum of their codes is number `number` of the sums."""
+_put_digits_and_sum, _put_digits_and_two_sums = (_digits_and_sums(parts) for parts in (1, 2))
+"""(..., number): the same, and the sum of their codes is number `number` of the sums. Or the sums of both halves are
+this one and the next."""
 
 
 @njit(inline="always")
@@ -222,7 +249,7 @@ def _row_bytes(blocks):
 
 
 @njit(inline="always")
-def _quantize_row(preparation, x, row, count, tiled, blocks, inputs, floats):
+def _quantize_row(preparation, x, row, count, tiled, blocks, parts, inputs, floats):
     """Prepare a row of x, in `floats` -> `inputs`. A tile of 16 rows is stored as [pairs of blocks, digits, 16, 64], a
     smaller one as [blocks, digits, rows, 32]."""
     prepare_row(preparation, x, row, blocks * BLOCK, floats, 0)
@@ -238,8 +265,11 @@ def _quantize_row(preparation, x, row, count, tiled, blocks, inputs, floats):
         return
     for block in range(blocks):
         to = start + (block * DIGITS * beside + side) * BLOCK
-        number = first * blocks + block * beside + side
-        _put_digits_and_sum(floats, block * BLOCK, factor, inputs, to, beside * BLOCK, number)
+        number = (first * blocks + block * beside + side) * parts
+        if parts == 2:
+            _put_digits_and_two_sums(floats, block * BLOCK, factor, inputs, to, beside * BLOCK, number)
+        else:
+            _put_digits_and_sum(floats, block * BLOCK, factor, inputs, to, beside * BLOCK, number)
 
 
 def _quantize(at, first, stop):
@@ -250,11 +280,11 @@ def _quantize(at, first, stop):
     x, room = numbers(of.x, np.float32), np.empty(of.blocks * BLOCK, np.float32)
     for row in range(first, stop):
         inputs = Inputs(codes, units, sums)
-        _quantize_row(preparation, x, row, of.count, of.tiled, of.blocks, inputs, borrow(room))
+        _quantize_row(preparation, x, row, of.count, of.tiled, of.blocks, of.parts, inputs, borrow(room))
     keep(room)
 
 
-_QUANTIZE = fields("step x parameters epsilon:f codes units sums count tiled blocks")
+_QUANTIZE = fields("step x parameters epsilon:f codes units sums count tiled blocks parts")
 
 
 @made_once
@@ -289,17 +319,19 @@ def _multiply_rows(weights, inputs, outputs, group, first, last):
             one_row(weights, inputs, outputs, panel, row)
 
 
-_MULTIPLY = fields(f"codes scales minimums units blocks loads x x_units x_sums count tiled together {ONTO} out width")
+_MULTIPLY = fields(
+    f"codes scales minimums units blocks loads offset x x_units x_sums count tiled together {ONTO} out width"
+)
 
 
 @made_once
-def _multiplying(isa: Isa) -> Operation:
+def _multiplying(isa: Isa, form: Form, of_minimums: type[np.generic]) -> Operation:
     def multiply(at, first, stop):
         """Groups of weights, with each portion of inputs."""
         of = given(at)
         weights = Weights(
-            numbers(of.codes, np.uint8), numbers(of.scales, np.int16), numbers(of.minimums, np.int16),
-            numbers(of.units, np.float32), of.blocks, of.loads, isa,
+            numbers(of.codes, np.uint8), numbers(of.scales, np.int16), numbers(of.minimums, of_minimums),
+            numbers(of.units, np.float32), of.blocks, of.loads, of.offset, form, isa,
         )  # fmt: skip
         inputs = Inputs(numbers(of.x, np.int8), numbers(of.x_units, np.float32), numbers(of.x_sums, np.float64))
         owner = np.empty(room_size(of.blocks) + LINE if of.tiled else LINE, np.int8)

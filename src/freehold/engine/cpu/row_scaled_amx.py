@@ -20,12 +20,17 @@ from numba.core import cgutils, types
 from freehold.engine.cpu import amx
 from freehold.engine.cpu.amx_only import with_amx
 from freehold.engine.cpu.cache_line import LINE
-from freehold.engine.cpu.code_forms import NIBBLE_LOADS
-from freehold.engine.cpu.codes import BLOCK
-from freehold.engine.cpu.integer_tiles import GROUP, Records, write_output, write_whole_output
-from freehold.engine.cpu.row_scaled_tiles import DIGITS, row_bytes, write_sums
+from freehold.engine.cpu.integer_tiles import (
+    BLOCK,
+    GROUP,
+    NIBBLE_LOADS,
+    Records,
+    write_output,
+    write_whole_output,
+)
+from freehold.engine.cpu.row_scaled_tiles import DIGITS, OFFSET, Kind, row_bytes, write_sums
 from freehold.engine.cpu.simd import FLOATS
-from freehold.engine.cpu.vectors import I8, I16, I32, I64, SECOND, constant, intrinsic, math
+from freehold.engine.cpu.vectors import I8, I16, I32, I64, SECOND, constant, intrinsic, math, splat
 
 LANES = 16
 TILE = amx.TILE
@@ -53,7 +58,8 @@ class _Emitter(Records):
     def __init__(self, context, builder, signature, values, panel=None, row=None):
         super().__init__(context, builder, signature, values)
         self.panel, self.row = panel, row
-        self.blocks = self.field(0, 4)
+        self.form, self.has_minimums, _ = Kind.of(signature.args[0])
+        self.blocks, self.block_bytes = self.field(0, 4), 4 * self.form.bits * LANES
         self.stride = row_bytes(builder, self.blocks)
         self.pairs = builder.udiv(self.stride, ir.Constant(I64, SLAB * DIGITS // TILE))
         self.sums_at = self.linear((self.pairs, PANELS * DIGITS * SLAB))
@@ -111,25 +117,30 @@ class _Emitter(Records):
         return [partial(piece, load) for load in range(NIBBLE_LOADS)]
 
     def block(self, panel: int, block):
-        """-> the number of a block in the matrix, its scale and its minimum."""
-        builder = self.builder
+        """-> where the codes of a block are, and the scales and minimums of its halves."""
+        builder, parts = self.builder, self.form.parts
         is_there = builder.icmp_signed("<", block, self.blocks)
         block = builder.select(is_there, block, builder.sub(self.blocks, ir.Constant(I64, 1)))
         number = self.linear((self.panel, self.blocks), (panel, self.blocks), block)
-        scale, minimum = (
-            builder.select(is_there, self.in_words(index, number), constant(_WORDS, 0)) for index in (1, 2)
-        )
-        # The upper digit is rounded to the nearest, as the lower one is signed.
-        return number, scale, builder.add(minimum, constant(_WORDS, _TOP // 2))
+        found = []
+        for part in range(parts):
+            at = self.linear((number, parts), part)
+            scale = builder.select(is_there, self.in_words(1, at), constant(_WORDS, 0))
+            if self.has_minimums:
+                minimum = builder.select(is_there, self.in_words(2, at), constant(_WORDS, 0))
+            else:
+                factor = builder.trunc(builder.neg(self.field(0, OFFSET)), I16)
+                minimum = builder.mul(scale, splat(builder, factor, _WORDS))
+            # The upper digit is rounded to the nearest, as the lower one is signed.
+            found.append((scale, builder.add(minimum, constant(_WORDS, _TOP // 2))))
+        return self.linear((number, self.block_bytes)), found if parts == 2 else 2 * found
 
-    def put_digits(self, to, load: int, number, scale, minimum) -> None:
+    def put_digits(self, to, load: int, codes_at, of_halves) -> None:
         """Of the columns of one load of codes."""
         builder, low_byte = self.builder, constant(_WORDS, 0xFF)
-        at = self.linear((number, NIBBLE_LOADS * 4 * LANES), load * 4 * LANES)
-        raw = builder.load(self.at(0, 0, at, _WORDS), align=1)
-        for half in range(2):
+        for half, (scale, minimum) in enumerate(of_halves):
             even, odd = (
-                builder.add(builder.mul(self.nibble(raw, 4 * half + 8 * side), scale), minimum) for side in range(2)
+                builder.add(builder.mul(self.code(codes_at, load, half, side), scale), minimum) for side in range(2)
             )
             low = builder.or_(builder.and_(even, low_byte), builder.shl(odd, constant(_WORDS, 8)))
             low = builder.xor(low, constant(_WORDS, 0x8080))
@@ -138,9 +149,22 @@ class _Emitter(Records):
                 place = self.linear(to, digit * SLAB, (NIBBLE_LOADS * half + load) * 4 * LANES)
                 builder.store(value, self.array(3, place, _WORDS), align=1)
 
-    def nibble(self, raw, bits: int):
-        """Of every second byte."""
-        return self.builder.and_(self.builder.lshr(raw, constant(_WORDS, bits)), constant(_WORDS, 15))
+    def code(self, codes_at, load: int, half: int, side: int):
+        """Codes of every second column (`few_bits`)."""
+        code, bits = self.bits(codes_at, load, 8 * side + 4 * half, 0, 15), self.form.bits - 4
+        if bits == 0:
+            return code
+        plane, bit = divmod((half * NIBBLE_LOADS + load) * bits, 8)
+        upper = self.bits(codes_at, NIBBLE_LOADS + plane, 8 * side + bit, 4, (1 << bits) - 1 << 4)
+        return self.builder.or_(code, upper)
+
+    def bits(self, codes_at, vector: int, bit: int, to: int, mask: int):
+        """Bits of words, from a bit on, moved to another."""
+        builder = self.builder
+        at = self.linear(codes_at, vector * 4 * LANES)
+        raw = builder.load(self.at(0, 0, at, _WORDS), align=1)
+        move = builder.lshr if bit >= to else builder.shl
+        return builder.and_(move(raw, constant(_WORDS, abs(bit - to))), constant(_WORDS, mask))
 
     def in_words(self, index: int, number):
         """A number of each lane, twice, for there are two words of codes."""
@@ -152,10 +176,11 @@ class _Emitter(Records):
     def prefetch(self, panel, pair) -> None:
         """Bring a later panel's weights: memory is read once, while the digits of this one are made."""
         number = self.linear((panel, self.blocks), (pair, 2))
-        for line in range(2 * NIBBLE_LOADS):
-            self.bring(0, 0, self.linear((number, NIBBLE_LOADS * 4 * LANES), line * 4 * LANES), SECOND)
-        for index in (1, 2):
-            self.bring(0, index, self.linear((number, LANES)), SECOND)
+        for line in range(0, 2 * self.block_bytes, LINE):
+            self.bring(0, 0, self.linear((number, self.block_bytes), line), SECOND)
+        for index in (1, 2) if self.has_minimums else (1,):
+            for part in range(self.form.parts):
+                self.bring(0, index, self.linear((number, self.form.parts * LANES), 2 * part * LANES), SECOND)
 
     # -- sums
 

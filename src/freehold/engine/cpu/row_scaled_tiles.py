@@ -7,25 +7,34 @@ With one row, products wait for memory. Panels are read one after the other: two
 read at half the speed.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from llvmlite import ir
-from numba.core import cgutils
+from numba.core import cgutils, types
 
-from freehold.engine.cpu.code_forms import NIBBLE_LOADS
-from freehold.engine.cpu.codes import BLOCK
-from freehold.engine.cpu.integer_tiles import ROWS, Records, kernel, write_output
-from freehold.engine.cpu.integer_vectors import IntegerVectors
+from freehold.engine.cpu.few_bits import Form
+from freehold.engine.cpu.integer_tiles import (
+    BLOCK,
+    NIBBLE_LOADS,
+    ROWS,
+    IntegerVectors,
+    Records,
+    has_wide_totals,
+    kernel,
+    write_output,
+)
 from freehold.engine.cpu.vectors import F32, F64, I16, I32, I64, constant, joined, math, slice_of, splat
 
 DIGITS = 2  # of inputs: bytes, both signed; the lower one first
-_LOW, _HIGH = 0, 16  # the columns of a block that the halves of a byte belong to
 
 
 class Weights(NamedTuple):
-    """A `RowScaledMatrix`: `blocks` in a row. `loads` is NIBBLE_LOADS, which the compiler must not know: where it
-    unrolls that loop it keeps more in registers than there are."""
+    """A `RowScaledMatrix`: `blocks` in a row. `loads` of codes are added up at a time (`loads_at_once`). The compiler
+    must not know how many: where it unrolls that loop it keeps more in registers than there are. Minimums of type int8
+    are -`offset` x scale each."""
 
     codes: Any
     scales: Any
@@ -33,12 +42,37 @@ class Weights(NamedTuple):
     units: Any
     blocks: int
     loads: int
+    offset: int
+    form: Any
     isa: Any
 
 
+class Kind(NamedTuple):
+    """What kernels are compiled for."""
+
+    form: Form
+    has_minimums: bool
+    isa: type
+
+    @classmethod
+    def of(cls, weights: Any) -> Kind:
+        """`weights`: the type of `Weights` in compiled code."""
+        kinds = dict(zip(weights.fields, weights.types, strict=True))
+        return cls(kinds["form"].instance_class(), kinds["minimums"].dtype == types.int16, kinds["isa"].instance_class)
+
+
+OFFSET = Weights._fields.index("offset")
+
+
+def loads_at_once(bits: int, has_wide_totals: bool) -> int:
+    """Of codes that are added up before their sums become integers of 32 bits. Four products of 63 x 128 are below
+    2**15, as are eight of 31 x 128, a half of each load, and sixteen of 15 x 128."""
+    return NIBBLE_LOADS // 2 if bits == 6 and not has_wide_totals else NIBBLE_LOADS
+
+
 class Inputs(NamedTuple):
-    """Codes as digits, int8; a float32 for each row that a code's 1 stands for; the sum of codes for each block, an
-    integer in a float64."""
+    """Codes as digits, int8; a float32 for each row that a code's 1 stands for; the sum of codes for each part of a
+    block, an integer in a float64."""
 
     codes: Any
     units: Any
@@ -67,7 +101,8 @@ class _Emitter(Records):
 
     def __init__(self, context, builder, signature, values, rows: int):
         super().__init__(context, builder, signature, values)
-        self.vectors = IntegerVectors(signature.args[0].types[6].instance_class)
+        self.form, self.has_minimums, isa = Kind.of(signature.args[0])
+        self.vectors, self.is_wide = IntegerVectors(isa), has_wide_totals(isa)
         self.lanes, self.rows = self.vectors.lanes, rows
         self.sums = ir.VectorType(F64, self.lanes // 2)  # a register: never wider than those of integers
         self.blocks, self.loads = self.field(0, 4), self.field(0, 5)
@@ -78,11 +113,10 @@ class _Emitter(Records):
         builder, rows = self.builder, range(self.rows)
         sums = [[self.cleared(self.sums) for _ in range(2)] for _ in rows]
         with cgutils.for_range(builder, self.blocks) as block:
-            totals = [[self.cleared(self.vectors.byte_total) for _ in range(DIGITS)] for _ in rows]
             number = self.linear((self.panel, self.blocks), block.index)
-            with cgutils.for_range(builder, self.loads) as load:
-                self.multiply(number, block.index, load.index, totals)
-            self.finish(number, block.index, totals, sums)
+            for part in range(self.form.parts):
+                totals = self.totals(number, block.index, part)
+                self.finish(number, block.index, part, totals, sums)
         for row, halves in zip(rows, sums, strict=True):
             found = [builder.load(half) for half in halves]
             write_products(self, self.panel, self.linear(self.row, row), found)
@@ -92,50 +126,93 @@ class _Emitter(Records):
         self.builder.store(constant(kind, 0), place)
         return place
 
-    def multiply(self, number, block, load, totals) -> None:
-        """One load of codes of the panel's block, which is `number` of the matrix, meets both digits of each row."""
+    def totals(self, number, block, part: int) -> list[list[Any]]:
+        """Of a part of the panel's block, which is `number` of the matrix: for each row and each digit, the sum of
+        products."""
+        builder, halves = self.builder, range(2) if self.form.parts == 1 else (part,)
+        found: list[list[Any]] = [[constant(self.vectors.ints, 0)] * DIGITS for _ in range(self.rows)]
+        for at_once in (halves,) if self.form.bits == 4 or self.is_wide else zip(halves):
+            for first in range(0, NIBBLE_LOADS, loads_at_once(self.form.bits, self.is_wide)):
+                totals = [[self.cleared(self.vectors.byte_total) for _ in range(DIGITS)] for _ in found]
+                with cgutils.for_range(builder, self.loads) as load:
+                    self.multiply(number, block, self.linear(load.index, first), at_once, totals)
+                for of_row, more in zip(found, totals, strict=True):
+                    for digit, total in enumerate(more):
+                        integers = self.vectors.integers(builder, builder.load(total))
+                        of_row[digit] = builder.add(of_row[digit], integers)
+        return found
+
+    def multiply(self, number, block, load, halves, totals) -> None:
+        """Some halves of one load of codes meet both digits of each row."""
         builder, of_bytes = self.builder, self.vectors.bytes
-        at = self.linear((number, NIBBLE_LOADS * of_bytes.count), (load, of_bytes.count))
-        raw = builder.load(self.at(0, 0, at, of_bytes), align=1)
-        self.prefetch(0, at, NIBBLE_LOADS * of_bytes.count)
-        halves = {
-            _LOW: builder.and_(raw, constant(of_bytes, 15)),
-            _HIGH: builder.lshr(raw, constant(of_bytes, 4)),
-        }
         first = (self.row, self.stride), (block, self.rows * BLOCK * DIGITS), (load, 4)
-        for offset, weights in halves.items():
+        for half, weights in self.codes(number, load, halves).items():
             for digit in range(DIGITS):
                 for row, of_row in enumerate(totals):
-                    place = self.linear(*first, (digit * self.rows + row) * BLOCK + offset)
+                    place = self.linear(*first, (digit * self.rows + row) * BLOCK + half * BLOCK // 2)
                     four = builder.load(self.at(1, 0, place, I32), align=1)
                     inputs = builder.bitcast(splat(builder, four, self.vectors.ints), of_bytes)
                     added = self.vectors.add_bytes(builder, builder.load(of_row[digit]), weights, inputs)
                     builder.store(added, of_row[digit])
+
+    def codes(self, number, load, halves) -> dict[int, Any]:
+        """By half, the codes of four columns of each lane (`few_bits`)."""
+        builder, of_bytes = self.builder, self.vectors.bytes
+        size = self.form.bits * of_bytes.count
+        at = self.linear((number, size), (load, of_bytes.count))
+        raw = builder.load(self.at(0, 0, at, of_bytes), align=1)
+        self.prefetch(0, at, size)
+        found = {}
+        for half in halves:
+            code = builder.and_(raw, constant(of_bytes, 15)) if half == 0 else builder.lshr(raw, constant(of_bytes, 4))
+            found[half] = code if self.form.bits == 4 else builder.or_(code, self.upper(number, load, half))
+        return found
+
+    def upper(self, number, load, half: int):
+        """What the codes have above their lower four bits."""
+        builder, bits, words = self.builder, self.form.bits - 4, self.vectors.words
+        plane = NIBBLE_LOADS + (half if bits == 2 else 0)
+        at = self.linear((number, self.form.bits * self.vectors.bytes.count), plane * self.vectors.bytes.count)
+        found = builder.load(self.at(0, 0, at, words), align=1)
+        if half == 0:
+            self.prefetch(0, at, self.form.bits * self.vectors.bytes.count)
+        by = builder.trunc(self.linear((load, bits)), I16)
+        found = builder.lshr(found, splat(builder, by, words))
+        if half == 0 or bits == 2:
+            found = builder.shl(found, constant(words, 4))
+        return builder.and_(
+            builder.bitcast(found, self.vectors.bytes), constant(self.vectors.bytes, (1 << bits) - 1 << 4)
+        )
 
     def prefetch(self, index: int, at, block_size: int) -> None:
         """Bring the numbers that the panels have at the same place which come next. The array has `block_size` of them
         for each block of a panel."""
         self.bring(0, index, self.linear(at, (self.blocks, block_size)))
 
-    def finish(self, number, block, totals, sums) -> None:
-        """sum += total x scale + the sum of inputs x minimum."""
-        builder = self.builder
+    def finish(self, number, block, part: int, totals, sums) -> None:
+        """sums += total x scale + the sum of inputs x minimum."""
+        builder, parts = self.builder, self.form.parts
 
         def of_weights(index):
-            kind, at = ir.VectorType(I16, self.lanes), self.linear((number, self.lanes))
+            kind, at = ir.VectorType(I16, self.lanes), self.linear((number, parts * self.lanes), part * self.lanes)
             found = builder.load(self.at(0, index, at, kind), align=2)
-            self.prefetch(index, at, self.lanes)
+            self.prefetch(index, at, parts * self.lanes)
             return doubles(builder, builder.sext(found, self.vectors.ints))
 
-        scales, minimums = of_weights(1), of_weights(2)
+        scales = of_weights(1)
+        if self.has_minimums:
+            minimums = of_weights(2)
+        else:
+            factor = splat(builder, builder.sitofp(builder.neg(self.field(0, OFFSET)), F64), self.sums)
+            minimums = [builder.fmul(scale, factor) for scale in scales]
         for row in range(self.rows):
-            low, high = (self.vectors.integers(builder, builder.load(total)) for total in totals[row])
+            low, high = totals[row]
             total = doubles(builder, builder.add(builder.shl(high, constant(high.type, 8)), low))
-            input_at = self.linear((self.row, self.blocks), (block, self.rows), row)
+            input_at = self.linear((self.row, self.blocks, parts), (block, self.rows * parts), row * parts + part)
             of_inputs = splat(builder, builder.load(self.at(1, 2, input_at, F64)), self.sums)
-            for part, scale, minimum, place in zip(total, scales, minimums, sums[row], strict=True):
+            for products, scale, minimum, place in zip(total, scales, minimums, sums[row], strict=True):
                 value = math(builder, "fma", [minimum, of_inputs, builder.load(place)])
-                builder.store(math(builder, "fma", [scale, part, value]), place)
+                builder.store(math(builder, "fma", [scale, products, value]), place)
 
 
 def doubles(builder, integers) -> list[Any]:

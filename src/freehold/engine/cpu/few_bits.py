@@ -1,0 +1,98 @@
+"""Codes of weights in four to six bits: how they lie in memory, in the order in which kernels read them.
+
+A panel has as many rows as the instruction set has lanes. Its block of 32 columns takes 4 x bits x lanes bytes. First
+come the lower four bits, [4, lanes, 4] bytes: byte (j, lane, i) has columns 4 j + i (low half) and 16 + 4 j + i. Behind
+them are planes of the bits above, [lanes, 4] bytes each: where there is one such bit, bit 4 h + j of byte (lane, i)
+belongs to column 16 h + 4 j + i. Where there are two, plane h has them at bits 2 j and 2 j + 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from freehold.engine.cpu.codes import Codes
+from freehold.engine.cpu.integer_linear import FOUR_BITS, Order, nibbles
+from freehold.engine.cpu.integer_tiles import BLOCK, NIBBLE_LOADS
+from freehold.models.tensor import TensorFormat
+
+
+# Compiled code is made for the type. `parts` of a block have a scale each.
+class FourBits(NamedTuple):
+    bits: int = 4
+    parts: int = 1
+
+
+class FineFourBits(NamedTuple):
+    bits: int = 4
+    parts: int = 2
+
+
+class FiveBits(NamedTuple):
+    bits: int = 5
+    parts: int = 1
+
+
+class SixBits(NamedTuple):
+    bits: int = 6
+    parts: int = 2
+
+
+Form = FourBits | FineFourBits | FiveBits | SixBits
+_FORMS: tuple[Form, ...] = (FourBits(), FineFourBits(), FiveBits(), SixBits())
+_RANGES = {  # of codes
+    **dict.fromkeys(FOUR_BITS, (0, 15)),
+    TensorFormat.Q3_K: (-4, 3),
+    TensorFormat.Q5_0: (-16, 15),
+    TensorFormat.Q5_1: (0, 31),
+    TensorFormat.Q5_K: (0, 31),
+    TensorFormat.Q6_K: (-32, 31),
+}
+_FINE = frozenset({TensorFormat.Q3_K, TensorFormat.Q6_K})  # a scale for 16 columns
+FEW_BITS = frozenset(_RANGES)
+
+
+class Coding(NamedTuple):
+    """A form; what is added to codes so that none is negative; the largest that there may be then."""
+
+    form: Form
+    offset: int
+    most: int
+
+
+def coding_of(formats: Iterable[TensorFormat]) -> Coding:
+    """With the fewest bits, for one matrix of tensors in some of the formats FEW_BITS."""
+    kinds = frozenset(formats)
+    least, most = min(_RANGES[kind][0] for kind in kinds), max(_RANGES[kind][1] for kind in kinds)
+    bits, parts = (most - least).bit_length(), 2 if kinds & _FINE else 1
+    return Coding(next(form for form in _FORMS if form.bits >= bits and form.parts >= parts), -least, most - least)
+
+
+def pack_codes(codes: Codes, coding: Coding, order: Order) -> np.ndarray:
+    """The bytes of all panels, uint8, flat."""
+    form, values = coding.form, codes.codes.view(np.uint8) + np.uint8(coding.offset)
+    lower = order.of_codes(nibbles(values & np.uint8(15)), NIBBLE_LOADS, 4)
+    if form.bits == 4:
+        return lower
+    bits = form.bits - 4
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
+    upper = (values >> 4).reshape(len(values), -1, bits, 8 // bits, 4) << shifts
+    planes = order.of_codes(np.bitwise_or.reduce(upper, axis=3), bits, 4)
+    blocks = (lower.reshape(-1, 16 * order.lanes), planes.reshape(-1, 4 * bits * order.lanes))
+    return np.concatenate(blocks, axis=1).ravel()
+
+
+@njit(inline="always")
+def code_at(codes, bits, lanes, number, lane, column):
+    """Of block `number` of all panels' blocks; without sign."""
+    first = number * 4 * bits * lanes + lane * 4 + column % 4
+    half, load = column // (BLOCK // 2), column % (BLOCK // 2) // 4
+    code = np.int32(codes[first + load * 4 * lanes] >> 4 * half & 15)
+    if bits > 4:
+        bit = (half * NIBBLE_LOADS + load) * (bits - 4)
+        plane = codes[first + (NIBBLE_LOADS + bit // 8) * 4 * lanes]
+        code += np.int32(plane >> bit % 8 & (1 << (bits - 4)) - 1) << 4
+    return code
