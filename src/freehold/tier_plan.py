@@ -16,7 +16,7 @@ from freehold.store.breaker import Breaker
 from freehold.store.location import open_store
 from freehold.store.store import Store
 
-FORMAT = 5  # of keys, of pages and of rounding; pages of another format are not found
+FORMAT = 6  # of keys, of pages and of rounding; pages of another format are not found
 FOLDER = Path("~/.cache/freehold/kv")
 
 

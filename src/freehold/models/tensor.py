@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -52,6 +54,18 @@ class StoredTensor:
     def between(self, first: int, stop: int) -> StoredTensor:
         """Its rows `first` up to `stop`, in the same memory."""
         return StoredTensor(self.format, stop - first, self.columns, self.data[first:stop])
+
+    def leave_memory(self) -> None:
+        """If `data` is mapped from a file, what was read of the file leaves this process. Whoever reads it again finds it
+        in the system's cache."""
+        array = self.data
+        while isinstance(array, np.ndarray):
+            mapping = getattr(array, "_mmap", None)
+            if isinstance(mapping, mmap.mmap):
+                with suppress(AttributeError, OSError):  # not everywhere
+                    mapping.madvise(mmap.MADV_DONTNEED)
+                return
+            array = array.base
 
     def to_float32(self) -> Float32:
         """[rows, columns], for small tensors and tests."""

@@ -17,7 +17,7 @@ from freehold.engine.cpu.integer_tiles import BLOCK
 from freehold.models.tensor import StoredTensor, TensorFormat
 
 SHARE = 16
-NUMBERS_AT_A_TIME = 1 << 22
+NUMBERS_AT_A_TIME = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -184,6 +184,7 @@ def _groups_of(tensors: Sequence[StoredTensor], group: int) -> Iterator[Codes]:
         while first < tensor.rows:
             stop = min(first + most - count, tensor.rows)
             parts.append(codes_of(tensor.between(first, stop)))
+            tensor.leave_memory()
             count, first = count + stop - first, stop
             if count == most:
                 yield _joined(parts, 0)

@@ -78,9 +78,11 @@ def pack_codes(codes: Codes, coding: Coding, order: Order) -> np.ndarray:
     if form.bits == 4:
         return lower
     bits = form.bits - 4
-    shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
-    upper = (values >> 4).reshape(len(values), -1, bits, 8 // bits, 4) << shifts
-    planes = order.of_codes(np.bitwise_or.reduce(upper, axis=3), bits, 4)
+    upper = (values >> 4).view(np.uint32).reshape(len(values), -1, 8 // bits)  # four columns at a time
+    planes = upper[:, :, 0].copy()
+    for number in range(1, 8 // bits):
+        planes |= upper[:, :, number] << np.uint32(bits * number)
+    planes = order.of_codes(planes.view(np.uint8), bits, 4)
     blocks = (lower.reshape(-1, 16 * order.lanes), planes.reshape(-1, 4 * bits * order.lanes))
     return np.concatenate(blocks, axis=1).ravel()
 

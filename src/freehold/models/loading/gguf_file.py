@@ -13,7 +13,7 @@ from gguf import dequantize
 from freehold.models.families.family import RULES as USUAL_RULES
 from freehold.models.families.gguf import RULES, GgufFields, gguf_family_of
 from freehold.models.families.rules import Rule, fitting, module_name
-from freehold.models.loading.gguf_layout import Tensor, leave_memory, read_layout
+from freehold.models.loading.gguf_layout import Tensor, read_layout
 from freehold.models.spec import ModelSpec
 from freehold.models.tensor import StoredTensor, TensorFormat
 
@@ -67,7 +67,6 @@ class GgufCheckpoint:
     def tensor(self, name: str) -> StoredTensor:
         source, rule, match = self._find(name)
         found = self._tensors[source]
-        leave_memory(found.data)  # those that were read before are packed by now
         stored = _matrix(found, int(match[1])) if _is_one_of_many(found, name) else _stored(found, found.data)
         return stored if rule.change is None else rule.change(stored, match)
 

@@ -6,9 +6,7 @@ vocabulary's 50,000 strings, which takes seconds.
 
 from __future__ import annotations
 
-import mmap
 import struct
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,15 +86,6 @@ def read_layout(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             raise ValueError(f"{path.name} is damaged: it ends before tensor {name} does")
         tensors[name] = Tensor(shape, kind, data[start + offset : end])
     return fields, tensors
-
-
-def leave_memory(data: np.ndarray) -> None:
-    """The pages of a file that were read leave this process. Whoever reads them again finds them in the system's
-    cache."""
-    mapping = getattr(data, "_mmap", None)
-    if isinstance(mapping, mmap.mmap):
-        with suppress(AttributeError, OSError):  # not everywhere
-            mapping.madvise(mmap.MADV_DONTNEED)
 
 
 def _describe(cursor: _Cursor) -> tuple[str, tuple[int, ...], GGMLQuantizationType, int]:
