@@ -56,8 +56,8 @@ class StoredTensor:
         return StoredTensor(self.format, stop - first, self.columns, self.data[first:stop])
 
     def leave_memory(self) -> None:
-        """If `data` is mapped from a file, what was read of the file leaves this process. Whoever reads it again finds it
-        in the system's cache."""
+        """If `data` is mapped from a file, what was read of the file leaves this process. Whoever reads it again finds
+        it in the system's cache."""
         array = self.data
         while isinstance(array, np.ndarray):
             mapping = getattr(array, "_mmap", None)
