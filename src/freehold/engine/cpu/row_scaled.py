@@ -81,8 +81,8 @@ class RowScaledMatrix:
         rows, columns = sum(tensor.rows for tensor in tensors), tensors[0].columns
         order, kinds = Order(isa.lanes, columns // BLOCK), {tensor.format for tensor in tensors}
         coding, has_minimums = coding_of(kinds), bool(kinds & WITH_MINIMUMS)
-        arrays = packed(tensors, GROUP, lambda codes: _pack(codes, coding, has_minimums, order))
-        return cls(rows, columns, *arrays, coding.offset, coding.form, isa)
+        codes, scales, minimums, units = packed(tensors, GROUP, lambda codes: _pack(codes, coding, has_minimums, order))
+        return cls(rows, columns, codes, scales, minimums, units, coding.offset, coding.form, isa)
 
     @property
     def loads(self) -> int:
