@@ -65,9 +65,16 @@ def test_a_row_of_a_product_is_the_same_bits_in_any_batch(kind):
 
 def rounded(x: np.ndarray, limit: int, columns: int = 32) -> np.ndarray:
     """Inputs as integer products see them, with a scale for so many columns."""
-    blocks = x.reshape(len(x), -1, columns).astype(np.float64)
-    scale = np.abs(blocks).max(axis=2, keepdims=True) / limit
-    return (np.rint(blocks / np.where(scale > 0, scale, 1)) * scale).reshape(x.shape)
+    blocks = x.reshape(len(x), -1, columns)
+    largest = np.abs(blocks).max(axis=2, keepdims=True)
+    codes = np.rint(blocks * (np.float32(limit) / np.where(largest > 0, largest, np.float32(1))))
+    return (codes.astype(np.float64) * largest.astype(np.float64) / limit).reshape(x.shape)
+
+
+def assert_rounded_to_units(weight: RowScaledMatrix, found: np.ndarray, there: np.ndarray) -> None:
+    """Half a unit for the code in the middle, and half a unit more for each code beside it."""
+    error = (2 ** (weight.form.bits - 2) + 0.6) * weight.units[: len(found), None]
+    assert np.all(np.abs(found - there) <= error)
 
 
 def packed(tensors, inputs: str, isa) -> IntegerMatrix | RowScaledMatrix:
@@ -88,7 +95,7 @@ def test_integer_products_are_exact_but_for_the_rounding_of_inputs(kind, rows, i
     if isinstance(weight, IntegerMatrix):
         np.testing.assert_array_equal(found, there)
     else:
-        # Half a unit for the middle, and for each code beside it.
+        assert_rounded_to_units(weight, found, there)
         error = (2 ** (weight.form.bits - 2) + 0.6) / LARGEST * np.abs(there).max(axis=1)
         assert np.all(np.abs(found - there).max(axis=1) < 1.1 * error)
     scale = (LARGEST, COLUMNS)
@@ -98,7 +105,7 @@ def test_integer_products_are_exact_but_for_the_rounding_of_inputs(kind, rows, i
         x = rng.standard_normal((count, COLUMNS)).astype(np.float32)
         x[-1, 32:64] = 0
         right = rounded(x, *scale) @ found.astype(np.float64).T
-        np.testing.assert_allclose(product(weight, x), right, rtol=1e-4, atol=2e-4 + 2e-5 * np.abs(right).max())
+        np.testing.assert_allclose(product(weight, x), right, rtol=1e-4, atol=2e-4 + 5e-6 * np.abs(right).max())
 
 
 @pytest.mark.parametrize(
@@ -176,10 +183,12 @@ def test_tensors_of_different_quantized_formats_make_one_matrix_of_integers(kind
     weight = packed(parts, "int16", BEST)
     found = weight.gather(Now(), np.arange(48, dtype=np.int32))
     np.testing.assert_allclose(found, whole, atol=1.1e-3 * np.abs(whole).max())
+    if isinstance(weight, RowScaledMatrix):
+        assert_rounded_to_units(weight, found, whole)
     x = rng.standard_normal((5, COLUMNS)).astype(np.float32)
     scale = (32767, 32) if isinstance(weight, IntegerMatrix) else (LARGEST, COLUMNS)
     right = rounded(x, *scale) @ found.astype(np.float64).T
-    np.testing.assert_allclose(product(weight, x), right, rtol=1e-4, atol=2e-4 + 2e-5 * np.abs(right).max())
+    np.testing.assert_allclose(product(weight, x), right, rtol=1e-4, atol=2e-4 + 5e-6 * np.abs(right).max())
 
 
 def test_a_set_that_the_processor_lacks_is_refused(monkeypatch):

@@ -122,7 +122,7 @@ class IntegerVectors:
         return call(builder, f"llvm.x86.avx512.{name}.{32 * self.lanes}", self.ints, [total, a, b])
 
     def _dot(self, builder, total, weights, inputs):
-        """Both factors are signed: weights are never so large that it matters."""
+        """Both factors are signed: weights have seven bits at most, so none looks negative."""
         halves = [
             [slice_of(builder, one, one.type.count // 2, half) for one in (total, weights, inputs)] for half in range(2)
         ]

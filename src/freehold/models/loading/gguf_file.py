@@ -68,6 +68,7 @@ class GgufCheckpoint:
         source, rule, match = self._find(name)
         found = self._tensors[source]
         stored = _matrix(found, int(match[1])) if _is_one_of_many(found, name) else _stored(found, found.data)
+        stored.leave_memory()  # tensors that were read before are packed by now
         return stored if rule.change is None else rule.change(stored, match)
 
 
