@@ -80,19 +80,21 @@ class CoverageMap:
         self._files = {path.stem: str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py")}
 
     def tests_of(self, file: str, first: int, last: int) -> list[str]:
-        """Node ids of the tests that run one of the lines first .. last of a file of the package, then of modules that
-        import it (no measurement sees the lines of compiled kernels), then those that may run it in another process."""
+        """Node ids of tests that run one of the lines first .. last of a file of the package, and of those that import
+        it (no measurement sees the lines of compiled kernels), then those that may run it in another process."""
         lines = self._data.contexts_by_lineno(str(ROOT / "src" / "freehold" / file))
         contexts = {context for line in range(first, last + 1) for context in lines.get(line, []) if context}
-        if not contexts:  # run while a module is imported, or nowhere
+        seen = bool(contexts)
+        if not seen:  # run while a module is imported, by compiled code, or nowhere
             contexts = {context for of_line in lines.values() for context in of_line if context}
         found = {node for context in contexts if (node := self._node(context)) is not None}
         drivers = [test for folder, tests in DRIVERS.items() if file.startswith(folder) for test in tests]
         importers = set(self._importers(file))
         found |= importers
 
-        def order(node: str) -> tuple[bool, float]:
-            return node not in importers, self._seconds.get(node, 0.0)
+        def order(node: str) -> tuple[bool, bool, float]:
+            """A module of unknown length, such as that of all kernels, comes last where others are known to help."""
+            return seen and node not in self._seconds, node not in importers, self._seconds.get(node, 0.0)
 
         return [*sorted(found - set(drivers), key=order), *drivers]
 
