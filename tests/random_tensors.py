@@ -32,6 +32,7 @@ def random_blocks(shape: tuple[int, int], kind: TensorFormat) -> np.ndarray:
         TensorFormat.Q4_K: (0, 2),
         TensorFormat.Q5_K: (0, 2),
         TensorFormat.Q6_K: (208,),
+        TensorFormat.Q2_K: (80, 82),
         TensorFormat.Q3_K: (108,),
         TensorFormat.MXFP4: (),
     }

@@ -174,7 +174,8 @@ def test_all_instruction_sets_give_the_same_bits(kind, inputs):
 
 
 @pytest.mark.parametrize(
-    "kinds", [("Q4_K", "Q6_K"), ("Q5_0", "Q8_0"), ("Q4_0", "Q4_1"), ("Q4_1", "Q4_K"), ("Q5_1", "Q4_0")]
+    "kinds",
+    [("Q4_K", "Q6_K"), ("Q2_K", "Q3_K"), ("Q5_0", "Q8_0"), ("Q4_0", "Q4_1"), ("Q4_1", "Q4_K"), ("Q5_1", "Q4_0")],
 )
 def test_tensors_of_different_quantized_formats_make_one_matrix_of_integers(kinds):
     rng = np.random.default_rng(4)
@@ -206,6 +207,19 @@ def test_tensors_of_different_formats_make_one_matrix():
     x = rng.standard_normal((3, COLUMNS)).astype(np.float32)
     expected = np.concatenate([x @ part.to_float32().T for part in parts], axis=1)
     np.testing.assert_allclose(product(pack(parts), x), expected, rtol=1e-4, atol=2e-3)
+
+
+@pytest.mark.parametrize("compute", ["float32", "int8", "int16"])
+def test_a_matrix_of_any_two_formats_has_the_weights_of_the_file(compute):
+    backend = CpuBackend([], 1e-5, 1024, compute)
+    rng = np.random.default_rng(6)
+    values = [rng.standard_normal((24, COLUMNS)).astype(np.float32) for _ in range(2)]
+    for kinds in itertools.product(FORMATS, repeat=2):
+        parts = [stored(of, kind) for of, kind in zip(values, kinds, strict=True)]
+        whole = np.concatenate([part.to_float32() for part in parts])
+        found = backend.pack(parts).gather(Now(), np.arange(48, dtype=np.int32))
+        error = np.abs(found - whole).max(axis=1) / np.abs(whole).max(axis=1)
+        assert error.max() <= (0 if compute == "float32" else 1.5e-3), kinds
 
 
 def layer(heads: int, kv_heads: int, size: int, **fields) -> Attention:

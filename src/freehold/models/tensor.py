@@ -26,6 +26,7 @@ class TensorFormat(StrEnum):
     Q8_0 = "Q8_0"
     IQ4_NL = "IQ4_NL"
     MXFP4 = "MXFP4"
+    Q2_K = "Q2_K"
     Q3_K = "Q3_K"
     Q4_K = "Q4_K"
     Q5_K = "Q5_K"

@@ -15,7 +15,7 @@ from freehold.engine.cpu.batch import CpuBatch
 from freehold.engine.cpu.caches import GroupCache
 from freehold.engine.cpu.heads import HeadMatrices, multiply_heads
 from freehold.engine.cpu.huge_pages import Arena
-from freehold.engine.cpu.integer_linear import IntegerMatrix, can_pack, has_four_bits
+from freehold.engine.cpu.integer_linear import IntegerMatrix, can_pack, has_four_bits, has_whole_blocks
 from freehold.engine.cpu.isa import ISAS, Amx, Avx512Bf16, Isa, Portable, choose
 from freehold.engine.cpu.linear import PackedMatrix, pack
 from freehold.engine.cpu.low_rank import AdaptedMatrix, AdaptedTokens, Factors, compile_kernels
@@ -118,7 +118,7 @@ class CpuBackend:
             return pack(tensors)
         if has_few_bits(tensors) and (self._compute == "int16" or not has_four_bits(tensors)):
             return RowScaledMatrix.pack(tensors, self._isa)
-        return IntegerMatrix.pack(tensors, self._isa)
+        return IntegerMatrix.pack(tensors, self._isa) if has_whole_blocks(tensors) else pack(tensors)
 
     def pack_heads(self, heads: Sequence[StoredTensor]) -> HeadMatrices:
         return HeadMatrices.pack([head.to_float32() for head in heads])

@@ -1,7 +1,7 @@
 """Quantized tensors of llama.cpp as integers with scales (ggml, `ggml-common.h`; gguf-py, `quants.py`).
 
-A weight is scale * code + minimum, where 16 columns share a scale and 32 a minimum. All of it is exact: scales are
-products of a float16 and some bits, which float32 holds.
+A weight is scale * code + minimum, where 16 columns share both. All of it is exact: scales are products of a float16
+and some bits, which float32 holds.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import numpy as np
 from gguf import quants
 
 from freehold.arrays import Float32
-from freehold.engine.cpu.integer_tiles import BLOCK
 from freehold.models.tensor import StoredTensor, TensorFormat
 
 SHARE = 16
@@ -22,7 +21,7 @@ NUMBERS_AT_A_TIME = 1 << 20
 
 @dataclass(frozen=True)
 class Codes:
-    """codes int8 [rows, columns], scales [rows, columns / 16], minimums [rows, columns / 32]; None if all are 0."""
+    """codes int8 [rows, columns], scales [rows, columns / 16], minimums likewise; None if all are 0."""
 
     codes: np.ndarray
     scales: Float32
@@ -56,12 +55,14 @@ def _fifth_bits(raw: np.ndarray, at: int) -> np.ndarray:
 
 def _of_blocks(codes: np.ndarray, scales: Float32, minimums: Float32 | None = None) -> Codes:
     """From [rows, blocks, columns of a block], one scale and minimum for each 32 columns or less."""
-    rows = len(codes)
-    flat = scales.reshape(rows, -1)
-    columns = codes.shape[1] * codes.shape[2]
-    spread = np.repeat(flat, columns // SHARE // flat.shape[1], axis=1)
-    least = None if minimums is None else np.ascontiguousarray(minimums.reshape(rows, -1))
-    return Codes(codes.reshape(rows, -1).astype(np.int8), np.ascontiguousarray(spread), least)
+    rows, shares = len(codes), codes.shape[1] * codes.shape[2] // SHARE
+
+    def spread(values: Float32) -> Float32:
+        flat = values.reshape(rows, -1)
+        return np.ascontiguousarray(np.repeat(flat, shares // flat.shape[1], axis=1))
+
+    least = None if minimums is None else spread(minimums)
+    return Codes(codes.reshape(rows, -1).astype(np.int8), spread(scales), least)
 
 
 def _q4_0(raw: np.ndarray) -> Codes:
@@ -106,6 +107,13 @@ def _of_eight(raw: np.ndarray) -> tuple[Float32, Float32]:
     return _halves(raw, 0) * scales, -(_halves(raw, 2) * minimums)
 
 
+def _q2_k(raw: np.ndarray) -> Codes:
+    """A byte for each 16 columns has a scale and a minimum of four bits."""
+    pairs, codes = raw[:, :, :16], _numbers(raw[:, :, 16:80], 32, 2)
+    scales, minimums = (part.astype(np.float32) for part in (pairs & 15, pairs >> 4))
+    return _of_blocks(codes, _halves(raw, 80) * scales, -(_halves(raw, 82) * minimums))
+
+
 def _q3_k(raw: np.ndarray) -> Codes:
     """Codes of two bits, a third bit whose absence is -4, and scales of six bits in two places."""
     third, low = _numbers(raw[:, :, :32], 32, 1), _numbers(raw[:, :, 32:96], 32, 2)
@@ -137,6 +145,7 @@ _READERS: dict[TensorFormat, tuple[int, Callable[[np.ndarray], Codes]]] = {
     TensorFormat.Q8_0: (34, _q8_0),
     TensorFormat.IQ4_NL: (18, _iq4_nl),
     TensorFormat.MXFP4: (17, _mxfp4),
+    TensorFormat.Q2_K: (84, _q2_k),
     TensorFormat.Q3_K: (110, _q3_k),
     TensorFormat.Q4_K: (144, _q4_k),
     TensorFormat.Q5_K: (176, _q5_k),
@@ -144,7 +153,7 @@ _READERS: dict[TensorFormat, tuple[int, Callable[[np.ndarray], Codes]]] = {
 }
 CODED = frozenset(_READERS)
 WITH_MINIMUMS = frozenset({
-    TensorFormat.Q4_0, TensorFormat.Q4_1, TensorFormat.Q4_K, TensorFormat.Q5_1, TensorFormat.Q5_K,
+    TensorFormat.Q4_0, TensorFormat.Q4_1, TensorFormat.Q5_1, TensorFormat.Q2_K, TensorFormat.Q4_K, TensorFormat.Q5_K,
 })  # fmt: skip
 
 
@@ -199,7 +208,7 @@ def _joined(parts: Sequence[Codes], more_rows: int) -> Codes:
     columns = parts[0].codes.shape[1]
     codes, scales = np.zeros((rows, columns), np.int8), np.zeros((rows, columns // SHARE), np.float32)
     has_minimums = any(part.minimums is not None for part in parts)
-    minimums = np.zeros((rows, columns // BLOCK), np.float32) if has_minimums else None
+    minimums = np.zeros_like(scales) if has_minimums else None
     at = 0
     for part in parts:
         end = at + len(part.codes)

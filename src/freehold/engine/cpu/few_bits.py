@@ -45,13 +45,14 @@ Form = FourBits | FineFourBits | FiveBits | SixBits
 _FORMS: tuple[Form, ...] = (FourBits(), FineFourBits(), FiveBits(), SixBits())
 _RANGES = {  # of codes
     **dict.fromkeys(FOUR_BITS, (0, 15)),
+    TensorFormat.Q2_K: (0, 3),
     TensorFormat.Q3_K: (-4, 3),
     TensorFormat.Q5_0: (-16, 15),
     TensorFormat.Q5_1: (0, 31),
     TensorFormat.Q5_K: (0, 31),
     TensorFormat.Q6_K: (-32, 31),
 }
-_FINE = frozenset({TensorFormat.Q3_K, TensorFormat.Q6_K})  # a scale for 16 columns
+_FINE = frozenset({TensorFormat.Q2_K, TensorFormat.Q3_K, TensorFormat.Q6_K})  # a scale for 16 columns
 FEW_BITS = frozenset(_RANGES)
 
 

@@ -79,7 +79,7 @@ class IntegerMatrix:
 
     @classmethod
     def pack(cls, tensors: Sequence[StoredTensor], isa: Isa) -> IntegerMatrix:
-        """One matrix of the rows of tensors for which `can_pack`."""
+        """One matrix of the rows of tensors for which `can_pack`, and that `has_whole_blocks`."""
         kinds, columns = {tensor.format for tensor in tensors}, tensors[0].columns
         rows, order = sum(tensor.rows for tensor in tensors), Order(isa.lanes, columns // BLOCK)
         is_nibbles = has_four_bits(tensors)
@@ -198,7 +198,7 @@ def _pack_nibbles(codes: Codes, order: Order, is_coarse: bool) -> Packed:
     return (
         order.of_codes(nibbles(codes.codes), 4, 4),
         order.of_numbers(scales, is_coarse),
-        order.of_numbers(codes.minimums, is_coarse),
+        order.of_numbers(codes.minimums[:, ::2], is_coarse),
     )
 
 
@@ -206,8 +206,9 @@ def _pack_bytes(codes: Codes, order: Order, is_coarse: bool) -> Packed:
     packed = order.of_codes(codes.codes, 16, 2)
     if is_coarse:
         return packed, order.of_numbers(codes.scales[:, ::2], True), np.zeros(0, np.uint16)
-    minimums = np.zeros_like(codes.scales[:, ::2]) if codes.minimums is None else codes.minimums
-    return packed, order.of_numbers(codes.scales, False), order.of_numbers(minimums, False)
+    minimums = np.zeros_like(codes.scales) if codes.minimums is None else codes.minimums
+    assert np.array_equal(minimums[:, ::2], minimums[:, 1::2]), "both halves of a block have the same minimum"
+    return packed, order.of_numbers(codes.scales, False), order.of_numbers(minimums[:, ::2], False)
 
 
 @njit(inline="always")
@@ -355,6 +356,11 @@ def _multiplying(
 def has_four_bits(tensors: Sequence[StoredTensor]) -> bool:
     """Whether all of them have codes of four bits."""
     return {tensor.format for tensor in tensors} <= FOUR_BITS
+
+
+def has_whole_blocks(tensors: Sequence[StoredTensor]) -> bool:
+    """Whether 32 columns have one minimum in all of them, as an `IntegerMatrix` has."""
+    return all(tensor.format is not TensorFormat.Q2_K for tensor in tensors)
 
 
 def can_pack(tensors: Sequence[StoredTensor]) -> bool:

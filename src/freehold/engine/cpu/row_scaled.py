@@ -134,7 +134,7 @@ def _pack(
     scales = codes.scales[:, :: 2 // parts]
     least = -coding.offset * scales
     if codes.minimums is not None:
-        least += np.repeat(codes.minimums, parts, axis=1)
+        least += codes.minimums[:, :: 2 // parts]
     largest = np.maximum(np.abs(least), np.abs(least + coding.most * scales)).max(axis=1)
     # What the largest code times a rounded scale may be more has room, too.
     units = np.where(largest > LEAST, largest / (LARGEST - middle), np.float32(1)).astype(np.float32)
