@@ -55,7 +55,7 @@ def test_blocks_without_a_range_keep_their_values(values):
 def test_the_engine_reads_super_blocks_as_gguf_does():
     made = Quantizer(TensorFormat.Q4_K).convert(stored(VALUES, TensorFormat.F32))
     codes = codes_of(made)
-    found = codes.codes * np.repeat(codes.scales, 16, axis=1) + np.repeat(codes.minimums, 32, axis=1)
+    found = codes.codes * np.repeat(codes.scales, 16, axis=1) + np.repeat(codes.minimums, 16, axis=1)
     np.testing.assert_allclose(found, gguf.dequantize(made.data, gguf.GGMLQuantizationType.Q4_K), atol=1e-6)
 
 

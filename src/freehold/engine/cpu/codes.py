@@ -7,7 +7,8 @@ and some bits, which float32 holds.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 from gguf import quants
@@ -21,11 +22,13 @@ NUMBERS_AT_A_TIME = 1 << 20
 
 @dataclass(frozen=True)
 class Codes:
-    """codes int8 [rows, columns], scales [rows, columns / 16], minimums likewise; None if all are 0."""
+    """codes int8 [rows, columns], scales [rows, columns / 16], minimums likewise; None if all are 0. limits float32
+    [rows, 2]: the smallest and the largest code that the format of a row has."""
 
     codes: np.ndarray
     scales: Float32
     minimums: Float32 | None = None
+    limits: Float32 = field(default_factory=lambda: np.zeros((0, 2), np.float32))
 
 
 def _halves(raw: np.ndarray, at: int) -> Float32:
@@ -137,19 +140,28 @@ def _q6_k(raw: np.ndarray) -> Codes:
     return _of_blocks(codes.astype(np.int8) - 32, _halves(raw, 208) * scales)
 
 
-_READERS: dict[TensorFormat, tuple[int, Callable[[np.ndarray], Codes]]] = {
-    TensorFormat.Q4_0: (18, _q4_0),
-    TensorFormat.Q4_1: (20, _q4_1),
-    TensorFormat.Q5_0: (22, _q5_0),
-    TensorFormat.Q5_1: (24, _q5_1),
-    TensorFormat.Q8_0: (34, _q8_0),
-    TensorFormat.IQ4_NL: (18, _iq4_nl),
-    TensorFormat.MXFP4: (17, _mxfp4),
-    TensorFormat.Q2_K: (84, _q2_k),
-    TensorFormat.Q3_K: (110, _q3_k),
-    TensorFormat.Q4_K: (144, _q4_k),
-    TensorFormat.Q5_K: (176, _q5_k),
-    TensorFormat.Q6_K: (210, _q6_k),
+class _Reader(NamedTuple):
+    """Of one format: the bytes of a block, and the smallest and the largest code there may be."""
+
+    size: int
+    read: Callable[[np.ndarray], Codes]
+    least: int
+    most: int
+
+
+_READERS: dict[TensorFormat, _Reader] = {
+    TensorFormat.Q4_0: _Reader(18, _q4_0, 0, 15),
+    TensorFormat.Q4_1: _Reader(20, _q4_1, 0, 15),
+    TensorFormat.Q5_0: _Reader(22, _q5_0, -16, 15),
+    TensorFormat.Q5_1: _Reader(24, _q5_1, 0, 31),
+    TensorFormat.Q8_0: _Reader(34, _q8_0, -128, 127),
+    TensorFormat.IQ4_NL: _Reader(18, _iq4_nl, -127, 113),
+    TensorFormat.MXFP4: _Reader(17, _mxfp4, -12, 12),
+    TensorFormat.Q2_K: _Reader(84, _q2_k, 0, 3),
+    TensorFormat.Q3_K: _Reader(110, _q3_k, -4, 3),
+    TensorFormat.Q4_K: _Reader(144, _q4_k, 0, 15),
+    TensorFormat.Q5_K: _Reader(176, _q5_k, 0, 31),
+    TensorFormat.Q6_K: _Reader(210, _q6_k, -32, 31),
 }
 CODED = frozenset(_READERS)
 WITH_MINIMUMS = frozenset({
@@ -157,10 +169,16 @@ WITH_MINIMUMS = frozenset({
 })  # fmt: skip
 
 
+def range_of(kind: TensorFormat) -> tuple[int, int]:
+    """The smallest and the largest code of one of the formats CODED."""
+    return _READERS[kind].least, _READERS[kind].most
+
+
 def codes_of(tensor: StoredTensor) -> Codes:
     """The integers of a tensor in one of the formats CODED."""
-    size, read = _READERS[tensor.format]
-    return read(np.ascontiguousarray(tensor.data).reshape(tensor.rows, -1, size))
+    reader = _READERS[tensor.format]
+    codes = reader.read(np.ascontiguousarray(tensor.data).reshape(tensor.rows, -1, reader.size))
+    return replace(codes, limits=np.tile(np.array([reader.least, reader.most], np.float32), (tensor.rows, 1)))
 
 
 def packed(
@@ -209,11 +227,12 @@ def _joined(parts: Sequence[Codes], more_rows: int) -> Codes:
     codes, scales = np.zeros((rows, columns), np.int8), np.zeros((rows, columns // SHARE), np.float32)
     has_minimums = any(part.minimums is not None for part in parts)
     minimums = np.zeros_like(scales) if has_minimums else None
+    limits = np.zeros((rows, 2), np.float32)
     at = 0
     for part in parts:
         end = at + len(part.codes)
-        codes[at:end], scales[at:end] = part.codes, part.scales
+        codes[at:end], scales[at:end], limits[at:end] = part.codes, part.scales, part.limits
         if minimums is not None and part.minimums is not None:
             minimums[at:end] = part.minimums
         at = end
-    return Codes(codes, scales, minimums)
+    return Codes(codes, scales, minimums, limits)

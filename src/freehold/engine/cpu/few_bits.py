@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from freehold.engine.cpu.codes import Codes
+from freehold.engine.cpu.codes import Codes, range_of
 from freehold.engine.cpu.integer_linear import FOUR_BITS, Order, nibbles
 from freehold.engine.cpu.integer_tiles import BLOCK, NIBBLE_LOADS
 from freehold.models.tensor import TensorFormat
@@ -43,17 +43,8 @@ class SixBits(NamedTuple):
 
 Form = FourBits | FineFourBits | FiveBits | SixBits
 _FORMS: tuple[Form, ...] = (FourBits(), FineFourBits(), FiveBits(), SixBits())
-_RANGES = {  # of codes
-    **dict.fromkeys(FOUR_BITS, (0, 15)),
-    TensorFormat.Q2_K: (0, 3),
-    TensorFormat.Q3_K: (-4, 3),
-    TensorFormat.Q5_0: (-16, 15),
-    TensorFormat.Q5_1: (0, 31),
-    TensorFormat.Q5_K: (0, 31),
-    TensorFormat.Q6_K: (-32, 31),
-}
 _FINE = frozenset({TensorFormat.Q2_K, TensorFormat.Q3_K, TensorFormat.Q6_K})  # a scale for 16 columns
-FEW_BITS = frozenset(_RANGES)
+FEW_BITS = FOUR_BITS | _FINE | {TensorFormat.Q5_0, TensorFormat.Q5_1, TensorFormat.Q5_K}
 
 
 class Coding(NamedTuple):
@@ -67,7 +58,8 @@ class Coding(NamedTuple):
 def coding_of(formats: Iterable[TensorFormat]) -> Coding:
     """With the fewest bits, for one matrix of tensors in some of the formats FEW_BITS."""
     kinds = frozenset(formats)
-    least, most = min(_RANGES[kind][0] for kind in kinds), max(_RANGES[kind][1] for kind in kinds)
+    ranges = [range_of(kind) for kind in kinds]
+    least, most = min(least for least, _ in ranges), max(most for _, most in ranges)
     bits, parts = (most - least).bit_length(), 2 if kinds & _FINE else 1
     return Coding(next(form for form in _FORMS if form.bits >= bits and form.parts >= parts), -least, most - least)
 

@@ -130,16 +130,19 @@ def _pack(
     codes: Codes, coding: Coding, has_minimums: bool, order: Order
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, Float32]:
     """Codes, scales, minimums and units of some groups of rows."""
-    parts, middle = coding.form.parts, np.float32(coding.most + 1 >> 1)
+    parts = coding.form.parts
+    lowest, highest = (codes.limits[:, [side]] + coding.offset for side in range(2))
+    middle = np.floor((lowest + highest + 1) / 2)
     scales = codes.scales[:, :: 2 // parts]
     least = -coding.offset * scales
     if codes.minimums is not None:
         least += codes.minimums[:, :: 2 // parts]
-    largest = np.maximum(np.abs(least), np.abs(least + coding.most * scales)).max(axis=1)
+    largest = np.maximum(np.abs(least), np.abs(least + highest * scales)).max(axis=1)
     # What the largest code times a rounded scale may be more has room, too.
-    units = np.where(largest > LEAST, largest / (LARGEST - middle), np.float32(1)).astype(np.float32)
+    room = LARGEST - (coding.most + 1 >> 1)
+    units = np.where(largest > LEAST, largest / np.float32(room), np.float32(1)).astype(np.float32)
     rounded = np.rint(scales / units[:, None])
-    # Codes in the middle suffer least from a rounded scale.
+    # Codes in the middle of what the format has suffer least from a rounded scale.
     least = np.rint((least + middle * scales) / units[:, None]) - middle * rounded
     rounded, least = (order.of_numbers(values.astype(np.int16)) for values in (rounded, least))
     return pack_codes(codes, coding, order), rounded, least if has_minimums else NO_MINIMUMS, units
