@@ -9,6 +9,7 @@ import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
 from collections import defaultdict
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,6 +19,7 @@ ROOT = Path(__file__).parent.parent.parent
 # What is quick, and runs the code in this process, in groups that are measured side by side, the longest first. Tests
 # of the real model over HTTP are in `DRIVERS`.
 MEASURED = [
+    ["tests/engine/test_products.py", "tests/engine/test_attention.py"],
     ["tests/simulation"],
     ["tests/scheduler"],
     ["tests/engine/test_speculation.py", "tests/engine/test_invariance.py", "tests/engine/test_sampler.py",
@@ -83,20 +85,15 @@ class CoverageMap:
         """Node ids of tests that run one of the lines first .. last of a file of the package, and of those that import
         it (no measurement sees the lines of compiled kernels), then those that may run it in another process."""
         lines = self._data.contexts_by_lineno(str(ROOT / "src" / "freehold" / file))
-        contexts = {context for line in range(first, last + 1) for context in lines.get(line, []) if context}
-        seen = bool(contexts)
-        if not seen:  # run while a module is imported, by compiled code, or nowhere
-            contexts = {context for of_line in lines.values() for context in of_line if context}
-        found = {node for context in contexts if (node := self._node(context)) is not None}
-        drivers = [test for folder, tests in DRIVERS.items() if file.startswith(folder) for test in tests]
+        running = self._nodes(lines.get(line, []) for line in range(first, last + 1))
         importers = set(self._importers(file))
-        found |= importers
+        found = running or importers | self._nodes(lines.values())  # run in compiled code, or while it is imported
+        drivers = [test for folder, tests in DRIVERS.items() if file.startswith(folder) for test in tests]
 
-        def order(node: str) -> tuple[bool, bool, float]:
-            """A module of unknown length, such as that of all kernels, comes last where others are known to help."""
-            return seen and node not in self._seconds, node not in importers, self._seconds.get(node, 0.0)
+        def order(node: str) -> tuple[bool, float]:
+            return node not in (running or importers), self._seconds.get(node, float("inf"))
 
-        return [*sorted(found - set(drivers), key=order), *drivers]
+        return [*sorted((found | importers) - set(drivers), key=order), *drivers]
 
     def _importers(self, file: str) -> list[str]:
         module = "freehold." + file.removesuffix(".py").replace("/", ".")
@@ -105,6 +102,9 @@ class CoverageMap:
         paths = [path for path in self._files.values() if imported.search((ROOT / path).read_text())]
         measured = [node for node in self._seconds if node.partition("::")[0] in paths and "::" in node]
         return measured + [path for path in paths if path not in self._seconds]
+
+    def _nodes(self, contexts: Iterable[list[str]]) -> set[str]:
+        return {node for of_line in contexts for one in of_line if one and (node := self._node(one)) is not None}
 
     def _node(self, context: str) -> str | None:
         """test_pool.test_x -> tests/memory/test_pool.py::test_x"""

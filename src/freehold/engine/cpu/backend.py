@@ -16,7 +16,7 @@ from freehold.engine.cpu.caches import GroupCache
 from freehold.engine.cpu.heads import HeadMatrices, multiply_heads
 from freehold.engine.cpu.huge_pages import Arena
 from freehold.engine.cpu.integer_linear import IntegerMatrix, can_pack, has_four_bits, has_whole_blocks
-from freehold.engine.cpu.isa import ISAS, Amx, Avx512Bf16, Isa, Portable, choose
+from freehold.engine.cpu.isa import ISAS, Isa, choose, of_attention, of_integers
 from freehold.engine.cpu.linear import PackedMatrix, pack
 from freehold.engine.cpu.low_rank import AdaptedMatrix, AdaptedTokens, Factors, compile_kernels
 from freehold.engine.cpu.onto import NOTHING, OUTPUT, Onto, onto_bias
@@ -67,9 +67,8 @@ class CpuBackend:
         self._now, self._arena = Now(), Arena()
         self._operations: Operations = self._now
         self._largest_heads = [(0, 0)] * len(caches)  # of each group: how many, and the numbers of a value
-        self._isa = ISAS[choose()] if isa is None else isa
-        # Attention is compiled for one of the others only: they don't differ there.
-        self._attention_isa = self._isa if isinstance(self._isa, Amx | Avx512Bf16) else Portable()
+        chosen = ISAS[choose()] if isa is None else isa
+        self._isa, self._attention_isa = of_integers(chosen), of_attention(chosen)
         self._quantizer = quantizer
         self._adapts, self._adapted_tokens = adapts, AdaptedTokens()
         self._adaptable: dict[str, AdaptedMatrix] = {}  # by the names of tensors

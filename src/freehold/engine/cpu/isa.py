@@ -87,6 +87,16 @@ def available() -> list[str]:
     return [name for name in there if name != "amx" or permitted()]
 
 
+def of_integers(isa: Isa) -> Isa:
+    """What products of integers are compiled for: sets that differ in attention alone share theirs."""
+    return Avx512Vnni() if isinstance(isa, Avx512Bf16) else isa
+
+
+def of_attention(isa: Isa) -> Isa:
+    """What attention is compiled for: sets that differ in products of integers alone share it."""
+    return isa if isinstance(isa, Amx | Avx512Bf16) else Portable()
+
+
 def choose(name: str = AUTO) -> str:
     """The best set, or the one that is named. Raises ValueError if the processor lacks it."""
     there = available()
