@@ -1,5 +1,5 @@
-"""Products of weights, and operations of rows, against plain torch and NumPy, and against themselves: a row's bits never
-depend on its neighbours."""
+"""Products of weights, and operations of rows, against plain torch and against themselves: a row's bits never depend on
+its neighbours."""
 
 import itertools
 

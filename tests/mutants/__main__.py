@@ -22,6 +22,8 @@ from coverage_map import ENVIRONMENT, PYTEST, ROOT, CoverageMap
 from mutant import Mutant
 from rich.console import Console
 
+from freehold.engine.cpu.isa import available
+
 PAGE = ROOT / "docs" / "mutants.md"
 HEAD = """# Planted bugs
 
@@ -101,7 +103,8 @@ def share_of(text: str) -> slice:
 
 def main(names: list[str], share: slice) -> int:
     console = Console()
-    chosen = [mutant for mutant in MUTANTS if not names or any(name in mutant.name for name in names)][share]
+    there = [mutant for mutant in MUTANTS if mutant.isa in available()]
+    chosen = [mutant for mutant in there if not names or any(name in mutant.name for name in names)][share]
     lines = [lines_of(mutant) for mutant in chosen]
     workers = os.cpu_count() or 1
     with console.status("Measuring which tests run which lines ..."):

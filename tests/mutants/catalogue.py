@@ -4,6 +4,7 @@ import in_adapters
 import in_answers
 import in_engine
 import in_grammar
+import in_kernels
 import in_memory
 import in_scheduler
 import in_server
@@ -15,6 +16,7 @@ MUTANTS = [
     *in_memory.MUTANTS,
     *in_scheduler.MUTANTS,
     *in_engine.MUTANTS,
+    *in_kernels.MUTANTS,
     *in_grammar.MUTANTS,
     *in_adapters.MUTANTS,
     *in_answers.MUTANTS,

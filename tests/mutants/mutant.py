@@ -14,3 +14,4 @@ class Mutant:
     file: str
     old: str
     new: str
+    isa: str = "portable"  # that the processor must have to notice

@@ -1,0 +1,126 @@
+"""Bugs to plant in the kernels of the CPU: formats, products, attention."""
+
+from mutant import Mutant
+
+FORMATS, PRODUCTS, ATTENTION = "weights that are not the file's", "products of other numbers", "attention to others"
+
+MUTANTS = [
+    Mutant(
+        "upper bits of a second half are those of the first",
+        FORMATS,
+        "engine/cpu/few_bits.py",
+        "bit = (half * NIBBLE_LOADS + load) * (bits - 4)",
+        "bit = load * (bits - 4)",
+    ),
+    Mutant(
+        "minimums of Q2_K are its scales",
+        FORMATS,
+        "engine/cpu/codes.py",
+        "(pairs & 15, pairs >> 4)",
+        "(pairs & 15, pairs & 15)",
+    ),
+    Mutant(
+        "a row is rounded by the codes of another format",
+        FORMATS,
+        "engine/cpu/row_scaled.py",
+        "np.abs(least + highest * scales)",
+        "np.abs(least + coding.most * scales)",
+    ),
+    Mutant(
+        "minimums are rounded for the first code",
+        FORMATS,
+        "engine/cpu/row_scaled.py",
+        "np.rint((least + middle * scales) / units[:, None]) - middle * rounded",
+        "np.rint(least / units[:, None])",
+    ),
+    Mutant(
+        "a matrix of halves with minimums has one for each block",
+        FORMATS,
+        "engine/cpu/backend.py",
+        " if has_whole_blocks(tensors) else pack(tensors)",
+        "",
+    ),
+    Mutant(
+        "sums of six bits have no room",
+        PRODUCTS,
+        "engine/cpu/row_scaled_tiles.py",
+        "NIBBLE_LOADS // 2 if bits == 6 and not has_wide_totals else NIBBLE_LOADS",
+        "NIBBLE_LOADS",
+    ),
+    Mutant(
+        "products of a second half have the upper bits of the first",
+        PRODUCTS,
+        "engine/cpu/row_scaled_tiles.py",
+        "plane = NIBBLE_LOADS + (half if bits == 2 else 0)",
+        "plane = NIBBLE_LOADS",
+    ),
+    Mutant(
+        "minimums meet the inputs of the first half",
+        PRODUCTS,
+        "engine/cpu/row_scaled_tiles.py",
+        "row * parts + part)",
+        "row * parts)",
+    ),
+    Mutant(
+        "sums of lower digits carry nothing",
+        PRODUCTS,
+        "engine/cpu/row_scaled_amx.py",
+        "carried = builder.add(middle, builder.ashr(low, eight))",
+        "carried = middle",
+        isa="amx",
+    ),
+    Mutant(
+        "the last outputs of a tile are not written",
+        PRODUCTS,
+        "engine/cpu/row_scaled_amx.py",
+        "builder.udiv(self.linear(rows.count, self.pairs, -1), self.pairs)",
+        "builder.udiv(rows.count, self.pairs)",
+        isa="amx",
+    ),
+    Mutant(
+        "rows that follow find the digits of the last pair only",
+        PRODUCTS,
+        "engine/cpu/row_scaled_amx.py",
+        "builder.select(are_alone, one, self.places)",
+        "one",
+        isa="amx",
+    ),
+    Mutant(
+        "weights are multiplied before they are put in order",
+        PRODUCTS,
+        "engine/cpu/integer_amx.py",
+        "self.widen_pair(self.linear(loop.index, 2), pairs)",
+        "self.widen_pair(self.linear(loop.index, 1), pairs)",
+        isa="amx",
+    ),
+    Mutant(
+        "values behind the last one are read",
+        ATTENTION,
+        "engine/cpu/attention_amx.py",
+        'rows.append(builder.select(builder.icmp_signed("<", row, valid), found, constant(words, 0)))',
+        "rows.append(found)",
+        isa="amx",
+    ),
+    Mutant(
+        "neighbours are added in their order where pairs are not",
+        ATTENTION,
+        "engine/cpu/attention_tiles.py",
+        "return (1, 0) if self.kinds[array].dtype == types.uint16 else (0, 1)",
+        "return (0, 1)",
+        isa="avx512-bf16",
+    ),
+    Mutant(
+        "a last key without a neighbour is not seen",
+        ATTENTION,
+        "engine/cpu/attention_tiles.py",
+        "        with builder.if_then(is_odd):\n            add(builder.sub(keys, one), 0)\n",
+        "",
+    ),
+    Mutant(
+        "a level that rises leaves the sum of weights as it is",
+        ATTENTION,
+        "engine/cpu/softmax.py",
+        "        softmax.weights[row] *= max_lanes(shrink)\n",
+        "",
+    ),
+]
