@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from freehold.arrays import Bool, Int32, Int64
+from freehold.arrays import Int32, Int64
 from freehold.memory import CacheGroup
 from freehold.simulation.model import (
     FREE,
@@ -25,7 +25,12 @@ from freehold.simulation.model import (
     WRONG_INPUT,
     WRONG_KV,
     WRONG_START,
+    Answers,
+    Planned,
+    Rules,
+    Sequences,
     SimulatedGrammar,
+    Slots,
     UInt64,
     digest,
     extend_identities,
@@ -106,15 +111,14 @@ class SimulatedEngine:
         self._planned_limit: Int64 = np.zeros(shape.row_count, np.int64)  # tokens that have KV at most
         self._used_by_step: Int64 = np.zeros((group_count, shape.page_count + 1), np.int64)
         self._used_by_row: Int64 = np.zeros((group_count, shape.page_count + 1), np.int64)
-        self._tokens: Int32 = np.zeros((shape.row_count, limit), np.int32)
-        self._identities: UInt64 = np.zeros((shape.row_count, limit), np.uint64)
-        self._written_by: Int32 = np.zeros((shape.row_count, limit), np.int32)
-        self._length: Int64 = np.zeros(shape.row_count, np.int64)  # tokens known
-        self._max_length: Int64 = np.zeros(shape.row_count, np.int64)
-        self._last_drafts: Int64 = np.zeros(shape.row_count, np.int64)  # of its newest step
+        rows = shape.row_count
+        self._sequences = Sequences(
+            tokens=np.zeros((rows, limit), np.int32), identities=np.zeros((rows, limit), np.uint64),
+            written_by=np.zeros((rows, limit), np.int32), forms=np.tile(FREE, (rows, 1)),
+            length=np.zeros(rows, np.int64), max_length=np.zeros(rows, np.int64),
+            last_drafts=np.zeros(rows, np.int64), broken=np.zeros(rows, np.bool_),
+        )  # fmt: skip
         self._starts: dict[int, RowStart] = {}  # rows whose log-probabilities are asked for
-        self._broken: Bool = np.zeros(shape.row_count, np.bool_)  # its sequence was in a step that failed
-        self._forms: UInt64 = np.tile(FREE, (shape.row_count, 1))
         self._queue: deque[_Queued] = deque()
         self._completed = 0
 
@@ -155,7 +159,7 @@ class SimulatedEngine:
             self._apply_updates(queued.step)
             self._completed = queued.step.number
             if queued.failure is not None:
-                self._broken[queued.step.rows] = True
+                self._sequences.broken[queued.step.rows] = True
                 queued.future.set_exception(queued.failure)
             else:
                 queued.future.set_result(self._run(queued.step))
@@ -200,20 +204,17 @@ class SimulatedEngine:
     def _apply_updates(self, step: Step) -> None:
         for table, (rows, columns, pages) in zip(self._tables, step.page_updates, strict=True):
             table[rows, columns] = pages
+        of = self._sequences
         for start in step.row_starts:
             row, count = start.row, len(start.tokens)
-            self._tokens[row, :count] = start.tokens
-            extend_identities(
-                self._identities[row], self._tokens[row], 0, count, seed_of(start.namespace, start.adapter)
-            )
-            self._written_by[row, : start.cached] = self.weights
-            self._length[row] = count
-            self._max_length[row] = start.max_length
-            self._broken[row] = False
-            self._forms[row] = FREE
+            of.tokens[row, :count] = start.tokens
+            seed = seed_of(start.namespace, start.adapter)
+            extend_identities(of.identities[row], of.tokens[row], 0, count, seed)
+            of.written_by[row, : start.cached] = self.weights
+            of.length[row], of.max_length[row], of.broken[row], of.forms[row] = count, start.max_length, False, FREE
             if isinstance(start.grammar, SimulatedGrammar):
-                self._forms[row] = start.grammar.form(start.prompt_length)
-                digest(self._forms[row], start.tokens[start.prompt_length :])
+                of.forms[row] = start.grammar.form(start.prompt_length)
+                digest(of.forms[row], start.tokens[start.prompt_length :])
             self._starts.pop(row, None)
             if start.params.logprobs is not None:
                 self._starts[row] = start
@@ -224,12 +225,11 @@ class SimulatedEngine:
         tokens = np.zeros(int((step.samples * (1 + step.drafts)).sum()), np.int32)
         counts, written, proposed = (np.zeros(size, np.int64) for _ in range(3))
         refused = np.zeros(size, np.bool_)
-        verdict, row, position, group = run_step(
-            step.rows, step.starts, step.counts, step.samples, step.drafts, step.decodes, self._broken, self._slots,
-            self._tables, self._lookbacks, shape.page_size, self._tokens, self._identities, self._written_by,
-            self.weights, self._length, self._max_length, self._last_drafts, shape.vocab_size,
-            int(shape.draft_rate * 100), self._forms, shape.eos_token, tokens, counts, written, proposed, refused,
-        )  # fmt: skip
+        planned = Planned(step.rows, step.starts, step.counts, step.samples, step.drafts, step.decodes)
+        slots = Slots(self._slots, self._tables, self._lookbacks, shape.page_size)
+        rules = Rules(self.weights, shape.vocab_size, int(shape.draft_rate * 100), shape.eos_token)
+        answers = Answers(tokens, counts, written, proposed, refused)
+        verdict, row, position, group = run_step(planned, slots, self._sequences, rules, answers)
         if verdict != OK:
             self._raise(step, verdict, row, position, group)
         tokens = tokens[: int(counts.sum())]
@@ -242,8 +242,8 @@ class SimulatedEngine:
         found: dict[int, TokenLogprobs] = {}
         ends = counts.cumsum()
         for i, row in enumerate(step.rows.tolist()):
-            if row in self._starts and not self._broken[row]:
-                length = int(self._length[row])
+            if row in self._starts and not self._sequences.broken[row]:
+                length = int(self._sequences.length[row])
                 for j in range(int(counts[i])):
                     found[int(ends[i]) - 1 - j] = self._logprob(row, length - 1 - j)
         return found
@@ -252,7 +252,7 @@ class SimulatedEngine:
         """Of prompt tokens that follow what was computed, by index of the sequence."""
         found: dict[int, list[TokenLogprobs]] = {}
         for i, row in enumerate(step.rows.tolist()):
-            if row in self._starts and not self._broken[row]:
+            if row in self._starts and not self._sequences.broken[row]:
                 asked, start = self._starts[row], int(step.starts[i])
                 first = max(start, asked.scored_from)
                 end = min(start + int(step.counts[i]), asked.prompt_length - 1)
@@ -261,16 +261,16 @@ class SimulatedEngine:
         return found
 
     def _logprob(self, row: int, position: int) -> TokenLogprobs:
-        token = int(self._tokens[row, position])
-        return TokenLogprobs(token, logprob_of(self._identities[row, position]), [])
+        token = int(self._sequences.tokens[row, position])
+        return TokenLogprobs(token, logprob_of(self._sequences.identities[row, position]), [])
 
     def _raise(self, step: Step, verdict: int, row: int, position: int, group: int) -> None:
         page = int(self._tables[group, row, position // self.shape.page_size])
         what = {
             WRONG_KV: f"page {page} holds other KV",
             NO_PAGE: "there is no page",
-            WRONG_INPUT: f"a chunk goes past the {int(self._length[row])} tokens that the row has",
-            WRONG_START: f"it is planned to go on, but it has {int(self._length[row])} tokens",
+            WRONG_INPUT: f"a chunk goes past the {int(self._sequences.length[row])} tokens that the row has",
+            WRONG_START: f"it is planned to go on, but it has {int(self._sequences.length[row])} tokens",
         }[verdict]
         raise WrongKV(f"step {step.number}, row {row}, group {group}, position {position}: {what}", page)
 

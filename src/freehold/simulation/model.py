@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -105,85 +106,144 @@ STATE = -1  # in place of a lookback: the group has one state a page
 OK, WRONG_KV, NO_PAGE, WRONG_INPUT, WRONG_START = range(5)
 
 
+class Slots(NamedTuple):
+    """What slots hold, uint64 [groups, slots]; page tables, int32 [groups, rows, columns], or of one row; what each
+    group looks back on, int64 [groups] (0: everything; STATE: it has states)."""
+
+    content: Any
+    tables: Any
+    lookbacks: Any
+    page_size: int
+
+
+class Prefix(NamedTuple):
+    """Of one sequence: its tokens, the identity of each prefix, the weights that wrote each position, its form."""
+
+    tokens: Any
+    identities: Any
+    written_by: Any
+    form: Any
+
+
+class Sequences(NamedTuple):
+    """The same by row, and how many tokens are known, how many there may be, and the drafts of the newest step."""
+
+    tokens: Any
+    identities: Any
+    written_by: Any
+    forms: Any
+    length: Any
+    max_length: Any
+    last_drafts: Any
+    broken: Any
+
+
+class Rules(NamedTuple):
+    """How tokens are sampled. `rate` percent of drafts are right."""
+
+    weights: int
+    vocab_size: int
+    rate: int
+    eos: int
+
+
+class Planned(NamedTuple):
+    """A step, by sequence of it."""
+
+    rows: Any
+    starts: Any
+    counts: Any
+    samples: Any
+    drafts: Any
+    decodes: Any
+
+
+class Answers(NamedTuple):
+    """What a step gives: tokens of all sequences, one after the other, and the rest by sequence."""
+
+    tokens: Any
+    counts: Any
+    written: Any
+    proposed: Any
+    refused: Any
+
+
 @njit(cache=True)
-def compute(slots, tables, lookbacks, page_size, identities, written_by, weights, start, end):
+def compute(slots, prefix, weights, start, end):
     """Check, in every group of tokens, that the positions below `start` of a sequence that the group looks back on hold
-    its own prefix, then write start .. end. -> (verdict, position, group). `slots` uint64 [groups, slots], `tables`
-    int32 [groups, columns], `lookbacks` int64 [groups] (0: everything; STATE: a group of states, which is left out),
-    `written_by` int32 [positions]: the weights that wrote each."""
-    written_by[start:end] = weights
-    for group in range(len(slots)):
-        if lookbacks[group] == STATE:
+    its own prefix, then write start .. end. -> (verdict, position, group)"""
+    size = slots.page_size
+    prefix.written_by[start:end] = weights
+    for group, lookback in enumerate(slots.lookbacks):
+        if lookback == STATE:
             continue
-        first = max(start - lookbacks[group], 0) if lookbacks[group] else 0
+        first = max(start - lookback, 0) if lookback else 0
         for position in range(first, end):
-            page = tables[group, position // page_size]
+            page = slots.tables[group, position // size]
             if page == 0:
                 return NO_PAGE, position, group
-            slot = page * page_size + position % page_size
-            content = slot_content(identities[position], written_by[position])
+            slot = page * size + position % size
+            content = slot_content(prefix.identities[position], prefix.written_by[position])
             if position >= start:
-                slots[group, slot] = content
-            elif slots[group, slot] != content:
+                slots.content[group, slot] = content
+            elif slots.content[group, slot] != content:
                 return WRONG_KV, position, group
     return OK, 0, 0
 
 
 @njit(cache=True)
-def read_states(slots, tables, lookbacks, page_size, identities, written_by, start):
+def read_states(slots, prefix, start):
     """Check that the state that a sequence goes on from at `start` is that of its own prefix. A state is in the first
     slot of its page. -> (verdict, position, group)"""
-    for group in range(len(slots)):
-        if lookbacks[group] == STATE and start:
-            page = tables[group, (start - 1) // page_size]
+    size, last = slots.page_size, start - 1
+    for group, lookback in enumerate(slots.lookbacks):
+        if lookback == STATE and start:
+            page = slots.tables[group, last // size]
             if page == 0:
-                return NO_PAGE, start - 1, group
-            if slots[group, page * page_size] != slot_content(identities[start - 1], written_by[start - 1]):
-                return WRONG_KV, start - 1, group
+                return NO_PAGE, last, group
+            if slots.content[group, page * size] != slot_content(prefix.identities[last], prefix.written_by[last]):
+                return WRONG_KV, last, group
     return OK, 0, 0
 
 
 @njit(cache=True)
-def write_states(slots, tables, lookbacks, page_size, identities, written_by, start, written):
+def write_states(slots, prefix, start, written):
     """Leave the state after `written` tokens in the column of the last of them, and in every column that the step has
     passed and that has a page the state at its end. -> (verdict, position, group)"""
-    for group in range(len(slots)):
-        if lookbacks[group] != STATE or written <= start:
+    size = slots.page_size
+    for group, lookback in enumerate(slots.lookbacks):
+        if lookback != STATE or written <= start:
             continue
-        for column in range(start // page_size, (written - 1) // page_size + 1):
-            last = min((column + 1) * page_size, written) - 1
-            page = tables[group, column]
+        for column in range(start // size, (written - 1) // size + 1):
+            last = min((column + 1) * size, written) - 1
+            page = slots.tables[group, column]
             if page:
-                slots[group, page * page_size] = slot_content(identities[last], written_by[last])
+                slots.content[group, page * size] = slot_content(prefix.identities[last], prefix.written_by[last])
             elif last == written - 1:
                 return NO_PAGE, last, group
     return OK, 0, 0
 
 
 @njit(cache=True)
-def verify(
-    slots, tables, lookbacks, page_size, tokens, identities, written_by, weights, length, drafts, vocab_size, rate,
-    form, eos,
-):  # fmt: skip
-    """Sample a token after `length` known ones, and one more for each right draft, `rate` percent of them.
+def verify(slots, prefix, rules, length, drafts):
+    """Sample a token after `length` known ones, and one more for each right draft.
     Every draft writes KV, right or wrong, and no state. -> (tokens sampled, verdict, position, group)"""
+    identities, form = prefix.identities, prefix.form
     count, right = 0, True
     while right and count <= drafts:
         identity = identities[length - 1]
         output = length - np.int64(form[PROMPT])
         if count and form[SEED] and np.uint64(output) >= form[FAILS]:
             break  # the next step finds out
-        token = bound_token(identity, form, output, eos, vocab_size)
-        right = (identity >> np.uint64(7)) % np.uint64(100) < np.uint64(rate)
-        tokens[length] = token
-        digest(form, tokens[length : length + 1])
+        token = bound_token(identity, form, output, rules.eos, rules.vocab_size)
+        right = (identity >> np.uint64(7)) % np.uint64(100) < np.uint64(rules.rate)
+        prefix.tokens[length] = token
+        digest(form, prefix.tokens[length : length + 1])
         identities[length] = mix(identity, token)
         length += 1
         count += 1
         if right and count <= drafts:
-            verdict, position, group = compute(
-                slots, tables, lookbacks, page_size, identities, written_by, weights, length - 1, length
-            )
+            verdict, position, group = compute(slots, prefix, rules.weights, length - 1, length)
             if verdict != OK:
                 return count, verdict, position, group
     rejected = drafts - count + 1
@@ -191,9 +251,7 @@ def verify(
         first = length - 1
         true = identities[first : first + rejected].copy()
         identities[first : first + rejected] = 1
-        verdict, position, group = compute(
-            slots, tables, lookbacks, page_size, identities, written_by, weights, first, first + rejected
-        )
+        verdict, position, group = compute(slots, prefix, rules.weights, first, first + rejected)
         identities[first : first + rejected] = true
         if verdict != OK:
             return count, verdict, position, group
@@ -222,70 +280,65 @@ def use_pages(number, completed, rows, starts, ends, tables, page_size, used_by_
 
 
 @njit(cache=True)
-def run_step(
-    rows, starts, counts, samples, drafts, decodes, broken, slots, tables, lookbacks, page_size, tokens, identities,
-    written_by, weights, length, max_length, last_drafts, vocab_size, rate, forms, eos, out_tokens, out_counts,
-    out_written, out_proposed, out_refused,
-):  # fmt: skip
-    """All sequences of a step -> (verdict, row, position, group); results in the arrays `out_*`."""
+def run_step(planned, slots, sequences, rules, answers):
+    """All sequences of a step -> (verdict, row, position, group)."""
     emitted = 0
-    for i in range(len(rows)):
-        row, start, count = rows[i], starts[i], counts[i]
-        if broken[row]:
-            out_counts[i] = samples[i]
-            out_written[i] = start + count
-            emitted += samples[i]
+    for i in range(len(planned.rows)):
+        row, start, count = planned.rows[i], planned.starts[i], planned.counts[i]
+        if sequences.broken[row]:
+            answers.counts[i] = planned.samples[i]
+            answers.written[i] = start + count
+            emitted += planned.samples[i]
             continue
-        if decodes[i]:
+        length, most = sequences.length[row], sequences.max_length[row]
+        if planned.decodes[i]:
             # The planned start is the highest that the real one can be.
-            if length[row] > max_length[row] or start < min(length[row], max_length[row] - 1) - 1:
+            if length > most or start < min(length, most - 1) - 1:
                 return WRONG_START, row, start, 0
-            start = length[row] - 1
-            if length[row] >= max_length[row]:
-                if last_drafts[row] == 0:
+            start = length - 1
+            if length >= most:
+                if sequences.last_drafts[row] == 0:
                     return WRONG_START, row, start, 0  # it was certain to be full when this was planned
-                out_written[i] = start
+                answers.written[i] = start
                 continue
-        elif start + count > length[row]:
+        elif start + count > length:
             return WRONG_INPUT, row, start, 0
-        verdict, position, group = read_states(
-            slots, tables[:, row], lookbacks, page_size, identities[row], written_by[row], start
-        )
+        verdict, position, group = run_sequence(planned, slots, sequences, rules, answers, i, start, emitted)
         if verdict != OK:
             return verdict, row, position, group
-        verdict, position, group = compute(
-            slots, tables[:, row], lookbacks, page_size, identities[row], written_by[row], weights, start, start + count
-        )
-        if verdict != OK:
-            return verdict, row, position, group
-        out_written[i] = start + count
-        form = forms[row]
-        if samples[i] and form[SEED] and np.uint64(length[row] - np.int64(form[PROMPT])) >= form[FAILS]:
-            out_refused[i] = True
-            max_length[row], last_drafts[row] = length[row], 1  # steps in flight find it full
-        elif samples[i]:
-            ahead = max(min(drafts[i], max_length[row] - length[row] - 1), 0)
-            if identities[row, length[row] - 1] % np.uint64(4) == 0:
-                ahead //= 2  # sometimes one can't think of as many
-            before = length[row]
-            new, verdict, position, group = verify(
-                slots, tables[:, row], lookbacks, page_size, tokens[row], identities[row], written_by[row], weights,
-                before, ahead, vocab_size, rate, form, eos,
-            )  # fmt: skip
-            if verdict != OK:
-                return verdict, row, position, group
-            out_tokens[emitted : emitted + new] = tokens[row, before : before + new]
-            emitted += new
-            length[row] = before + new
-            last_drafts[row] = drafts[i]
-            out_counts[i], out_proposed[i] = new, ahead
-            out_written[i] += new - 1
-        verdict, position, group = write_states(
-            slots, tables[:, row], lookbacks, page_size, identities[row], written_by[row], start, out_written[i]
-        )
-        if verdict != OK:
-            return verdict, row, position, group
+        emitted += answers.counts[i]
     return OK, 0, emitted, 0
+
+
+@njit(cache=True)
+def run_sequence(planned, slots, sequences, rules, answers, i, start, emitted):
+    """Sequence `i` of a step, from `start` on; `emitted` tokens are those of others -> (verdict, position, group)"""
+    row, end = planned.rows[i], start + planned.counts[i]
+    length, most, form = sequences.length[row], sequences.max_length[row], sequences.forms[row]
+    of_row = Slots(slots.content, slots.tables[:, row], slots.lookbacks, slots.page_size)
+    prefix = Prefix(sequences.tokens[row], sequences.identities[row], sequences.written_by[row], form)
+    verdict, position, group = read_states(of_row, prefix, start)
+    if verdict == OK:
+        verdict, position, group = compute(of_row, prefix, rules.weights, start, end)
+    if verdict != OK:
+        return verdict, position, group
+    answers.written[i] = end
+    if planned.samples[i] and form[SEED] and np.uint64(length - np.int64(form[PROMPT])) >= form[FAILS]:
+        answers.refused[i] = True
+        sequences.max_length[row], sequences.last_drafts[row] = length, 1  # steps in flight find it full
+    elif planned.samples[i]:
+        ahead = max(min(planned.drafts[i], most - length - 1), 0)
+        if prefix.identities[length - 1] % np.uint64(4) == 0:
+            ahead //= 2  # sometimes one can't think of as many
+        new, verdict, position, group = verify(of_row, prefix, rules, length, ahead)
+        if verdict != OK:
+            return verdict, position, group
+        answers.tokens[emitted : emitted + new] = prefix.tokens[length : length + new]
+        sequences.length[row] = length + new
+        sequences.last_drafts[row] = planned.drafts[i]
+        answers.counts[i], answers.proposed[i] = new, ahead
+        answers.written[i] += new - 1
+    return write_states(of_row, prefix, start, answers.written[i])
 
 
 def expected_logprobs(tokens: Int32, namespace: str = "", adapter: Adapter | None = None) -> list[float]:
