@@ -36,13 +36,15 @@ MEASURED = [
      "tests/server/test_errors.py", "tests/server/test_restarts.py",
      "tests/server/test_engine_child.py"],
 ]  # fmt: skip
-# Tests whose code runs in other processes, which no measurement here sees, by the folder that they look at.
+# Tests whose code runs in other processes, or is compiled, which no measurement here sees, by what they look at.
 DRIVERS = {
     "memory/": ["tests/simulation/test_simulation.py::test_the_diagonal_of_the_matrix",
                 "tests/simulation/test_exhaustive.py::test_four_events_deep_in_every_scope"],
     "scheduler/": ["tests/simulation/test_simulation.py::test_the_diagonal_of_the_matrix",
                    "tests/simulation/test_exhaustive.py::test_four_events_deep_in_every_scope"],
     "step.py": ["tests/simulation/test_simulation.py::test_the_diagonal_of_the_matrix"],
+    "engine/cpu/attention": ["tests/engine/test_attention.py"],
+    "engine/cpu/": ["tests/engine/test_products.py", "tests/engine/test_attention.py"],
     "engine/": ["tests/server/test_control.py"],
     "ipc/": ["tests/server/test_sessions.py", "tests/server/test_native.py", "tests/server/test_server.py"],
     "server/access/": ["tests/server/test_access.py"],
@@ -83,7 +85,7 @@ class CoverageMap:
 
     def tests_of(self, file: str, first: int, last: int) -> list[str]:
         """Node ids of tests that run one of the lines first .. last of a file of the package, and of those that import
-        it (no measurement sees the lines of compiled kernels), then those that may run it in another process."""
+        it, then those that may run it where no measurement sees it."""
         lines = self._data.contexts_by_lineno(str(ROOT / "src" / "freehold" / file))
         running = self._nodes(lines.get(line, []) for line in range(first, last + 1))
         importers = set(self._importers(file))
