@@ -30,7 +30,7 @@ def test_compilation_is_announced_once_and_each_kernel_named(capsys: pytest.Capt
     prepare(0, 0.4, 0, 0.4)
     lines = capsys.readouterr().err.splitlines()
     assert [line.split(" in ")[0] for line in lines] == [
-        "freehold: compiling kernels for this machine, once; it takes about half a minute",
+        "freehold: compiling kernels for this machine, once; it takes a minute or two",
         "freehold: compiled kernel_1",
         "freehold: compiled kernel_3",
     ]

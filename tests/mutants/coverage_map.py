@@ -43,7 +43,7 @@ DRIVERS = {
     "scheduler/": ["tests/simulation/test_simulation.py::test_the_diagonal_of_the_matrix",
                    "tests/simulation/test_exhaustive.py::test_four_events_deep_in_every_scope"],
     "step.py": ["tests/simulation/test_simulation.py::test_the_diagonal_of_the_matrix"],
-    "engine/cpu/attention": ["tests/engine/test_attention.py"],
+    "engine/cpu/attention": ["tests/engine/test_attention.py", "tests/engine/test_older_processors.py"],
     "engine/cpu/": ["tests/engine/test_products.py", "tests/engine/test_attention.py"],
     "engine/": ["tests/server/test_control.py"],
     "ipc/": ["tests/server/test_sessions.py", "tests/server/test_native.py", "tests/server/test_server.py"],
@@ -89,13 +89,14 @@ class CoverageMap:
         lines = self._data.contexts_by_lineno(str(ROOT / "src" / "freehold" / file))
         running = self._nodes(lines.get(line, []) for line in range(first, last + 1))
         importers = set(self._importers(file))
-        found = running or importers | self._nodes(lines.values())  # run in compiled code, or while it is imported
+        # Lines that no test runs are compiled, or run while a module is imported.
+        likely, others = (running, importers) if running else (importers, self._nodes(lines.values()))
         drivers = [test for folder, tests in DRIVERS.items() if file.startswith(folder) for test in tests]
 
-        def order(node: str) -> tuple[bool, float]:
-            return node not in (running or importers), self._seconds.get(node, float("inf"))
+        def quickest_first(nodes: set[str]) -> list[str]:
+            return sorted(nodes - set(drivers), key=lambda node: self._seconds.get(node, float("inf")))
 
-        return [*sorted((found | importers) - set(drivers), key=order), *drivers]
+        return [*quickest_first(likely), *quickest_first(others - likely), *drivers]
 
     def _importers(self, file: str) -> list[str]:
         module = "freehold." + file.removesuffix(".py").replace("/", ".")

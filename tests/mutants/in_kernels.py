@@ -34,7 +34,7 @@ MUTANTS = [
         "np.rint(least / units[:, None])",
     ),
     Mutant(
-        "a matrix of halves with minimums has one for each block",
+        "minimums of half blocks are taken for those of blocks",
         FORMATS,
         "engine/cpu/backend.py",
         " if has_whole_blocks(tensors) else pack(tensors)",
@@ -102,12 +102,19 @@ MUTANTS = [
         isa="amx",
     ),
     Mutant(
-        "neighbours are added in their order where pairs are not",
+        "floats are added in another order than pairs",
         ATTENTION,
         "engine/cpu/attention_tiles.py",
         "return (1, 0) if self.kinds[array].dtype == types.uint16 else (0, 1)",
         "return (0, 1)",
         isa="avx512-bf16",
+    ),
+    Mutant(
+        "products of pairs are compiled for every processor",
+        ATTENTION,
+        "engine/cpu/attention_pairs.py",
+        "if signature.args[0].instance_class is Avx512Bf16:",
+        "if True:",
     ),
     Mutant(
         "a last key without a neighbour is not seen",

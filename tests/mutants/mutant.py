@@ -14,4 +14,4 @@ class Mutant:
     file: str
     old: str
     new: str
-    isa: str = "portable"  # that the processor must have to notice
+    isa: str = "portable"  # the instruction set that shows it

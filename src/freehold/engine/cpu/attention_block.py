@@ -228,7 +228,7 @@ def _attend_vectors(scratch, softmax, layer, block, found):
         is_paired = has_pairs and height == HEIGHT
         at, to = row * size, row * value_size
         if is_paired:
-            score_pairs(scratch.query_words, at, size, scratch.paired_keys, scores)
+            score_pairs(isa, scratch.query_words, at, size, scratch.paired_keys, scores)
         elif as_amx:
             score_few(isa, scratch.queries, at, size, found.keys, found.key_starts, found.next_keys, scores, height)
         else:
@@ -240,7 +240,7 @@ def _attend_vectors(scratch, softmax, layer, block, found):
             _scale(scores, height, value_scales)
         starts, following = found.value_starts, found.next_values
         if is_paired:
-            weigh_pairs(scratch.weight_words, scratch.paired_values, count, value_size, softmax.sums, to)
+            weigh_pairs(isa, scratch.weight_words, scratch.paired_values, count, value_size, softmax.sums, to)
         elif as_amx:
             weigh_few(isa, scores, found.values, starts, following, count, value_size, softmax.sums, to, height)
         else:

@@ -80,6 +80,18 @@ class _Emitter(Records):
         return [[cgutils.alloca_once(self.builder, FLOATS) for _ in range(panels)] for _ in range(HEIGHT)]
 
 
+def _where_possible(emit):
+    """Of an intrinsic whose first argument is the instruction set: instructions only where it has them. A processor
+    without them can't even compile what it would never run."""
+
+    def codegen(context, builder, signature, values):
+        if signature.args[0].instance_class is Avx512Bf16:
+            emit(_Emitter(context, builder, signature, values))
+        return context.get_dummy_value()
+
+    return codegen
+
+
 def _define_interleave(typingctx, source, at, second_at, has_second, target, to):
     def codegen(context, builder, signature, values):
         records = Records(context, builder, signature, values)
@@ -92,38 +104,37 @@ def _define_interleave(typingctx, source, at, second_at, has_second, target, to)
     return types.void(source, numbers, numbers, types.boolean, target, numbers), codegen
 
 
-def _define_score(typingctx, queries, at, size, keys, scores):
-    def codegen(context, builder, signature, values):
-        emitter = _Emitter(context, builder, signature, values)
-        _, first, length, _, _ = values
+def _define_score(typingctx, isa, queries, at, size, keys, scores):
+    def emit(emitter):
+        builder = emitter.builder
+        _, _, first, length, _, _ = emitter.values
         sums = emitter.places(TILES)
         for of_row in sums:
             for place in of_row:
                 builder.store(constant(FLOATS, 0.0), place)
         with cgutils.for_range(builder, builder.lshr(length, ir.Constant(I64, 1))) as loop:
             begin = emitter.linear((loop.index, 2 * KEYS))
-            vectors = [emitter.ints(3, emitter.linear(begin, tile * 2 * LANES)) for tile in range(TILES)]
+            vectors = [emitter.ints(4, emitter.linear(begin, tile * 2 * LANES)) for tile in range(TILES)]
             factors = [
-                emitter.all_of(0, emitter.linear(first, (length, row), (loop.index, 2))) for row in range(HEIGHT)
+                emitter.all_of(1, emitter.linear(first, (length, row), (loop.index, 2))) for row in range(HEIGHT)
             ]
             emitter.multiply(sums, factors, vectors)
         for row, of_row in enumerate(sums):
             for tile, place in enumerate(of_row):
-                to = emitter.array(4, ir.Constant(I64, row * KEYS + tile * LANES), FLOATS)
+                to = emitter.array(5, ir.Constant(I64, row * KEYS + tile * LANES), FLOATS)
                 builder.store(builder.load(place), to, align=4)
-        return context.get_dummy_value()
 
-    return types.void(queries, types.intp, types.intp, keys, scores), codegen
+    return types.void(isa, queries, types.intp, types.intp, keys, scores), _where_possible(emit)
 
 
 def _weigh(panels: int) -> Any:
-    def define(typingctx, weights, values, pairs, size, column, sums, to):
-        def codegen(context, builder, signature, given):
-            emitter = _Emitter(context, builder, signature, given)
-            _, _, count, length, first, _, target = given
+    def define(typingctx, isa, weights, values, pairs, size, column, sums, to):
+        def emit(emitter):
+            builder = emitter.builder
+            _, _, _, count, length, first, _, target = emitter.values
 
             def place(row, panel):
-                return emitter.array(5, emitter.linear(target, first, (length, row), panel * LANES), FLOATS)
+                return emitter.array(6, emitter.linear(target, first, (length, row), panel * LANES), FLOATS)
 
             totals = emitter.places(panels)
             for row, of_row in enumerate(totals):
@@ -131,16 +142,16 @@ def _weigh(panels: int) -> Any:
                     builder.store(builder.load(place(row, panel), align=4), total)
             with cgutils.for_range(builder, count) as loop:
                 begin = emitter.linear((loop.index, length, 2), (first, 2))
-                vectors = [emitter.ints(1, emitter.linear(begin, panel * 2 * LANES)) for panel in range(panels)]
-                factors = [emitter.all_of(0, emitter.linear((loop.index, 2), row * KEYS)) for row in range(HEIGHT)]
+                vectors = [emitter.ints(2, emitter.linear(begin, panel * 2 * LANES)) for panel in range(panels)]
+                factors = [emitter.all_of(1, emitter.linear((loop.index, 2), row * KEYS)) for row in range(HEIGHT)]
                 emitter.multiply(totals, factors, vectors)
             for row, of_row in enumerate(totals):
                 for panel, total in enumerate(of_row):
                     builder.store(builder.load(total), place(row, panel), align=4)
-            return context.get_dummy_value()
 
         numbers = types.intp
-        return types.void(weights, values, numbers, numbers, numbers, sums, numbers), codegen
+        kinds = isa, weights, values, numbers, numbers, numbers, sums, numbers
+        return types.void(*kinds), _where_possible(emit)
 
     return intrinsic(define)
 
@@ -168,16 +179,16 @@ def pair_block(scratch, found, size, value_size, count):
 
 
 @njit(nogil=True, error_model="numpy")
-def score_pairs(queries, at, size, keys, scores):
+def score_pairs(isa, queries, at, size, keys, scores):
     """scores [HEIGHT, KEYS] = the queries [HEIGHT, size] from `at` on times a block of keys."""
-    _score(queries, at, size, keys, scores)
+    _score(isa, queries, at, size, keys, scores)
 
 
 @njit(nogil=True, error_model="numpy")
-def weigh_pairs(weights, values, count, size, sums, to):
+def weigh_pairs(isa, weights, values, count, size, sums, to):
     """sums [HEIGHT, size], from `to` on, += weights [HEIGHT, KEYS] times the first `count` values of a block."""
     whole, pairs = size - size % (PANELS * LANES), (count + 1) // 2
     for column in range(0, whole, PANELS * LANES):
-        _weigh_wide(weights, values, pairs, size, column, sums, to)
+        _weigh_wide(isa, weights, values, pairs, size, column, sums, to)
     for column in range(whole, size, LANES):
-        _weigh_one(weights, values, pairs, size, column, sums, to)
+        _weigh_one(isa, weights, values, pairs, size, column, sums, to)

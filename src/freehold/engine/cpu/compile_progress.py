@@ -1,4 +1,4 @@
-"""Shows which kernels are compiled: after an installation that takes half a minute, later they come from a cache."""
+"""Shows which kernels are compiled: after an installation that takes a minute or two, later they come from a cache."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class CompileProgress(event.Listener):
 
     def _announce(self) -> None:
         self._is_announced = True
-        self._say("compiling kernels for this machine, once; it takes about half a minute")
+        self._say("compiling kernels for this machine, once; it takes a minute or two")
 
     def _say(self, text: str) -> None:
         print(f"freehold: {text}", file=sys.stderr, flush=True)

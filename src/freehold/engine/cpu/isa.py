@@ -6,6 +6,7 @@ in how few instructions a product is.
 
 from __future__ import annotations
 
+import platform
 from typing import NamedTuple
 
 import llvmlite.binding as llvm
@@ -97,8 +98,16 @@ def of_attention(isa: Isa) -> Isa:
     return isa if isinstance(isa, Amx | Avx512Bf16) else Portable()
 
 
+def integer_sets() -> dict[str, Isa]:
+    """The sets that this processor has and that have products of integers of their own, the best last."""
+    return {name: ISAS[name] for name in available() if of_integers(ISAS[name]) is ISAS[name]}
+
+
 def choose(name: str = AUTO) -> str:
-    """The best set, or the one that is named. Raises ValueError if the processor lacks it."""
+    """The best set, or the one that is named. Raises ValueError if the processor lacks it, RuntimeError if it lacks
+    what all of them need."""
+    if platform.machine() == "x86_64" and not llvm.get_host_cpu_features().get("f16c"):
+        raise RuntimeError("this processor lacks F16C: Freehold needs one of 2013 or later")
     there = available()
     if name == AUTO:
         return there[-1]
