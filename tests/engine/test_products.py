@@ -12,7 +12,7 @@ from freehold.engine.cpu.backend import CpuBackend
 from freehold.engine.cpu.codes import CODED
 from freehold.engine.cpu.few_bits import FEW_BITS
 from freehold.engine.cpu.integer_linear import FOUR_BITS, IntegerMatrix, has_four_bits
-from freehold.engine.cpu.isa import AUTO, ISAS, available, choose, of_integers
+from freehold.engine.cpu.isa import AUTO, ISAS, choose, integer_sets, of_integers
 from freehold.engine.cpu.linear import pack
 from freehold.engine.cpu.pointwise import CLAMPED, GEGLU, NORM, SWIGLU, Preparation
 from freehold.engine.cpu.program import Now
@@ -23,7 +23,7 @@ from random_tensors import stored
 
 FORMATS = list(TensorFormat)
 BEST = ISAS[choose()]
-INTEGER_SETS = {type(isa).__name__: isa for isa in (of_integers(ISAS[name]) for name in available())}
+INTEGER_SETS = integer_sets()
 INTEGER_FORMATS = sorted(CODED)
 COLUMNS = 256  # of super-blocks
 

@@ -17,7 +17,7 @@ from freehold.engine.cpu.backend import CpuBackend, Matrix
 from freehold.engine.cpu.batch import CpuBatch
 from freehold.engine.cpu.caches import GroupCache
 from freehold.engine.cpu.device import CpuDevice
-from freehold.engine.cpu.isa import ISAS, available
+from freehold.engine.cpu.isa import ISAS, available, integer_sets
 from freehold.engine.cpu.program import Now
 from freehold.engine.cpu.row_operations import norm_columns
 from freehold.engine.cpu.row_scaled import DIGITS, TILED, RowScaledMatrix
@@ -82,9 +82,7 @@ def _print_roofs(console: Console, speed: float, peaks: dict[tuple[str, str], fl
 
 
 def _all() -> Iterator[Work]:
-    for isa in available():
-        if isa == "avx512-bf16":  # its integer kernels are those of avx512-vnni
-            continue
+    for isa in integer_sets():
         for kind, inputs in (("Q4_1", "int8"), ("Q4_1", "int16"), ("Q4_K", "int8"), ("Q8_0", "int16")):
             yield from _linear(TensorFormat(kind), inputs, isa)
     for kind in ("Q4_1", "BF16", "F32"):

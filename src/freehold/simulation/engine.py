@@ -113,9 +113,9 @@ class SimulatedEngine:
         self._used_by_row: Int64 = np.zeros((group_count, shape.page_count + 1), np.int64)
         rows = shape.row_count
         self._sequences = Sequences(
-            tokens=np.zeros((rows, limit), np.int32), identities=np.zeros((rows, limit), np.uint64),
-            written_by=np.zeros((rows, limit), np.int32), forms=np.tile(FREE, (rows, 1)),
-            length=np.zeros(rows, np.int64), max_length=np.zeros(rows, np.int64),
+            tables=self._tables, tokens=np.zeros((rows, limit), np.int32),
+            identities=np.zeros((rows, limit), np.uint64), written_by=np.zeros((rows, limit), np.int32),
+            forms=np.tile(FREE, (rows, 1)), length=np.zeros(rows, np.int64), max_length=np.zeros(rows, np.int64),
             last_drafts=np.zeros(rows, np.int64), broken=np.zeros(rows, np.bool_),
         )  # fmt: skip
         self._starts: dict[int, RowStart] = {}  # rows whose log-probabilities are asked for
@@ -226,7 +226,7 @@ class SimulatedEngine:
         counts, written, proposed = (np.zeros(size, np.int64) for _ in range(3))
         refused = np.zeros(size, np.bool_)
         planned = Planned(step.rows, step.starts, step.counts, step.samples, step.drafts, step.decodes)
-        slots = Slots(self._slots, self._tables, self._lookbacks, shape.page_size)
+        slots = Slots(self._slots, self._lookbacks, shape.page_size)
         rules = Rules(self.weights, shape.vocab_size, int(shape.draft_rate * 100), shape.eos_token)
         answers = Answers(tokens, counts, written, proposed, refused)
         verdict, row, position, group = run_step(planned, slots, self._sequences, rules, answers)

@@ -107,18 +107,19 @@ OK, WRONG_KV, NO_PAGE, WRONG_INPUT, WRONG_START = range(5)
 
 
 class Slots(NamedTuple):
-    """What slots hold, uint64 [groups, slots]; page tables, int32 [groups, rows, columns], or of one row; what each
-    group looks back on, int64 [groups] (0: everything; STATE: it has states)."""
+    """What slots hold, uint64 [groups, slots], and what each group looks back on, int64 [groups] (0: everything; STATE:
+    it has states)."""
 
     content: Any
-    tables: Any
     lookbacks: Any
     page_size: int
 
 
 class Prefix(NamedTuple):
-    """Of one sequence: its tokens, the identity of each prefix, the weights that wrote each position, its form."""
+    """Of one sequence: its pages, int32 [groups, columns]; its tokens, the identity of each prefix, the weights that
+    wrote each position; its form."""
 
+    pages: Any
     tokens: Any
     identities: Any
     written_by: Any
@@ -126,8 +127,10 @@ class Prefix(NamedTuple):
 
 
 class Sequences(NamedTuple):
-    """The same by row, and how many tokens are known, how many there may be, and the drafts of the newest step."""
+    """The same of all rows. How many tokens are known, and how many there may be; the drafts of the newest step;
+    whether a step with the sequence has failed."""
 
+    tables: Any  # int32 [groups, rows, columns]
     tokens: Any
     identities: Any
     written_by: Any
@@ -179,7 +182,7 @@ def compute(slots, prefix, weights, start, end):
             continue
         first = max(start - lookback, 0) if lookback else 0
         for position in range(first, end):
-            page = slots.tables[group, position // size]
+            page = prefix.pages[group, position // size]
             if page == 0:
                 return NO_PAGE, position, group
             slot = page * size + position % size
@@ -198,7 +201,7 @@ def read_states(slots, prefix, start):
     size, last = slots.page_size, start - 1
     for group, lookback in enumerate(slots.lookbacks):
         if lookback == STATE and start:
-            page = slots.tables[group, last // size]
+            page = prefix.pages[group, last // size]
             if page == 0:
                 return NO_PAGE, last, group
             if slots.content[group, page * size] != slot_content(prefix.identities[last], prefix.written_by[last]):
@@ -216,7 +219,7 @@ def write_states(slots, prefix, start, written):
             continue
         for column in range(start // size, (written - 1) // size + 1):
             last = min((column + 1) * size, written) - 1
-            page = slots.tables[group, column]
+            page = prefix.pages[group, column]
             if page:
                 slots.content[group, page * size] = slot_content(prefix.identities[last], prefix.written_by[last])
             elif last == written - 1:
@@ -312,14 +315,16 @@ def run_step(planned, slots, sequences, rules, answers):
 
 @njit(cache=True)
 def run_sequence(planned, slots, sequences, rules, answers, i, start, emitted):
-    """Sequence `i` of a step, from `start` on; `emitted` tokens are those of others -> (verdict, position, group)"""
+    """Sequence `i` of a step, from `start` on. Its tokens come behind the `emitted` ones of others. -> (verdict,
+    position, group)"""
     row, end = planned.rows[i], start + planned.counts[i]
     length, most, form = sequences.length[row], sequences.max_length[row], sequences.forms[row]
-    of_row = Slots(slots.content, slots.tables[:, row], slots.lookbacks, slots.page_size)
-    prefix = Prefix(sequences.tokens[row], sequences.identities[row], sequences.written_by[row], form)
-    verdict, position, group = read_states(of_row, prefix, start)
+    prefix = Prefix(
+        sequences.tables[:, row], sequences.tokens[row], sequences.identities[row], sequences.written_by[row], form
+    )
+    verdict, position, group = read_states(slots, prefix, start)
     if verdict == OK:
-        verdict, position, group = compute(of_row, prefix, rules.weights, start, end)
+        verdict, position, group = compute(slots, prefix, rules.weights, start, end)
     if verdict != OK:
         return verdict, position, group
     answers.written[i] = end
@@ -330,7 +335,7 @@ def run_sequence(planned, slots, sequences, rules, answers, i, start, emitted):
         ahead = max(min(planned.drafts[i], most - length - 1), 0)
         if prefix.identities[length - 1] % np.uint64(4) == 0:
             ahead //= 2  # sometimes one can't think of as many
-        new, verdict, position, group = verify(of_row, prefix, rules, length, ahead)
+        new, verdict, position, group = verify(slots, prefix, rules, length, ahead)
         if verdict != OK:
             return verdict, position, group
         answers.tokens[emitted : emitted + new] = prefix.tokens[length : length + new]
@@ -338,7 +343,7 @@ def run_sequence(planned, slots, sequences, rules, answers, i, start, emitted):
         sequences.last_drafts[row] = planned.drafts[i]
         answers.counts[i], answers.proposed[i] = new, ahead
         answers.written[i] += new - 1
-    return write_states(of_row, prefix, start, answers.written[i])
+    return write_states(slots, prefix, start, answers.written[i])
 
 
 def expected_logprobs(tokens: Int32, namespace: str = "", adapter: Adapter | None = None) -> list[float]:

@@ -22,8 +22,8 @@ NUMBERS_AT_A_TIME = 1 << 20
 
 @dataclass(frozen=True)
 class Codes:
-    """codes int8 [rows, columns], scales [rows, columns / 16], minimums likewise; None if all are 0. limits float32
-    [rows, 2]: the smallest and the largest code that the format of a row has."""
+    """codes int8 [rows, columns], scales [rows, columns / 16], minimums likewise; None if all are 0. `codes_of` fills
+    in limits float32 [rows, 2]: the smallest and the largest code that the format of a row has."""
 
     codes: np.ndarray
     scales: Float32
@@ -141,7 +141,7 @@ def _q6_k(raw: np.ndarray) -> Codes:
 
 
 class _Reader(NamedTuple):
-    """Of one format: the bytes of a block, and the smallest and the largest code there may be."""
+    """Of one format: the bytes of a block, what reads blocks, and the smallest and the largest code."""
 
     size: int
     read: Callable[[np.ndarray], Codes]
@@ -167,6 +167,7 @@ CODED = frozenset(_READERS)
 WITH_MINIMUMS = frozenset({
     TensorFormat.Q4_0, TensorFormat.Q4_1, TensorFormat.Q5_1, TensorFormat.Q2_K, TensorFormat.Q4_K, TensorFormat.Q5_K,
 })  # fmt: skip
+WITH_FINE_MINIMUMS = frozenset({TensorFormat.Q2_K})  # one for 16 columns, not for 32
 
 
 def range_of(kind: TensorFormat) -> tuple[int, int]:

@@ -23,7 +23,7 @@ from numba import njit
 from freehold.arrays import Float32, Int32
 from freehold.engine.cpu.amx_only import end as end_products
 from freehold.engine.cpu.borrowed import borrow, keep
-from freehold.engine.cpu.codes import CODED, Codes, packed
+from freehold.engine.cpu.codes import CODED, WITH_FINE_MINIMUMS, Codes, packed
 from freehold.engine.cpu.integer_amx import LANES, PANEL_BLOCK, TILE, first_rows, next_rows
 from freehold.engine.cpu.integer_amx import begin as begin_products
 from freehold.engine.cpu.integer_tiles import (
@@ -360,7 +360,7 @@ def has_four_bits(tensors: Sequence[StoredTensor]) -> bool:
 
 def has_whole_blocks(tensors: Sequence[StoredTensor]) -> bool:
     """Whether 32 columns have one minimum in all of them, as an `IntegerMatrix` has."""
-    return all(tensor.format is not TensorFormat.Q2_K for tensor in tensors)
+    return not {tensor.format for tensor in tensors} & WITH_FINE_MINIMUMS
 
 
 def can_pack(tensors: Sequence[StoredTensor]) -> bool:

@@ -139,8 +139,8 @@ def _pack(
         least += codes.minimums[:, :: 2 // parts]
     largest = np.maximum(np.abs(least), np.abs(least + highest * scales)).max(axis=1)
     # What the largest code times a rounded scale may be more has room, too.
-    room = LARGEST - (coding.most + 1 >> 1)
-    units = np.where(largest > LEAST, largest / np.float32(room), np.float32(1)).astype(np.float32)
+    most = np.float32(LARGEST - (coding.most + 1 >> 1))
+    units = np.where(largest > LEAST, largest / most, np.float32(1)).astype(np.float32)
     rounded = np.rint(scales / units[:, None])
     # Codes in the middle of what the format has suffer least from a rounded scale.
     least = np.rint((least + middle * scales) / units[:, None]) - middle * rounded
