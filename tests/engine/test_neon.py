@@ -36,7 +36,7 @@ def operands(kind: str, inputs: str, rows: int):
     if isinstance(there, RowScaledMatrix):
         tiles, module = row_scaled_tiles, row_scaled
         weights = tiles.Weights(*packed, there.units, blocks, there.loads, there.offset, there.form, there.isa)
-        sums = np.zeros(rows * blocks * there.form.parts, np.float64)
+        sums = np.zeros(rows * blocks * there.form.parts * tiles.DIGITS, np.int32)
         codes = tiles.Inputs(np.zeros(2 * x.size, np.int8), np.zeros(rows, np.float32), sums)
     else:
         tiles, module = integer_tiles, integer_linear

@@ -188,7 +188,7 @@ def test_tensors_of_different_quantized_formats_make_one_matrix_of_integers(kind
 
 def test_a_set_that_the_processor_lacks_is_refused(monkeypatch):
     assert set(CPU_ISAS) == {AUTO, *ISAS}
-    monkeypatch.setattr("llvmlite.binding.get_host_cpu_features", lambda: {"avx2": True})
+    monkeypatch.setattr("llvmlite.binding.get_host_cpu_features", lambda: {"avx2": True, "f16c": True})
     assert choose() == "avx2"
     assert choose("portable") == "portable"
     with pytest.raises(ValueError, match="this processor has portable, avx2, not avx512-vnni"):

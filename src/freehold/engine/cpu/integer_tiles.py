@@ -111,6 +111,19 @@ class IntegerVectors:
         """A total of a block."""
         return total if total.type == self.ints else self._sums_of_pairs(builder, total, constant(self.words, 1))
 
+    def scaled(self, builder, total, scale):
+        """A total of a block times `scale`, an integer of 16 bits for each lane, modulo 2**32."""
+        if total.type == self.ints:
+            return builder.mul(total, scale)
+        lower = builder.and_(scale, constant(self.ints, 0xFFFF))
+        both = builder.or_(lower, builder.shl(scale, constant(self.ints, 16)))
+        return self._sums_of_pairs(builder, total, builder.bitcast(both, self.words))
+
+    def add_lower_words(self, builder, total, weights, inputs):
+        """total + weights x inputs, of which each is an integer of 16 bits for each lane."""
+        lower = builder.and_(weights, constant(self.ints, 0xFFFF))  # beside it, inputs meet zeros
+        return self.add_words(builder, total, *(builder.bitcast(one, self.words) for one in (lower, inputs)))
+
     def add_words(self, builder, total, weights, inputs):
         """total + words of `weights` times words of `inputs`, added two by two."""
         if self.isa in WITH_VNNI:

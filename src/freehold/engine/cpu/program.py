@@ -19,7 +19,7 @@ from freehold.engine.cpu.threads import run_operations
 
 ARGUMENTS_MAX = 64  # of an operation
 LARGE = 64 << 10  # bytes
-_SIZES: dict[type[np.generic], int] = {np.float64: 8, np.float32: 4, np.int16: 2, np.int8: 1}
+_SIZES: dict[type[np.generic], int] = {np.float32: 4, np.int32: 4, np.int16: 2, np.int8: 1}
 
 
 class Count(NamedTuple):

@@ -38,6 +38,7 @@ from freehold.engine.cpu.row_scaled_amx import PANELS, SLAB, TILE, Rows, room_si
 from freehold.engine.cpu.row_scaled_amx import begin as begin_products
 from freehold.engine.cpu.row_scaled_tiles import (
     DIGITS,
+    LARGEST,
     Inputs,
     Weights,
     four_rows,
@@ -45,14 +46,13 @@ from freehold.engine.cpu.row_scaled_tiles import (
     one_row,
 )
 from freehold.engine.cpu.simd import FLOATS, INTS
-from freehold.engine.cpu.vectors import F64, I8, I16, I32, constant, halves, intrinsic, math, slice_of, splat
+from freehold.engine.cpu.vectors import I8, I16, I32, constant, halves, intrinsic, math, slice_of, splat
 from freehold.engine.cpu.vectors import joined as concatenated
 from freehold.models.tensor import StoredTensor
 
 if TYPE_CHECKING:
     from freehold.engine.cpu.program import Operations
 
-LARGEST = 32_639  # 127 x 256 + 127: two signed digits
 NO_MINIMUMS = np.zeros(0, np.int8)
 LEAST = np.float32(1e-30)  # weights that are all below it are 0: their unit might be
 _HAS_VBMI = bool(llvm.get_host_cpu_features().get("avx512vbmi"))
@@ -98,7 +98,7 @@ class RowScaledMatrix:
         tiled, each = tiled_rows(count, self.isa.tile, TILED), _row_bytes(blocks)
         rows = max(count, tiled)
         codes = operations.room((rows * each,), np.int8)
-        units, sums = operations.room((rows,)), operations.room((rows * blocks * self.form.parts,), np.float64)
+        units, sums = operations.room((rows,)), operations.room((rows * blocks * self.form.parts * DIGITS,), np.int32)
         operations.add(
             _quantizing(), count, preparation.step, x, preparation.parameters, preparation.epsilon, codes, units, sums,
             count, tiled, blocks, self.form.parts,
@@ -228,9 +228,15 @@ def _digits_and_sums(parts: int) -> Any:
         def codegen(context, builder, signature, values):
             emitter = _Emitter(context, builder, signature, values)
             codes = emitter.emit()
-            for part, of_part in enumerate(codes if parts == 2 else [builder.add(*codes)]):
-                total = builder.sitofp(halves(builder, of_part, builder.add), F64)
-                builder.store(total, emitter.at(3, 2, emitter.linear(values[6], part), F64))
+            upper = [builder.ashr(builder.add(half, constant(INTS, 128)), constant(INTS, 8)) for half in codes]
+            if parts == 1:
+                codes, upper = ([builder.add(*of_halves)] for of_halves in (codes, upper))
+            for part, of_digits in enumerate(zip(codes, upper, strict=True)):
+                total, high = (halves(builder, one, builder.add) for one in of_digits)
+                low = builder.sub(total, builder.shl(high, ir.Constant(I32, 8)))
+                for digit, found in enumerate((low, high)):
+                    at = emitter.linear((values[6], DIGITS), (part, DIGITS), digit)
+                    builder.store(found, emitter.at(3, 2, at, I32))
             return context.get_dummy_value()
 
         numbers = types.intp
@@ -242,7 +248,7 @@ def _digits_and_sums(parts: int) -> Any:
 _put_digits: Any = intrinsic(_define_digits)
 """(floats, at, factor, inputs, to, apart): 32 floats from `at` on, times a factor, as digits of `Inputs`."""
 _put_digits_and_sum, _put_digits_and_two_sums = (_digits_and_sums(parts) for parts in (1, 2))
-"""(..., number): the same, and the sum of their codes is number `number` of the sums. Or the sums of both halves are
+"""(..., number): the same, and the sums of their digits are number `number` of the sums. Or those of both halves are
 this one and the next."""
 
 
@@ -278,7 +284,7 @@ def _quantize_row(preparation, x, row, count, tiled, blocks, parts, inputs, floa
 def _quantize(at, first, stop):
     """Rows."""
     of = given(at)
-    codes, units, sums = numbers(of.codes, np.int8), numbers(of.units, np.float32), numbers(of.sums, np.float64)
+    codes, units, sums = numbers(of.codes, np.int8), numbers(of.units, np.float32), numbers(of.sums, np.int32)
     preparation = Preparation(of.step, numbers(of.parameters, np.float32), np.float32(of.epsilon))
     x, room = numbers(of.x, np.float32), np.empty(of.blocks * BLOCK, np.float32)
     for row in range(first, stop):
@@ -336,7 +342,7 @@ def _multiplying(isa: Isa, form: Form, of_minimums: type[np.generic]) -> Operati
             numbers(of.codes, np.uint8), numbers(of.scales, np.int16), numbers(of.minimums, of_minimums),
             numbers(of.units, np.float32), of.blocks, of.loads, of.offset, form, isa,
         )  # fmt: skip
-        inputs = Inputs(numbers(of.x, np.int8), numbers(of.x_units, np.float32), numbers(of.x_sums, np.float64))
+        inputs = Inputs(numbers(of.x, np.int8), numbers(of.x_units, np.float32), numbers(of.x_sums, np.int32))
         owner = np.empty(room_size(of.blocks) + LINE if of.tiled else LINE, np.int8)
         if of.tiled:
             begin_products(weights)

@@ -1,7 +1,9 @@
 """The inner loops of `row_scaled`: one row of inputs, or four, times a panel of weights, in vectors.
 
-The sum of a block is an integer of 32 bits, for each of the two digits of inputs. It is added to the sum of the row
-with the block's own scale, an integer as well, in float64: all of these numbers are below 2**53, so nothing is rounded.
+There is a sum for each of the two digits of inputs, an integer of 32 bits: products of a block times its scale, and the
+sum of inputs times its minimum. These terms may overflow, which does no harm: arithmetic is modulo 2**32, and what they
+add up to, weights times inputs, is small enough for `BLOCKS_AT_ONCE` blocks. Both digits of so many are added to the
+sum of the row in float64. It is below 2**53, so nothing is rounded.
 
 With one row, products wait for memory. Panels are read one after the other: two at a time, whose lines alternate, are
 read at half the speed.
@@ -29,6 +31,8 @@ from freehold.engine.cpu.integer_tiles import (
 from freehold.engine.cpu.vectors import F32, F64, I16, I32, I64, constant, joined, math, slice_of, splat
 
 DIGITS = 2  # of inputs: bytes, both signed; the lower one first
+LARGEST = 32_639  # weight, or input: 127 x 256 + 127
+BLOCKS_AT_ONCE = (2**31 - 1) // (BLOCK * LARGEST * 128)
 
 
 class Weights(NamedTuple):
@@ -71,8 +75,8 @@ def loads_at_once(bits: int, has_wide_totals: bool) -> int:
 
 
 class Inputs(NamedTuple):
-    """Codes as digits, int8; a float32 for each row that a code's 1 stands for; the sum of codes for each part of a
-    block, an integer in a float64."""
+    """Codes as digits, int8; a float32 for each row that a code's 1 stands for; the sum of each digit for each part of
+    a block, int32."""
 
     codes: Any
     units: Any
@@ -104,19 +108,28 @@ class _Emitter(Records):
         self.form, self.has_minimums, isa = Kind.of(signature.args[0])
         self.vectors, self.is_wide = IntegerVectors(isa), has_wide_totals(isa)
         self.lanes, self.rows = self.vectors.lanes, rows
-        self.sums = ir.VectorType(F64, self.lanes // 2)  # a register: never wider than those of integers
+        self.doubles = ir.VectorType(F64, self.lanes // 2)  # a register: never wider than those of integers
         self.blocks, self.loads = self.field(0, 4), self.field(0, 5)
         self.panel, self.row = values[3], values[4]
         self.stride = row_bytes(builder, self.blocks)
 
     def emit(self) -> None:
-        builder, rows = self.builder, range(self.rows)
-        sums = [[self.cleared(self.sums) for _ in range(2)] for _ in rows]
-        with cgutils.for_range(builder, self.blocks) as block:
-            number = self.linear((self.panel, self.blocks), block.index)
-            for part in range(self.form.parts):
-                totals = self.totals(number, block.index, part)
-                self.finish(number, block.index, part, totals, sums)
+        builder, rows, most = self.builder, range(self.rows), ir.Constant(I64, BLOCKS_AT_ONCE)
+        sums = [[self.cleared(self.doubles) for _ in range(2)] for _ in rows]
+        runs = builder.udiv(builder.add(self.blocks, builder.sub(most, ir.Constant(I64, 1))), most)
+        with cgutils.for_range(builder, runs) as run:
+            digits = [[self.cleared(self.vectors.ints) for _ in range(DIGITS)] for _ in rows]
+            first = builder.mul(run.index, most)
+            end = builder.add(first, most)
+            last = builder.select(builder.icmp_signed("<", end, self.blocks), end, self.blocks)
+            with cgutils.for_range(builder, last, first) as block:
+                number = self.linear((self.panel, self.blocks), block.index)
+                for part in range(self.form.parts):
+                    scale, minimum = self.of_weights(number, part)
+                    self.add_products(number, block.index, part, scale, digits)
+                    self.add_minimums(block.index, part, minimum, digits)
+            for row, of_row in zip(sums, digits, strict=True):
+                self.add_digits(of_row, row)
         for row, halves in zip(rows, sums, strict=True):
             found = [builder.load(half) for half in halves]
             write_products(self, self.panel, self.linear(self.row, row), found)
@@ -126,21 +139,57 @@ class _Emitter(Records):
         self.builder.store(constant(kind, 0), place)
         return place
 
-    def totals(self, number, block, part: int) -> list[list[Any]]:
-        """Of a part of the panel's block, which is `number` of the matrix: for each row and each digit, the sum of
-        products."""
+    def of_weights(self, number, part: int) -> tuple[Any, Any]:
+        """Scales and minimums of a part of the panel's block, which is `number` of the matrix: an integer for each
+        lane."""
+        builder, parts = self.builder, self.form.parts
+
+        def words(index):
+            kind, at = ir.VectorType(I16, self.lanes), self.linear((number, parts * self.lanes), part * self.lanes)
+            self.prefetch(index, at, parts * self.lanes)
+            return builder.sext(builder.load(self.at(0, index, at, kind), align=2), self.vectors.ints)
+
+        scale = words(1)
+        if self.has_minimums:
+            return scale, words(2)
+        offset = builder.trunc(builder.neg(self.field(0, OFFSET)), I32)
+        return scale, builder.mul(scale, splat(builder, offset, self.vectors.ints))
+
+    def add_products(self, number, block, part: int, scale, digits) -> None:
+        """digits[row][digit] += scale x the sum of products of a part of a block."""
         builder, halves = self.builder, range(2) if self.form.parts == 1 else (part,)
-        found: list[list[Any]] = [[constant(self.vectors.ints, 0)] * DIGITS for _ in range(self.rows)]
         for at_once in (halves,) if self.form.bits == 4 or self.is_wide else zip(halves):
             for first in range(0, NIBBLE_LOADS, loads_at_once(self.form.bits, self.is_wide)):
-                totals = [[self.cleared(self.vectors.byte_total) for _ in range(DIGITS)] for _ in found]
+                totals = [[self.cleared(self.vectors.byte_total) for _ in range(DIGITS)] for _ in digits]
                 with cgutils.for_range(builder, self.loads) as load:
                     self.multiply(number, block, self.linear(load.index, first), at_once, totals)
-                for of_row, more in zip(found, totals, strict=True):
-                    for digit, total in enumerate(more):
-                        integers = self.vectors.integers(builder, builder.load(total))
-                        of_row[digit] = builder.add(of_row[digit], integers)
-        return found
+                for of_row, found in zip(digits, totals, strict=True):
+                    for place, total in zip(of_row, found, strict=True):
+                        scaled = self.vectors.scaled(builder, builder.load(total), scale)
+                        builder.store(builder.add(builder.load(place), scaled), place)
+
+    def add_minimums(self, block, part: int, minimum, digits) -> None:
+        """digits[row][digit] += minimum x the sum of inputs of a part of a block."""
+        builder, vectors, parts = self.builder, self.vectors, self.form.parts
+        for row, of_row in enumerate(digits):
+            at = self.linear((self.row, self.blocks, parts), (block, self.rows * parts), row * parts + part)
+            for digit, place in enumerate(of_row):
+                found = builder.load(self.at(1, 2, self.linear((at, DIGITS), digit), I32))
+                inputs, total = splat(builder, found, vectors.ints), builder.load(place)
+                if self.has_minimums:
+                    total = vectors.add_lower_words(builder, total, minimum, inputs)
+                else:  # it may have more bits: no code need be as small
+                    total = builder.add(total, builder.mul(minimum, inputs))
+                builder.store(total, place)
+
+    def add_digits(self, digits, sums) -> None:
+        """sums += the lower digit's + 256 x the upper one's."""
+        builder = self.builder
+        low, high = (doubles(builder, builder.load(place)) for place in digits)
+        weight = constant(self.doubles, 256.0)
+        for lower, upper, place in zip(low, high, sums, strict=True):
+            total = builder.fadd(builder.load(place), lower)
+            builder.store(math(builder, "fma", [upper, weight, total]), place)
 
     def multiply(self, number, block, load, halves, totals) -> None:
         """Some halves of one load of codes meet both digits of each row."""
@@ -188,31 +237,6 @@ class _Emitter(Records):
         """Bring the numbers that the panels have at the same place which come next. The array has `block_size` of them
         for each block of a panel."""
         self.bring(0, index, self.linear(at, (self.blocks, block_size)))
-
-    def finish(self, number, block, part: int, totals, sums) -> None:
-        """sums += total x scale + the sum of inputs x minimum."""
-        builder, parts = self.builder, self.form.parts
-
-        def of_weights(index):
-            kind, at = ir.VectorType(I16, self.lanes), self.linear((number, parts * self.lanes), part * self.lanes)
-            found = builder.load(self.at(0, index, at, kind), align=2)
-            self.prefetch(index, at, parts * self.lanes)
-            return doubles(builder, builder.sext(found, self.vectors.ints))
-
-        scales = of_weights(1)
-        if self.has_minimums:
-            minimums = of_weights(2)
-        else:
-            factor = splat(builder, builder.sitofp(builder.neg(self.field(0, OFFSET)), F64), self.sums)
-            minimums = [builder.fmul(scale, factor) for scale in scales]
-        for row in range(self.rows):
-            low, high = totals[row]
-            total = doubles(builder, builder.add(builder.shl(high, constant(high.type, 8)), low))
-            input_at = self.linear((self.row, self.blocks, parts), (block, self.rows * parts), row * parts + part)
-            of_inputs = splat(builder, builder.load(self.at(1, 2, input_at, F64)), self.sums)
-            for products, scale, minimum, place in zip(total, scales, minimums, sums[row], strict=True):
-                value = math(builder, "fma", [minimum, of_inputs, builder.load(place)])
-                builder.store(math(builder, "fma", [scale, products, value]), place)
 
 
 def doubles(builder, integers) -> list[Any]:
