@@ -17,7 +17,7 @@ demo: $(SETUP)  ## Serve the bundled model to several clients at once, and show 
 
 test: lint  ## Static checks, then the tests
 	@$(BIN)/python -m freehold.models.loading.bundled
-	@$(BIN)/pytest -m "not exact and not load and not soak and not hostile"
+	@$(BIN)/pytest -n 2 --dist loadfile -m "not exact and not load and not soak and not hostile"
 
 lint: $(SETUP)
 	@$(BIN)/ruff check .

@@ -117,6 +117,7 @@ def test_products_of_whole_rows_are_sums_of_integers_rounded_once(kind, columns,
     integers = np.rint(weight.gather(Now(), np.arange(50, dtype=np.int32)) / weight.units[:50, None]).astype(np.int64)
     x = rng.standard_normal((37, columns)).astype(np.float32)
     x[1], x[2], x[3], x[4] = 0, 7, -7, values[4]
+    x[5], x[5, 0] = (LARGEST - 255) / LARGEST, 1  # all but one have the lowest lower digit
     largest = np.abs(x).max(axis=1)
     factors = np.where(largest > 0, np.float32(LARGEST) / np.where(largest > 0, largest, 1), 0).astype(np.float32)
     codes = np.rint(x * factors[:, None]).astype(np.int64)

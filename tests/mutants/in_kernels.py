@@ -62,6 +62,27 @@ MUTANTS = [
         "row * parts)",
     ),
     Mutant(
+        "sums of a digit are kept for twice as many blocks",
+        PRODUCTS,
+        "engine/cpu/row_scaled_tiles.py",
+        "// (BLOCK * LARGEST * 128)",
+        "// (BLOCK * LARGEST * 64)",
+    ),
+    Mutant(
+        "a block's scale meets half of its sum",
+        PRODUCTS,
+        "engine/cpu/integer_tiles.py",
+        "both = builder.or_(lower, builder.shl(scale, constant(self.ints, 16)))",
+        "both = lower",
+    ),
+    Mutant(
+        "minimums meet the lower digit twice",
+        PRODUCTS,
+        "engine/cpu/row_scaled.py",
+        "enumerate((low, high))",
+        "enumerate((low, low))",
+    ),
+    Mutant(
         "sums of lower digits carry nothing",
         PRODUCTS,
         "engine/cpu/row_scaled_amx.py",
