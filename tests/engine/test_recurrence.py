@@ -4,18 +4,21 @@ import numpy as np
 import pytest
 
 from freehold.engine.cpu.caches import GroupCache
-from freehold.engine.cpu.recurrence import convolve, delta_rule, scan
+from freehold.engine.cpu.recurrence import Convolution, Delta, Scan, Visits, convolve, delta_rule, scan
 from freehold.engine.cpu.state_batch import StateBatch
 from freehold.models.spec import CacheLayout, StateCache
 
 NONE = np.zeros(0, np.float32)
 
 
-def whole(count: int) -> tuple:
-    """One sequence from its beginning, its state after all tokens in slot 1."""
-    return (
-        np.array([0]), np.array([count]), np.array([-1]), np.array([0, 1]), np.array([count]), np.array([1]),
-    )  # fmt: skip
+def visit(count: int, read: int, write: int) -> Visits:
+    """One sequence, whose state comes from slot `read`, and goes to slot `write` after all tokens."""
+    return Visits(*(np.array(one) for one in ([0], [count], [read], [0, 1], [count], [write])))
+
+
+def whole(count: int) -> Visits:
+    """From its beginning."""
+    return visit(count, -1, 1)
 
 
 def test_a_convolution():
@@ -23,7 +26,7 @@ def test_a_convolution():
     x, taps = rng.standard_normal((20, 200)).astype(np.float32), rng.standard_normal((4, 200)).astype(np.float32)
     bias = rng.standard_normal(200).astype(np.float32)
     out, states = np.empty_like(x), np.zeros((2, 600), np.float32)
-    convolve(x, taps.ravel(), bias, True, states, *whole(20), out)
+    convolve(x, Convolution(taps.ravel(), bias, True), states, whole(20), out)
     padded = np.concatenate([np.zeros((3, 200)), x])
     expected = bias + sum(taps[k] * padded[k : k + 20] for k in range(4))
     np.testing.assert_allclose(out, expected / (1 + np.exp(-expected)), rtol=1e-4, atol=1e-5)
@@ -39,7 +42,8 @@ def test_a_scan():
     decay, skip = -rng.random(heads).astype(np.float32), rng.standard_normal(heads).astype(np.float32)
     out, states = np.empty((count, heads * size), np.float32), np.zeros((2, heads * size * state_size), np.float32)
     limits = np.float32(0.1), np.float32(1.5)
-    scan(x, steps, size, state_size, groups, decay, bias, skip, *limits, states, 0, *whole(count), out)
+    mamba = Scan(heads, size, state_size, groups, decay, bias, skip, *limits, 0)
+    scan(x, steps, mamba, states, whole(count), out)
     state = np.zeros((heads, state_size, size))
     for t in range(count):
         step = np.clip(np.log1p(np.exp(steps[t].astype(np.float64) + bias)), 0.1, 1.5)
@@ -59,8 +63,8 @@ def test_the_delta_rule(is_tiled):
     gates, bias = rng.standard_normal((count, 2 * heads)).astype(np.float32), rng.standard_normal(heads)
     decay = -rng.random(heads).astype(np.float32)
     out, states = np.empty((count, heads * values), np.float32), np.zeros((2, heads * keys * values), np.float32)
-    arguments = (key_heads, is_tiled, keys, values, decay, bias.astype(np.float32), states, 0)
-    delta_rule(x, gates, *arguments, *whole(count), out)
+    rule = Delta(key_heads, heads, is_tiled, keys, values, decay, bias.astype(np.float32), 0)
+    delta_rule(x, gates, rule, states, whole(count), out)
     state = np.zeros((heads, keys, values))
     for t in range(count):
         both, times = x[t, : 2 * key_heads * keys].reshape(2, key_heads, keys), heads // key_heads
@@ -76,12 +80,9 @@ def test_the_delta_rule(is_tiled):
     np.testing.assert_allclose(states[1].reshape(state.shape), state, rtol=1e-4, atol=1e-5)
 
 
-def parts(count: int, first: int) -> list[tuple[slice, tuple]]:
+def parts(count: int, first: int) -> list[tuple[slice, Visits]]:
     """The same sequence in two steps: the second goes on from slot 1."""
-    rest = count - first
-    begin = (np.array([0]), np.array([first]), np.array([-1]), np.array([0, 1]), np.array([first]), np.array([1]))
-    end = (np.array([0]), np.array([rest]), np.array([1]), np.array([0, 1]), np.array([rest]), np.array([2]))
-    return [(slice(first), begin), (slice(first, count), end)]
+    return [(slice(first), visit(first, -1, 1)), (slice(first, count), visit(count - first, 1, 2))]
 
 
 @pytest.mark.parametrize("first", [1, 2, 7])
@@ -92,14 +93,14 @@ def test_a_state_goes_on_as_if_it_had_never_been_put_away(first):
     steps = rng.standard_normal((count, 2 * heads)).astype(np.float32)
     own = rng.standard_normal(heads).astype(np.float32)
     x = rng.standard_normal((count, 96)).astype(np.float32)
-    limits = np.float32(0), np.float32(9)
-    kernels = {  # inputs, numbers of a state, columns of the output, the kernel on some rows
-        "convolve": (288, 96, lambda at, states, visits, out: convolve(x[at], taps, bias, True, states, *visits, out)),
-        "scan": (512, 64, lambda at, states, visits, out: scan(
-            x[at], steps[at, :heads].copy(), 16, 8, 2, -abs(own), own, own, *limits, states, 0, *visits, out)),
-        "delta": (1024, 64, lambda at, states, visits, out: delta_rule(
-            x[at], steps[at], 1, False, 16, 16, -abs(own), own, states, 0, *visits, out)),
-    }  # fmt: skip
+    convolution = Convolution(taps, bias, True)
+    mamba = Scan(heads, 16, 8, 2, -abs(own), own, own, np.float32(0), np.float32(9), 0)
+    rule = Delta(1, heads, False, 16, 16, -abs(own), own, 0)
+    kernels = {  # numbers of a state, columns of the output, the kernel on some rows
+        "convolve": (288, 96, lambda at, *to: convolve(x[at], convolution, *to)),
+        "scan": (512, 64, lambda at, *to: scan(x[at], steps[at, :heads].copy(), mamba, *to)),
+        "delta": (1024, 64, lambda at, *to: delta_rule(x[at], steps[at], rule, *to)),
+    }
     for name, (size, columns, kernel) in kernels.items():
         states, apart, expected, found = (np.zeros(shape, np.float32) for shape in (
             (3, size), (3, size), (count, columns), (count, columns)))  # fmt: skip
@@ -119,8 +120,9 @@ def cache() -> GroupCache:
 
 
 def writes(batch: StateBatch, sequence: int) -> list[tuple[int, int]]:
-    part = slice(int(batch.writes[sequence]), int(batch.writes[sequence + 1]))
-    return list(zip(batch.afters[part].tolist(), batch.slots[part].tolist(), strict=True))
+    visits = batch.visits
+    part = slice(int(visits.writes[sequence]), int(visits.writes[sequence + 1]))
+    return list(zip(visits.afters[part].tolist(), visits.slots[part].tolist(), strict=True))
 
 
 def test_where_states_come_from_and_go():
@@ -128,11 +130,11 @@ def test_where_states_come_from_and_go():
     table = np.array([[5, 0, 7, 8], [11, 12, 13, 14]], np.int32)
     rows, starts, counts = np.array([0, 1]), np.array([0, 6]), np.array([10, 1])
     batch = StateBatch.of(table, cache(), rows, starts, counts, np.zeros(2, np.int64))
-    assert batch.reads.tolist() == [-1, 12]
+    assert batch.visits.reads.tolist() == [-1, 12]
     assert writes(batch, 0) == [(4, 5), (10, 7)]
     assert writes(batch, 1) == [(1, 12)]
     on_the_edge = StateBatch.of(table, cache(), rows[1:], np.array([8]), np.array([1]), np.zeros(1, np.int64))
-    assert on_the_edge.reads.tolist() == [12]
+    assert on_the_edge.visits.reads.tolist() == [12]
     assert writes(on_the_edge, 0) == [(1, 13)]
 
 

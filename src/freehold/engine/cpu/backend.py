@@ -352,10 +352,8 @@ class CpuBackend:
     ) -> Float32:
         self._at_once()
         out, of = np.empty_like(x), batch[place.group]
-        recurrence.convolve(
-            x, taps, NO_NORM if bias is None else bias, silu, self.caches[place.group].states[place.member],
-            of.firsts, of.counts, of.reads, of.writes, of.afters, of.slots, out,
-        )  # fmt: skip
+        convolution = recurrence.Convolution(taps, NO_NORM if bias is None else bias, silu)
+        recurrence.convolve(x, convolution, self.caches[place.group].states[place.member], of.visits, out)
         return out
 
     def scan(
@@ -371,12 +369,11 @@ class CpuBackend:
         out, of = np.empty((len(x), mamba.inner_size), np.float32), batch[place.group]
         low, high = mamba.time_step_limit
         assert tensors.skip is not None
-        recurrence.scan(
-            x, steps, mamba.head_size, mamba.state_size, mamba.group_count, tensors.decay, tensors.step_bias,
-            tensors.skip, np.float32(low), np.float32(high), self.caches[place.group].states[place.member],
-            mamba.cache.convolution,
-            of.firsts, of.counts, of.reads, of.writes, of.afters, of.slots, out,
+        scan = recurrence.Scan(
+            mamba.head_count, mamba.head_size, mamba.state_size, mamba.group_count, tensors.decay, tensors.step_bias,
+            tensors.skip, np.float32(low), np.float32(high), mamba.cache.convolution,
         )  # fmt: skip
+        recurrence.scan(x, steps, scan, self.caches[place.group].states[place.member], of.visits, out)
         return out
 
     def delta_rule(
@@ -390,9 +387,9 @@ class CpuBackend:
     ) -> Float32:
         self._at_once()
         out, of = np.empty((len(x), delta.value_head_count * delta.value_size), np.float32), batch[place.group]
-        recurrence.delta_rule(
-            x, gates, delta.key_head_count, delta.tiled_heads, delta.key_size, delta.value_size,
-            tensors.decay, tensors.step_bias, self.caches[place.group].states[place.member], delta.cache.convolution,
-            of.firsts, of.counts, of.reads, of.writes, of.afters, of.slots, out,
+        rule = recurrence.Delta(
+            delta.key_head_count, delta.value_head_count, delta.tiled_heads, delta.key_size, delta.value_size,
+            tensors.decay, tensors.step_bias, delta.cache.convolution,
         )  # fmt: skip
+        recurrence.delta_rule(x, gates, rule, self.caches[place.group].states[place.member], of.visits, out)
         return out

@@ -28,14 +28,23 @@ class Visits(NamedTuple):
     slots: Any
 
 
+class Convolution(NamedTuple):
+    """taps flat [taps, channels]; bias [channels] or empty; whether SiLU follows."""
+
+    taps: Any
+    bias: Any
+    silu: bool
+
+
 @njit(inline="always")
 def _softplus(x):
     return x if x > np.float32(20) else np.float32(math.log1p(math.exp(x)))
 
 
 @njit(nogil=True, error_model="numpy")
-def _convolve_block(x, taps, bias, silu, states, visits, sequence, low, high, out):
+def _convolve_block(x, convolution, states, visits, sequence, low, high, out):
     """Columns `low` up to `high` of one sequence."""
+    taps, bias = convolution.taps, convolution.bias
     count, first, channels = visits.counts[sequence], visits.firsts[sequence], x.shape[1]
     before = len(taps) // channels - 1  # inputs that a state keeps
     width = high - low
@@ -52,7 +61,7 @@ def _convolve_block(x, taps, bias, silu, states, visits, sequence, low, high, ou
             for c in range(width):
                 value = x[first + at, low + c] if at >= 0 else past[at + before, c]
                 out[first + t, low + c] += taps[k * channels + low + c] * value
-        if silu:
+        if convolution.silu:
             for c in range(width):
                 value = out[first + t, low + c]
                 out[first + t, low + c] = value * sigmoid(value)
@@ -65,16 +74,15 @@ def _convolve_block(x, taps, bias, silu, states, visits, sequence, low, high, ou
 
 
 @njit(parallel=True, nogil=True, cache=True, error_model="numpy")
-def convolve(x, taps, bias, silu, states, firsts, counts, reads, writes, afters, slots, out):
-    """x [tokens, channels] -> out likewise; taps flat [taps, channels]; bias [channels] or empty; states [slots, size],
-    which begin with the last inputs [taps - 1, channels]."""
+def convolve(x, convolution, states, visits, out):
+    """x [tokens, channels] -> out likewise; states [slots, size], which begin with the last inputs [taps - 1,
+    channels]."""
     channels = x.shape[1]
     blocks = (channels + CHANNELS - 1) // CHANNELS
-    for work in prange(len(firsts) * blocks):
+    for work in prange(len(visits.firsts) * blocks):
         low = work % blocks * CHANNELS
-        visits = Visits(firsts, counts, reads, writes, afters, slots)
         high = min(low + CHANNELS, channels)
-        _convolve_block(x, taps, bias, silu, states, visits, work // blocks, low, high, out)
+        _convolve_block(x, convolution, states, visits, work // blocks, low, high, out)
 
 
 @njit(inline="always")
@@ -140,16 +148,10 @@ def _scan_head(x, steps, scan, states, visits, sequence, head, out):
 
 
 @njit(parallel=True, nogil=True, cache=True, error_model="numpy")
-def scan(
-    x, steps, head_size, state_size, groups, decay, step_bias, skip, step_min, step_max, states, start,
-    firsts, counts, reads, writes, afters, slots, out,
-):  # fmt: skip
-    """x [tokens, inputs, B and C], steps [tokens, heads] -> out [tokens, heads * head_size]."""
-    heads = len(decay)
-    for work in prange(len(firsts) * heads):
-        visits = Visits(firsts, counts, reads, writes, afters, slots)
-        mamba = Scan(heads, head_size, state_size, groups, decay, step_bias, skip, step_min, step_max, start)
-        _scan_head(x, steps, mamba, states, visits, work // heads, work % heads, out)
+def scan(x, steps, mamba, states, visits, out):
+    """x [tokens, inputs, B and C], steps [tokens, heads], `mamba` a Scan -> out [tokens, heads * head_size]."""
+    for work in prange(len(visits.firsts) * mamba.heads):
+        _scan_head(x, steps, mamba, states, visits, work // mamba.heads, work % mamba.heads, out)
 
 
 class Delta(NamedTuple):
@@ -221,14 +223,9 @@ def _delta_head(x, gates, delta, states, visits, sequence, head, out):
 
 
 @njit(parallel=True, nogil=True, cache=True, error_model="numpy")
-def delta_rule(
-    x, gates, key_heads, tiled_heads, key_size, value_size, decay, step_bias, states, start,
-    firsts, counts, reads, writes, afters, slots, out,
-):  # fmt: skip
-    """x [tokens, queries, keys and values], gates [tokens, strengths and time steps] -> out [tokens, value heads *
-    value_size]."""
-    heads = len(decay)
-    for work in prange(len(firsts) * heads):
-        visits = Visits(firsts, counts, reads, writes, afters, slots)
-        delta = Delta(key_heads, heads, tiled_heads, key_size, value_size, decay, step_bias, start)
+def delta_rule(x, gates, delta, states, visits, out):
+    """x [tokens, queries, keys and values], gates [tokens, strengths and time steps], `delta` a Delta -> out [tokens,
+    value heads * value_size]."""
+    heads = delta.value_heads
+    for work in prange(len(visits.firsts) * heads):
         _delta_head(x, gates, delta, states, visits, work // heads, work % heads, out)

@@ -8,24 +8,19 @@ import numpy as np
 
 from freehold.arrays import Int32, Int64, ragged
 from freehold.engine.cpu.caches import GroupCache
+from freehold.engine.cpu.recurrence import Visits
 
 
 @dataclass(frozen=True)
 class StateBatch:
-    """`firsts` to `slots` are described at `freehold.engine.cpu.recurrence.Visits`. Sequence i is in row `rows[i]` of
-    the `table`, has `known[i]` tokens without its drafts, and the states after its drafts from slot `scratch[i]` on."""
+    """Sequence i is in row `rows[i]` of the `table`, has `known[i]` tokens without its drafts, and the states after its
+    drafts from slot `scratch[i]` on."""
 
     table: Int32
     rows: Int64
     known: Int64
     scratch: Int64
-
-    firsts: Int64
-    counts: Int64
-    reads: Int64
-    writes: Int64
-    afters: Int64
-    slots: Int64
+    visits: Visits
 
     @classmethod
     def of(
@@ -50,7 +45,8 @@ class StateBatch:
         writes = np.concatenate([[0], np.cumsum(np.bincount(owner, minlength=len(rows)))])
         firsts = np.cumsum(counts) - counts
         known = starts + given
-        return cls(table, rows, known, scratch, firsts, counts, reads, writes, afters[order], slots[order])
+        visits = Visits(firsts, counts, reads, writes, afters[order], slots[order])
+        return cls(table, rows, known, scratch, visits)
 
     def settle(self, cache: GroupCache, written: Int64) -> None:
         """Drafts were verified: the first `written[i]` tokens of each sequence are right. The states after accepted
