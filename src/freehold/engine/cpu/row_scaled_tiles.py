@@ -178,7 +178,7 @@ class _Emitter(Records):
                 inputs, total = splat(builder, found, vectors.ints), builder.load(place)
                 if self.has_minimums:
                     total = vectors.add_lower_words(builder, total, minimum, inputs)
-                else:  # it may have more bits: no code need be as small
+                else:  # it may have more than 16 bits, where no code of a row is 0
                     total = builder.add(total, builder.mul(minimum, inputs))
                 builder.store(total, place)
 
