@@ -21,6 +21,7 @@ from freehold.simulation.world import Violation, World, uncovered
 CELL = Cell(True, 4, "ngram", "fcfs", "tight")
 
 
+@pytest.mark.timeout(900)  # minutes, beside other processes
 def test_the_diagonal_of_the_matrix():
     """Every combination of the first axes once; `freehold simulate --matrix` takes all cells, and more seeds."""
     cells = list(diagonal())
