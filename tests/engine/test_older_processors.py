@@ -1,7 +1,6 @@
-"""A processor can't even compile instructions that it lacks, whether they would ever run or not.
+"""The compiler refuses instructions that its target lacks, even where they would never run.
 
-So a compiler that is told of an older processor, in a process of its own, must make the kernels for it. They give the
-bits that they give here.
+Here its target is an older processor, in a process of its own. Kernels give the same bits as those for this processor.
 """
 
 import hashlib
@@ -26,13 +25,13 @@ PROGRAM = "import sys, test_older_processors; print(test_older_processors.digest
 
 
 def digest(name: str) -> str:
-    """Of what the kernels of the default make with a set of instructions: attention, and a product."""
-    here = isa.ISAS[name]
-    attended, _ = attention_run(layer(9, 3, 64), 16, 150, [140, 10], kind="bfloat16", isa=here)
+    """The hash of attention and of a product, as the default computes them with a set of instructions."""
+    chosen = isa.ISAS[name]
+    attended, _ = attention_run(layer(9, 3, 64), 16, 150, [140, 10], kind="bfloat16", isa=chosen)
     rng = np.random.default_rng(0)
     tensor = stored(rng.standard_normal((48, 256)).astype(np.float32), TensorFormat.Q4_1)
     x = rng.standard_normal((19, 256)).astype(np.float32)
-    answer = product(RowScaledMatrix.pack([tensor], here), x)
+    answer = product(RowScaledMatrix.pack([tensor], chosen), x)
     return hashlib.sha256(attended.tobytes() + answer.tobytes()).hexdigest()
 
 

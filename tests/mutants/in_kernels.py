@@ -131,10 +131,10 @@ MUTANTS = [
         isa="avx512-bf16",
     ),
     Mutant(
-        "products of pairs are compiled for every processor",
+        "instructions of one set are emitted for all",
         ATTENTION,
-        "engine/cpu/attention_pairs.py",
-        "if signature.args[0].instance_class is Avx512Bf16:",
+        "engine/cpu/only_for.py",
+        "if set_of(signature.args[0]) is isa:",
         "if True:",
     ),
     Mutant(

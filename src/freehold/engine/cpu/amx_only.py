@@ -7,24 +7,18 @@ from numba.core import types
 
 from freehold.engine.cpu import amx
 from freehold.engine.cpu.isa import Amx
+from freehold.engine.cpu.only_for import only_for, set_of
 from freehold.engine.cpu.vectors import intrinsic
 
 
 def is_amx(kind) -> bool:
     """Of the type of a set of instructions, or of a record whose field `isa` is one."""
-    isa = kind.types[kind.fields.index("isa")] if "isa" in kind.fields else kind
-    return isa.instance_class is Amx
+    return set_of(kind) is Amx
 
 
 def with_amx(emit: Callable[..., None]) -> Callable[..., Any]:
     """The code of an intrinsic without result, whose first argument says the set of instructions."""
-
-    def codegen(context, builder, signature, values):
-        if is_amx(signature.args[0]):
-            emit(context, builder, signature, values)
-        return context.get_dummy_value()
-
-    return codegen
+    return only_for(Amx, emit)
 
 
 def _define_end(typingctx, weights):

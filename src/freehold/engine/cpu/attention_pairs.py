@@ -13,6 +13,7 @@ from numba.core import cgutils, types
 from freehold.engine.cpu.attention_tiles import HEIGHT, PANELS, TILES
 from freehold.engine.cpu.integer_tiles import Records
 from freehold.engine.cpu.isa import Avx512Bf16
+from freehold.engine.cpu.only_for import only_for, set_of
 from freehold.engine.cpu.simd import FLOATS, LANES
 from freehold.engine.cpu.softmax import KEYS
 from freehold.engine.cpu.vectors import I16, I32, I64, call, constant, in_turns, intrinsic, splat
@@ -46,7 +47,7 @@ def _define_rounds(typingctx, keys):
 
 
 def _define_has_pairs(typingctx, keys, isa):
-    return types.boolean(keys, isa), _is(keys.dtype == types.uint16 and isa.instance_class is Avx512Bf16)
+    return types.boolean(keys, isa), _is(keys.dtype == types.uint16 and set_of(isa) is Avx512Bf16)
 
 
 rounds: Any = intrinsic(_define_rounds)
@@ -81,15 +82,8 @@ class _Emitter(Records):
 
 
 def _where_possible(emit):
-    """Of an intrinsic whose first argument is the instruction set: instructions only where it has them. A processor
-    without them can't even compile what it would never run."""
-
-    def codegen(context, builder, signature, values):
-        if signature.args[0].instance_class is Avx512Bf16:
-            emit(_Emitter(context, builder, signature, values))
-        return context.get_dummy_value()
-
-    return codegen
+    """Of an intrinsic whose first argument is the instruction set: instructions only where it has them."""
+    return only_for(Avx512Bf16, lambda *arguments: emit(_Emitter(*arguments)))
 
 
 def _define_interleave(typingctx, source, at, second_at, has_second, target, to):

@@ -1,4 +1,4 @@
-"""Shows which kernels are compiled: after an installation that takes a minute or two, later they come from a cache."""
+"""Shows which kernels are compiled. After an installation that takes a minute or two; later they come from a cache."""
 
 from __future__ import annotations
 

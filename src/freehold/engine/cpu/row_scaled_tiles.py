@@ -144,14 +144,14 @@ class _Emitter(Records):
         lane."""
         builder, parts = self.builder, self.form.parts
 
-        def words(index):
+        def integers(index):
             kind, at = ir.VectorType(I16, self.lanes), self.linear((number, parts * self.lanes), part * self.lanes)
             self.prefetch(index, at, parts * self.lanes)
             return builder.sext(builder.load(self.at(0, index, at, kind), align=2), self.vectors.ints)
 
-        scale = words(1)
+        scale = integers(1)
         if self.has_minimums:
-            return scale, words(2)
+            return scale, integers(2)
         offset = builder.trunc(builder.neg(self.field(0, OFFSET)), I32)
         return scale, builder.mul(scale, splat(builder, offset, self.vectors.ints))
 
@@ -178,7 +178,7 @@ class _Emitter(Records):
                 inputs, total = splat(builder, found, vectors.ints), builder.load(place)
                 if self.has_minimums:
                     total = vectors.add_lower_words(builder, total, minimum, inputs)
-                else:  # it may have more than 16 bits, where no code of a row is 0
+                else:  # a minimum may have more than 16 bits: codes of a row need not begin at 0
                     total = builder.add(total, builder.mul(minimum, inputs))
                 builder.store(total, place)
 
