@@ -5,6 +5,7 @@ import time
 
 import numpy as np
 import pytest
+from exactness import always_drafting
 from jsonschema import validate
 
 from freehold import LLM, SamplingParams
@@ -329,7 +330,7 @@ def test_a_draft_model_has_been_fed_what_it_counts_as_written(monkeypatch):
         return found
 
     started, forwarded, followed = (getattr(DraftModelSpeculator, name) for name in ("start", "_forward", "follow"))
-    with LLM(num_pages=100, speculative_algorithm="draft", speculative_draft_layers=10) as llm:
+    with always_drafting(), LLM(num_pages=100, speculative_algorithm="draft", speculative_draft_layers=10) as llm:
         for name, method in (("start", start), ("_forward", forward), ("follow", follow)):
             monkeypatch.setattr(DraftModelSpeculator, name, method)
         llm.generate([PROMPT, PROMPT], [params("schema"), SamplingParams(temperature=0, max_tokens=30)])
@@ -339,7 +340,7 @@ def test_a_draft_model_has_been_fed_what_it_counts_as_written(monkeypatch):
 def test_forced_tokens_save_steps():
     def steps(**options):
         ran = []
-        with LLM(num_pages=100, **options) as llm, pytest.MonkeyPatch.context() as patch:
+        with always_drafting(), LLM(num_pages=100, **options) as llm, pytest.MonkeyPatch.context() as patch:
             taken_up = Sequences.take_up
             patch.setattr(Sequences, "take_up", lambda *given: ran.append(1) or taken_up(*given))
             llm.generate([PROMPT], [params("schema")])
