@@ -58,8 +58,11 @@ def lines_of(mutant: Mutant) -> tuple[int, int]:
     return first + same, first + len(old) - 1
 
 
-def try_one(mutant: Mutant, tests: list[str], folders: queue.SimpleQueue[Path]) -> Verdict:
-    """In one of a few folders. Compiled kernels are copied with the source: they need not be compiled each time."""
+def try_one(mutant: Mutant, tests: list[str], folders: queue.SimpleQueue[Path], end: float) -> Verdict | None:
+    """In one of a few folders; None if it is too late. Compiled kernels are copied with the source: they need not be
+    compiled each time."""
+    if time.monotonic() > end:
+        return None
     folder = folders.get()
     try:
         source = folder / "src"
@@ -101,8 +104,8 @@ def share_of(text: str) -> slice:
     return slice(int(number) - 1, None, int(count))
 
 
-def main(names: list[str], share: slice) -> int:
-    console = Console()
+def main(names: list[str], share: slice, minutes: float) -> int:
+    console, end = Console(), time.monotonic() + 60 * minutes
     there = [mutant for mutant in MUTANTS if mutant.isa in available()]
     chosen = [mutant for mutant in there if not names or any(name in mutant.name for name in names)][share]
     lines = [lines_of(mutant) for mutant in chosen]
@@ -115,24 +118,28 @@ def main(names: list[str], share: slice) -> int:
     with tempfile.TemporaryDirectory(prefix="freehold-mutants-") as root, ThreadPoolExecutor(workers) as pool:
         for number in range(workers):
             folders.put(Path(root) / str(number))
-        for verdict in pool.map(lambda one, of: try_one(one, of, folders), chosen, tests):
+        for verdict in pool.map(lambda one, of: try_one(one, of, folders, end), chosen, tests):
+            if verdict is None:
+                break
             verdicts.append(verdict)
             outcome = verdict.caught_by or "SURVIVED"
             console.print(f"{len(verdicts):3}/{len(chosen)} {verdict.mutant.name}: {outcome} ({verdict.seconds:.0f} s)",
                           highlight=False, markup=False, soft_wrap=True)  # fmt: skip
     caught = sum(verdict.caught_by is not None for verdict in verdicts)
-    if len(chosen) == len(MUTANTS):
+    if len(verdicts) == len(MUTANTS):
         PAGE.write_text(f"{HEAD}\n{table(verdicts)}\n")
     for verdict in verdicts:
         if verdict.caught_by is None:
             console.print(f"SURVIVED: {verdict.mutant.name}", highlight=False, markup=False, soft_wrap=True)
-    console.print(f"{caught} of {len(verdicts)} mutants caught")
-    return 0 if caught == len(verdicts) else 1
+    late = len(chosen) - len(verdicts)
+    console.print(f"{caught} of {len(verdicts)} mutants caught{f', no time for {late} more' if late else ''}")
+    return 0 if verdicts and caught == len(verdicts) else 1
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="make mutants", description=__doc__)
     parser.add_argument("names", nargs="*", help="only bugs whose names contain one of these")
     parser.add_argument("--share", type=share_of, default=slice(None), help="such as 2/3: the second third of them")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="plant none after that time")
     options = parser.parse_args()
-    sys.exit(main(options.names, options.share))
+    sys.exit(main(options.names, options.share, options.minutes))
