@@ -120,7 +120,9 @@ class AsyncEngine:
         self._listening = asyncio.create_task(self._listen(self._child))
 
     def _load_tokenizer(self) -> Tokenizer:
-        return load_tokenizer(open_checkpoint(resolve_model(self.config.model)), self.config.chat_template)
+        tokenizer = load_tokenizer(open_checkpoint(resolve_model(self.config.model)), self.config.chat_template)
+        tokenizer.encode("")  # the first request need not wait for it
+        return tokenizer
 
     async def encode(self, text: str, add_special_tokens: bool, is_prompt: bool = True) -> Int32:
         """The tokens int32 [n] of a text, made in a thread if it is long. A prompt that can't fit is refused unread:

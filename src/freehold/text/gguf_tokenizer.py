@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
@@ -26,31 +30,36 @@ _PLAIN = ("gpt-2", "default")
 
 def gguf_tokenizer(field: Callable[..., Any]) -> Tokenizer:
     """`field(name, default)` reads the file's metadata. Raises ValueError for an unknown kind."""
-    kind = field("tokenizer.ggml.model")
-    tokens: list[str] = field("tokenizer.ggml.tokens")
-    types: list[int] = field("tokenizer.ggml.token_type", [1] * len(tokens))
+    kind, tokens = field("tokenizer.ggml.model"), field("tokenizer.ggml.tokens")
     if kind == "gpt2":
-        fast = _byte_level(tokens, field("tokenizer.ggml.merges"), field("tokenizer.ggml.pre", "default"))
+        _split(field("tokenizer.ggml.pre", "default"))
         pieces = byte_level_pieces(tokens)
     elif kind == "llama":
-        fast = _sentencepiece(tokens, field("tokenizer.ggml.scores"), field("tokenizer.ggml.add_space_prefix", True))
         pieces = sentencepiece_pieces(tokens)
     else:
         raise ValueError(f"tokenizer kind '{kind}' is not supported (gpt2 and llama are)")
-    control = [i for i, kind in enumerate(types) if kind == _CONTROL]
+    return _with_special_tokens(tokens, pieces, kind, field)
+
+
+def _build(field: Callable[..., Any]) -> FastTokenizer:
+    fast = _byte_level(field) if field("tokenizer.ggml.model") == "gpt2" else _sentencepiece(field)
+    tokens: list[str] = field("tokenizer.ggml.tokens")
+    control, own = (_of_type(field, kind) for kind in (_CONTROL, _USER_DEFINED))
     fast.add_special_tokens([AddedToken(tokens[i], special=True, normalized=False) for i in control])
-    fast.add_tokens([AddedToken(tokens[i], normalized=False) for i, kind in enumerate(types) if kind == _USER_DEFINED])
-    return _with_special_tokens(fast, tokens, pieces, control, kind, field)
+    fast.add_tokens([AddedToken(tokens[i], normalized=False) for i in own])
+    return fast
 
 
-def _with_special_tokens(
-    fast: FastTokenizer,
-    tokens: list[str],
-    pieces: list[bytes],
-    control: list[int],
-    kind: str,
-    field: Callable[..., Any],
-) -> Tokenizer:
+def _numbered(field: Callable[..., Any]) -> dict[str, int]:
+    return {token: number for number, token in enumerate(field("tokenizer.ggml.tokens"))}
+
+
+def _of_type(field: Callable[..., Any], wanted: int) -> list[int]:
+    return [token for token, kind in enumerate(field("tokenizer.ggml.token_type", ())) if kind == wanted]
+
+
+def _with_special_tokens(tokens: list[str], pieces: list[bytes], kind: str, field: Callable[..., Any]) -> Tokenizer:
+    control = _of_type(field, _CONTROL)
     bos = field("tokenizer.ggml.bos_token_id")
     ends = [field(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot")]
     eos = tuple(dict.fromkeys(int(token) for token in ends if token is not None))
@@ -61,7 +70,7 @@ def _with_special_tokens(
         names["eos_token"] = tokens[eos[0]]
     source = field("tokenizer.chat_template")
     return Tokenizer(
-        fast=fast,
+        build=partial(_build, field),
         pieces=pieces,
         special=frozenset(control),
         eos_tokens=eos,
@@ -71,27 +80,35 @@ def _with_special_tokens(
     )
 
 
-def _byte_level(tokens: list[str], merges: list[str], pre: str) -> FastTokenizer:
-    vocabulary = {token: i for i, token in enumerate(tokens)}
-    pairs = [(left, right) for left, right in (merge.split(" ", 1) for merge in merges)]
-    fast = FastTokenizer(models.BPE(vocab=vocabulary, merges=pairs, ignore_merges=pre.startswith("llama")))
+def _split(pre: str) -> list[Any]:
+    """What comes before byte-level BPE. Raises ValueError for a name that we don't know."""
     if pre in _SPLITS:
         split = pre_tokenizers.Split(Regex(_SPLITS[pre]), behavior="isolated")
-        steps = [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    elif pre in _DIGIT_BY_DIGIT:
-        steps = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    elif pre in _PLAIN:
-        steps = [pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    else:
-        raise ValueError(f"pre-tokenizer '{pre}' is not supported")
-    fast.pre_tokenizer = pre_tokenizers.Sequence(steps)
+        return [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    if pre in _DIGIT_BY_DIGIT:
+        return [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    if pre in _PLAIN:
+        return [pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    raise ValueError(f"pre-tokenizer '{pre}' is not supported")
+
+
+def _byte_level(field: Callable[..., Any]) -> FastTokenizer:
+    """By way of files: copies of a vocabulary of 150,000 tokens as Python's objects would take 50 MB meanwhile."""
+    pre = field("tokenizer.ggml.pre", "default")
+    with TemporaryDirectory(prefix="freehold-") as folder:
+        of_tokens, of_merges = Path(folder) / "vocab.json", Path(folder) / "merges.txt"
+        of_tokens.write_text(json.dumps(_numbered(field)))
+        of_merges.write_text("\n".join(field("tokenizer.ggml.merges")), encoding="utf-8")
+        bpe = models.BPE.from_file(str(of_tokens), str(of_merges), ignore_merges=pre.startswith("llama"))
+    fast = FastTokenizer(bpe)
+    fast.pre_tokenizer = pre_tokenizers.Sequence(_split(pre))
     fast.decoder = decoders.ByteLevel()
     return fast
 
 
-def _sentencepiece(tokens: list[str], scores: list[float], prefix_space: bool) -> FastTokenizer:
+def _sentencepiece(field: Callable[..., Any]) -> FastTokenizer:
     """SentencePiece BPE: any two tokens whose concatenation is a token may merge, best score first."""
-    vocabulary = {token: i for i, token in enumerate(tokens)}
+    vocabulary, scores = _numbered(field), field("tokenizer.ggml.scores")
     ranked: list[tuple[float, str, str]] = []
     for token, i in vocabulary.items():
         for cut in range(1, len(token)):
@@ -99,10 +116,11 @@ def _sentencepiece(tokens: list[str], scores: list[float], prefix_space: bool) -
                 ranked.append((-scores[i], token[:cut], token[cut:]))
     ranked.sort(key=lambda merge: (merge[0], vocabulary[merge[1]], vocabulary[merge[2]]))
     merges = [(left, right) for _, left, right in ranked]
+    unknown = next(iter(vocabulary))
     fast = FastTokenizer(
-        models.BPE(vocab=vocabulary, merges=merges, unk_token=tokens[0], fuse_unk=True, byte_fallback=True)
+        models.BPE(vocab=vocabulary, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
     )
-    steps = [normalizers.Prepend("\u2581")] if prefix_space else []
+    steps = [normalizers.Prepend("\u2581")] if field("tokenizer.ggml.add_space_prefix", True) else []
     fast.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", "\u2581")])
     fast.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
     return fast

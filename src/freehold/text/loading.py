@@ -56,7 +56,7 @@ def _load_directory(path: Path) -> Tokenizer:
     bos = fast.token_to_id(names["bos_token"]) if "bos_token" in names else None
     probe = fast.encode("a", add_special_tokens=True).ids
     return Tokenizer(
-        fast=fast,
+        build=lambda: fast,
         pieces=byte_level_pieces(tokens) if byte_level else sentencepiece_pieces(tokens),
         special=frozenset(i for i, token in fast.get_added_tokens_decoder().items() if token.special),
         eos_tokens=tuple(int(token) for token in eos_list if token is not None),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,10 +21,11 @@ class Tokenizer:
     """A fast tokenizer with what the serving engine needs to know about its tokens.
 
     `pieces[t]` are the bytes of token t, special tokens included. `defaults` are the sampling values
-    that the model's authors recommend.
+    that the model's authors recommend. `build` makes the fast tokenizer when the first text is encoded: it takes tens
+    of megabytes, and whoever has tokens only needs none.
     """
 
-    fast: FastTokenizer
+    build: Callable[[], FastTokenizer]
     pieces: list[bytes]
     special: frozenset[int]
     eos_tokens: tuple[int, ...]
@@ -38,6 +39,10 @@ class Tokenizer:
         known = {"bos_token": self.bos_token, "eos_token": next(iter(self.eos_tokens), None)}
         names = {name: self.pieces[token].decode() for name, token in known.items() if token is not None}
         return replace(self, chat_template=ChatTemplate(source, names))
+
+    @functools.cached_property
+    def fast(self) -> FastTokenizer:
+        return self.build()
 
     def encode(self, text: str, add_special_tokens: bool = True) -> Int32:
         # A batch of one: unlike `encode`, that lets other threads run meanwhile.

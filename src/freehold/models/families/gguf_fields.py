@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ class GgufFields:
     divided, if the file has that. Raises ValueError with the file's name for a field that is missing."""
 
     path: Path
-    values: dict[str, Any]
+    values: Mapping[str, Any]
     shapes: dict[str, tuple[int, ...]]
     rope_divisors: Float32 | None = None
 

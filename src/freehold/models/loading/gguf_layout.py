@@ -7,6 +7,7 @@ vocabulary's 50,000 strings, which takes seconds.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 MAGIC, VERSIONS = b"GGUF", (2, 3)
 ALIGNMENT = 32  # unless the file says otherwise
 BOOL, STRING, ARRAY = 7, 8, 9
+LENGTH = struct.Struct("<Q")  # of a string
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", BOOL: "?", 10: "Q", 11: "q", 12: "d"}
 
 
@@ -30,9 +32,9 @@ class Tensor:
 
 
 class _Cursor:
-    def __init__(self, data: np.ndarray):
+    def __init__(self, data: np.ndarray, at: int):
         self._data = data.data
-        self.at = 0
+        self.at = at
 
     def scalar(self, code: str) -> Any:
         (value,) = struct.unpack_from(f"<{code}", self._data, self.at)
@@ -40,9 +42,9 @@ class _Cursor:
         return value
 
     def string(self) -> str:
-        length = self.scalar("Q")
-        self.at += length
-        return bytes(self._data[self.at - length : self.at]).decode("utf-8", errors="replace")
+        begin = self.at + LENGTH.size
+        self.at = begin + LENGTH.unpack_from(self._data, self.at)[0]
+        return str(self._data[begin : self.at], "utf-8", "replace")
 
     def value(self, kind: int) -> Any:
         if kind == STRING:
@@ -56,23 +58,62 @@ class _Cursor:
         self.at += values.nbytes
         return values.tolist()
 
+    def skip(self, kind: int) -> None:
+        """Go on behind a value."""
+        if kind == STRING:
+            self.at += LENGTH.size + LENGTH.unpack_from(self._data, self.at)[0]
+        elif kind == ARRAY:
+            item, count = self.scalar("I"), self.scalar("Q")
+            if item in (STRING, ARRAY):
+                for _ in range(count):
+                    self.skip(item)
+            else:
+                self.at += count * struct.calcsize(SCALARS[item])
+        else:
+            self.at += struct.calcsize(SCALARS[kind])
 
-def read_layout(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+
+class _Fields(Mapping[str, Any]):
+    """Metadata by name. Values are read from the file whenever they are asked for: those of a vocabulary would take
+    tens of megabytes."""
+
+    def __init__(self, data: np.ndarray):
+        self._data = data
+        self._places: dict[str, int] = {}
+
+    def read(self, cursor: _Cursor) -> None:
+        """Note where the next field is."""
+        name = cursor.string()
+        self._places[name] = cursor.at
+        cursor.skip(cursor.scalar("I"))
+
+    def __getitem__(self, name: str) -> Any:
+        cursor = _Cursor(self._data, self._places[name])
+        return cursor.value(cursor.scalar("I"))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+
+def read_layout(path: Path) -> tuple[Mapping[str, Any], dict[str, Tensor]]:
     """-> metadata by name, tensors by name. Raises ValueError for a file that is not GGUF, or cut short."""
     if path.stat().st_size == 0:
         raise ValueError(f"{path.name} is empty")
     data = np.memmap(path, np.uint8, mode="r")
     if bytes(data[: len(MAGIC)]) != MAGIC:
         raise ValueError(f"{path.name} is not a GGUF file")
-    cursor = _Cursor(data)
-    cursor.at = len(MAGIC)
+    cursor, fields = _Cursor(data, len(MAGIC)), _Fields(data)
     try:
         version, tensor_count, field_count = cursor.scalar("I"), cursor.scalar("Q"), cursor.scalar("Q")
         if version not in VERSIONS:
             raise ValueError(f"version {version} is not supported ({VERSIONS} are)")
-        fields = {cursor.string(): cursor.value(cursor.scalar("I")) for _ in range(field_count)}
+        for _ in range(field_count):
+            fields.read(cursor)
         described = [_describe(cursor) for _ in range(tensor_count)]
-    except struct.error:
+    except (struct.error, OverflowError):
         raise ValueError(f"{path.name} is damaged: it ends before its description does") from None
     except (KeyError, ValueError) as error:
         raise ValueError(f"{path.name} can't be read as GGUF: {error}") from None
