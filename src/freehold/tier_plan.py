@@ -49,7 +49,7 @@ def _identity(config: EngineConfig, checkpoint: Checkpoint) -> bytes:
         "format": FORMAT,
         "model": repr(checkpoint.spec),  # with its layers, their rotary embeddings and windows
         "kv": config.kv_cache_dtype,
-        "layout": "tiles of 16" if config.page_size % 16 == 0 else "slots",
+        "layout": "tiles of 16, of all layers" if config.page_size % 16 == 0 else "slots",
         "page": config.page_size,
         "compute": config.linear_compute,
         "attention": _attention(config),

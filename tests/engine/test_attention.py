@@ -122,10 +122,8 @@ def test_a_window_reads_nothing_behind_its_block(page_size):
     rows, one = np.array([0]), np.array([1])
     first = CpuBatch.of(table, page_size, rows, np.array([0]), np.array([299]))
     attend(backend, attention, qkv[:299].copy(), first)
-    for array in (cache.kv[0].keys, cache.kv[0].values):
-        slots = array.reshape(-1, attention.kv_head_count * attention.head_size * 16)
-        begin = (299 - 39) // 64 * 64 + page_size  # slots of that position on; page 0 comes before all
-        slots[: begin // 16] = np.nan
+    begin = (299 - 39) // 64 * 64 + page_size  # slots of that position on; page 0 comes before all
+    cache.tiles[: begin // 16].view(np.float32)[:] = np.nan
     batch = CpuBatch.of(table, page_size, rows, np.array([299]), one, may_share=False)
     np.testing.assert_array_equal(attend(backend, attention, qkv[299:].copy(), batch), expected[299:])
 

@@ -2,8 +2,10 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from freehold.engine.cpu.caches import GroupCache
+from freehold.engine.cpu.caches import GroupCache, _spread
 from freehold.engine.cpu.page_bytes import PageBytes
 from freehold.models.spec import CacheLayout, KVCache, StateCache
 
@@ -63,16 +65,25 @@ def test_every_number_of_a_page_has_its_place(page_size):
         for kv, one in zip(cache.kv, ATTENTION.caches, strict=True):
             for name, size in (("key", one.key_size), ("value", one.value_size)):
                 flat = getattr(kv, f"{name}_scales" if part == "scales" else f"{name}s")
-                shape = (
-                    (-1, one.head_count, 16)
-                    if part == "scales"
-                    else ((-1, one.head_count, size, 16) if name == "key" else (-1, one.head_count, 16, size))
-                )
-                tiles = flat.reshape(shape)
-                if part == "numbers" and name == "key":
-                    tiles = tiles.swapaxes(2, 3)
+                step = kv.scale_step if part == "scales" else kv.tile_step
                 for head in range(one.head_count):
                     for slot in range(page_size):
-                        position = page * page_size + slot
-                        expected.append(tiles[position // 16, head, position % 16].tobytes())
+                        tile, lane = divmod(page * page_size + slot, 16)
+                        of_tile = flat[tile * step :]
+                        if part == "scales":
+                            expected.append(of_tile[head * 16 + lane].tobytes())
+                        else:
+                            of_head = of_tile[head * size * 16 : (head + 1) * size * 16]
+                            mine = of_head[lane::16] if name == "key" else of_head[lane * size : (lane + 1) * size]
+                            expected.append(mine.tobytes())
     assert host.tobytes() == b"".join(expected)
+
+
+@given(size=st.integers(1, 1 << 22).map(lambda lines: lines * 16), part=st.sampled_from([16, 64, 320, 2048, 18432]))
+def test_neighbouring_tiles_share_no_lines_of_a_cache(size, part):
+    """A cache finds lines by the lower 16 bits of their addresses, say: tiles begin at all multiples of a head's part,
+    or of a page of the system if that is less."""
+    distance, unit = _spread(size, part), min(1 << part.bit_length() - 1, 4096)
+    assert size <= distance < size + 2 * unit
+    begins = {distance * number % (1 << 16) for number in range((1 << 16) // unit)}
+    assert begins == set(range(0, 1 << 16, unit))

@@ -18,7 +18,7 @@ from numba import from_dtype, njit, types
 from freehold.engine.cpu.attention_amx import TILE, can_multiply
 from freehold.engine.cpu.attention_amx import begin as begin_products
 from freehold.engine.cpu.attention_amx import end as end_products
-from freehold.engine.cpu.attention_block import Block, Layer, Pages, Scoring, Scratch, attend_block, places_of
+from freehold.engine.cpu.attention_block import Block, Layer, Pages, Places, Scoring, Scratch, attend_block, places_of
 from freehold.engine.cpu.attention_pairs import has_pairs, rounds
 from freehold.engine.cpu.attention_tiles import HEIGHT
 from freehold.engine.cpu.borrowed import borrow, borrowing, keep
@@ -149,7 +149,7 @@ def _attend_segment(scratch, softmax, layer, members, item, segment, head, next_
             block = Block(at, end, row, rows, first, group, layer.lookback)
             following = next_places
             if at + KEYS < stop and layer.page_size >= LANES:
-                following = places_of(pages, at + KEYS, end, head, heads)
+                following = places_of(pages, at + KEYS, end, head)
             attend_block(scratch, softmax, layer, pages, block, head, following)
         if not is_shared:
             row += rows
@@ -164,8 +164,8 @@ def _first_places(layer, members, item, segment, head):
     if layer.lookback and members.positions[member] > layer.lookback:
         start = (members.positions[member] - layer.lookback) // KEYS * KEYS
     if layer.page_size < LANES or start >= end:
-        return np.int64(0), np.int64(0), np.int64(0), np.int64(0)
-    return places_of(_pages(layer, members, member), start, end, head, layer.heads)
+        return Places(np.int64(0), np.int64(0), np.int64(0), np.int64(0), np.int64(head))
+    return places_of(_pages(layer, members, member), start, end, head)
 
 
 @njit(inline="always")
@@ -256,7 +256,8 @@ BATCH = fields(
 """The addresses of a `CpuBatch`'s arrays, and how many parts and joins there are, and columns of a table."""
 ATTENTION = fields(
     "cos sin pairs rotary_start q_norm q_norm_size k_norm k_norm_size epsilon:f keys values key_scales value_scales"
-    " scale_count page_size lookback scale:f cap:f sinks sink_count query_heads kv_heads size value_size is_latent"
+    " scale_count tile_step scale_step page_size lookback scale:f cap:f sinks sink_count query_heads kv_heads size"
+    " value_size is_latent"
     " qkv queries out batch"
 )
 """A layer: what no step changes, then its inputs, room for rotated queries, outputs, and a BATCH."""
@@ -274,7 +275,7 @@ def _batch_at(typingctx, address):
 @njit(inline="always")
 def _kv(of, kind):
     scales = counted(of.key_scales, np.float32, of.scale_count), counted(of.value_scales, np.float32, of.scale_count)
-    return LayerKV(numbers(of.keys, kind), numbers(of.values, kind), scales[0], scales[1])
+    return LayerKV(numbers(of.keys, kind), numbers(of.values, kind), *scales, of.tile_step, of.scale_step)
 
 
 @njit(inline="always")

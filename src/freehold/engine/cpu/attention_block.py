@@ -102,32 +102,42 @@ def _tile_numbers(pages, start, end):
     return tile, tile + 1, tile + 2, tile + 3
 
 
+class Places(NamedTuple):
+    """Four tiles, and which head's part of them."""
+
+    first: Any
+    second: Any
+    third: Any
+    fourth: Any
+    head: Any
+
+
 @njit(inline="always")
-def places_of(pages, start, end, head, heads):
+def places_of(pages, start, end, head):
     """The parts for a head of the four tiles that hold the keys `start` up to `end` of a block."""
     first, second, third, fourth = _tile_numbers(pages, start, end)
-    kv = heads.kv
-    return first * kv + head, second * kv + head, third * kv + head, fourth * kv + head
+    return Places(np.int64(first), np.int64(second), np.int64(third), np.int64(fourth), np.int64(head))
 
 
 @njit(inline="always")
-def _times(places, size):
-    first, second, third, fourth = places
-    return first * size, second * size, third * size, fourth * size
+def _starts(places, step, size):
+    """Where they begin if tiles are `step` apart and a head's part has `size` numbers."""
+    own = places.head * size
+    return places.first * step + own, places.second * step + own, places.third * step + own, places.fourth * step + own
 
 
 # Where the keys of a block are in `Scratch`.
-_GATHERED = 0, 1, 2, 3
+_GATHERED = Places(0, 1, 2, 3, 0)
 
 
 @njit(inline="always")
-def _gather_scales(scales, places, out):
+def _gather_scales(scales, starts, out):
     """Those of the positions of a block, where pages hold whole tiles."""
-    first, second, third, fourth = places
-    store(out, 0, load(scales, first * LANES))
-    store(out, LANES, load(scales, second * LANES))
-    store(out, 2 * LANES, load(scales, third * LANES))
-    store(out, 3 * LANES, load(scales, fourth * LANES))
+    first, second, third, fourth = starts
+    store(out, 0, load(scales, first))
+    store(out, LANES, load(scales, second))
+    store(out, 2 * LANES, load(scales, third))
+    store(out, 3 * LANES, load(scales, fourth))
 
 
 @njit(nogil=True, error_model="numpy")
@@ -136,16 +146,18 @@ def _gather_slots(scratch, kv, pages, block, count, head, heads):
     size, value_size = heads.size, heads.value_size
     for j in range(count):
         slot = _slot(pages, block.start + j)
-        row, lane, to = (slot // LANES) * heads.kv + head, slot % LANES, j // LANES * LANES
+        tile, lane, to = slot // LANES, slot % LANES, j // LANES * LANES
+        at = tile * kv.tile_step
         for k in range(size):
-            scratch.tiles_k[(to * size + k * LANES) + j % LANES] = kv.keys[(row * size + k) * LANES + lane]
+            scratch.tiles_k[(to * size + k * LANES) + j % LANES] = kv.keys[at + (head * size + k) * LANES + lane]
         if not heads.is_latent:
             for k in range(value_size):
-                scratch.tiles_v[j * value_size + k] = kv.values[(row * LANES + lane) * value_size + k]
+                scratch.tiles_v[j * value_size + k] = kv.values[at + (head * LANES + lane) * value_size + k]
         if len(kv.key_scales):
-            scratch.key_scales[j] = kv.key_scales[row * LANES + lane]
+            at = tile * kv.scale_step + head * LANES + lane
+            scratch.key_scales[j] = kv.key_scales[at]
             if not heads.is_latent:
-                scratch.value_scales[j] = kv.value_scales[row * LANES + lane]
+                scratch.value_scales[j] = kv.value_scales[at]
 
 
 @njit(nogil=True, error_model="numpy")
@@ -153,9 +165,9 @@ def _gather_latents(scratch, kv, pages, block, count, head, heads):
     """The values of latents lie in lanes, as the first numbers of keys: collect them."""
     for j in range(count):
         slot = _slot(pages, block.start + j)
-        row, lane = (slot // LANES) * heads.kv + head, slot % LANES
+        at = slot // LANES * kv.tile_step + head * heads.size * LANES + slot % LANES
         for k in range(heads.value_size):
-            scratch.tiles_v[j * heads.value_size + k] = kv.keys[(row * heads.size + k) * LANES + lane]
+            scratch.tiles_v[j * heads.value_size + k] = kv.keys[at + k * LANES]
 
 
 @njit(inline="always")
@@ -167,12 +179,10 @@ def _scale(scores, rows, scales):
 
 
 @njit(inline="always")
-def _bring(kv, places, heads):
-    """Keys and values will be read soon."""
-    for place in places:
-        bring(kv.keys, place * heads.size * LANES, heads.size * LANES)
-        if not heads.is_latent:
-            bring(kv.values, place * heads.value_size * LANES, heads.value_size * LANES)
+def _bring(numbers, starts, size):
+    """Keys or values that will be read soon."""
+    for start in starts:
+        bring(numbers, start, size)
 
 
 class _Found(NamedTuple):
@@ -191,24 +201,28 @@ def _find(scratch, kv, pages, block, head, heads, next_places):
     """What lies in several pages, or in lanes, is gathered; scales are gathered in any case."""
     size, value_size = heads.size * LANES, heads.value_size * LANES
     count = min(KEYS, block.end - block.start)
-    gathered_k, gathered_v = _times(_GATHERED, size), _times(_GATHERED, value_size)
+    gathered_k, gathered_v = _starts(_GATHERED, size, 0), _starts(_GATHERED, value_size, 0)
     if pages.size < LANES:
         _gather_slots(scratch, kv, pages, block, count, head, heads)
         if heads.is_latent:
             _gather_latents(scratch, kv, pages, block, count, head, heads)
         return _Found(scratch.tiles_k, gathered_k, gathered_k, scratch.tiles_v, gathered_v, gathered_v)
-    places = places_of(pages, block.start, block.end, head, heads)
+    places = places_of(pages, block.start, block.end, head)
+    starts, following = _starts(places, kv.tile_step, size), _starts(next_places, kv.tile_step, size)
     if block.rows >= HEIGHT:
-        _bring(kv, next_places, heads)
+        _bring(kv.keys, following, size)
     if len(kv.key_scales):
-        _gather_scales(kv.key_scales, places, scratch.key_scales)
-    starts, following = _times(places, size), _times(next_places, size)
+        _gather_scales(kv.key_scales, _starts(places, kv.scale_step, LANES), scratch.key_scales)
     if heads.is_latent:
         _gather_latents(scratch, kv, pages, block, count, head, heads)
         return _Found(kv.keys, starts, following, scratch.tiles_v, gathered_v, gathered_v)
+    value_starts = _starts(places, kv.tile_step, value_size)
+    next_values = _starts(next_places, kv.tile_step, value_size)
+    if block.rows >= HEIGHT:
+        _bring(kv.values, next_values, value_size)
     if len(kv.key_scales):
-        _gather_scales(kv.value_scales, places, scratch.value_scales)
-    return _Found(kv.keys, starts, following, kv.values, _times(places, value_size), _times(next_places, value_size))
+        _gather_scales(kv.value_scales, _starts(places, kv.scale_step, LANES), scratch.value_scales)
+    return _Found(kv.keys, starts, following, kv.values, value_starts, next_values)
 
 
 @njit(inline="always")

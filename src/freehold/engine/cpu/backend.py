@@ -315,7 +315,7 @@ class CpuBackend:
         )
         fixed = (
             cos, sin, pairs, looks.rotary_start, q_norm, len(q_norm), k_norm, len(k_norm), self._epsilon,
-            kv.keys, kv.values, kv.key_scales, kv.value_scales, len(kv.key_scales),
+            kv.keys, kv.values, kv.key_scales, kv.value_scales, len(kv.key_scales), kv.tile_step, kv.scale_step,
             group.page_size, looks.lookback, looks.scale, looks.cap, sinks, len(sinks),
             heads, cache.head_count, cache.key_size, cache.value_size, cache.is_latent,
         )  # fmt: skip

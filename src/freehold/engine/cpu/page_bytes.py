@@ -1,7 +1,8 @@
 """The bytes of a page of a cache group, gathered from all its layers and scattered again.
 
 Pages of whole tiles are copied as they lie. Smaller ones share tiles with strangers, and keys are transposed in a
-tile, so their numbers are copied one by one: [head, slot, number] for keys and values, [head, slot] for scales.
+tile, so their numbers are copied one by one: [head, slot, number] for keys and values of each layer, [head, slot] for
+scales.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ class _Rows(NamedTuple):
     flat: Any
     begin: int
     stride: int
+    words: int
 
     @property
     def is_aligned(self) -> bool:
@@ -48,15 +50,16 @@ def _copy(source, pages, target, to, words, streams):
 
 
 @njit(nogil=True, cache=True)
-def _copy_slots(tiles, pages, page_size, heads, size, lane_step, number_step, packed, to, is_gather):
-    """Between slots of `tiles`, flat, and `packed` [pages, heads * page_size * size]. In a tile a head has `size` times
-    16 numbers: those of neighbouring lanes are `lane_step` apart, neighbouring numbers of a lane `number_step`."""
+def _copy_slots(tiles, tile_step, pages, page_size, heads, size, lane_step, number_step, packed, to, is_gather):
+    """Between slots of `tiles`, flat and `tile_step` apart, and `packed` [pages, heads * page_size * size]. In a tile a
+    head has `size` times 16 numbers: those of neighbouring lanes are `lane_step` apart, neighbouring numbers of a lane
+    `number_step`."""
     for i in range(len(pages)):
         for slot in range(page_size):
             position = pages[i] * page_size + slot
             tile, lane = position // LANES, position % LANES
             for head in range(heads):
-                at = (tile * heads + head) * size * LANES + lane * lane_step
+                at = tile * tile_step + head * size * LANES + lane * lane_step
                 out = (head * page_size + slot) * size
                 for k in range(size):
                     if is_gather:
@@ -69,6 +72,7 @@ class _Slots(NamedTuple):
     """Numbers of one kind in one layer: `size` for each head and slot."""
 
     tiles: Any
+    tile_step: int
     heads: int
     size: int
     lane_step: int
@@ -82,7 +86,7 @@ class PageBytes:
         self._page_size = cache.page_size
         self._rows = list(_rows_of(cache))
         self._slots = list(_slots_of(cache)) if not self._rows else []
-        self.page_bytes = 4 * sum(row.shape[1] for row in self._rows)
+        self.page_bytes = 4 * sum(row.words for row in self._rows)
         for part in self._slots:
             self.page_bytes += part.heads * cache.page_size * part.size * part.tiles.itemsize
 
@@ -96,32 +100,31 @@ class PageBytes:
 
     def _move(self, pages: Int32, packed: UInt8, at: Int32, is_gather: bool) -> None:
         begin = 0
-        for row in self._rows:
-            words = row.shape[1]
-            here = _Rows(row.ravel(), 0, words)
-            there = _Rows(packed.ravel().view(np.uint32), begin // 4, packed.shape[1] // 4)
-            begin += 4 * words
-            streams = words % WORDS == 0 and here.is_aligned and there.is_aligned
+        for here in self._rows:
+            there = _Rows(packed.ravel().view(np.uint32), begin // 4, packed.shape[1] // 4, here.words)
+            begin += 4 * here.words
+            streams = here.words % WORDS == 0 and here.is_aligned and there.is_aligned
             if is_gather:
-                _copy(here, pages, there, at, words, streams)
+                _copy(here, pages, there, at, here.words, streams)
             else:
-                _copy(there, at, here, pages, words, streams)
-        for tiles, heads, size, lane_step, number_step in self._slots:
+                _copy(there, at, here, pages, here.words, streams)
+        for tiles, tile_step, heads, size, lane_step, number_step in self._slots:
             width = heads * self._page_size * size * tiles.itemsize
             part = packed[:, begin : begin + width].view(tiles.dtype)
             begin += width
-            _copy_slots(tiles, pages, self._page_size, heads, size, lane_step, number_step, part, at, is_gather)
+            _copy_slots(
+                tiles, tile_step, pages, self._page_size, heads, size, lane_step, number_step, part, at, is_gather
+            )
 
 
-def _rows_of(cache: GroupCache) -> Iterator[Any]:
-    """Each array of each layer as uint32 [pages, words], if a page is a run of bytes in it."""
+def _rows_of(cache: GroupCache) -> Iterator[_Rows]:
+    """The runs of bytes that a page consists of, if it does: a state of each layer, or whole tiles."""
     for states in cache.states:
-        yield states.view(np.uint32)
+        yield _Rows(states.view(np.uint32).ravel(), 0, states.shape[1], states.shape[1])
     if cache.page_size % LANES == 0:
-        for kv in cache.kv:
-            for flat in (kv.keys, kv.values, kv.key_scales, kv.value_scales):
-                if len(flat):
-                    yield flat.view(np.uint32).reshape(cache.page_count + 1, -1)
+        flat, step, each = cache.tiles.ravel().view(np.uint32), cache.tiles.shape[1] // 4, cache.page_size // LANES
+        for number in range(each if len(flat) else 0):
+            yield _Rows(flat, number * step, each * step, cache.tile_bytes // 4)
 
 
 def _slots_of(cache: GroupCache) -> Iterator[_Slots]:
@@ -130,8 +133,8 @@ def _slots_of(cache: GroupCache) -> Iterator[_Slots]:
     for kv, one in layers:
         for scales in (kv.key_scales, kv.value_scales):
             if len(scales):
-                yield _Slots(scales, one.head_count, 1, 1, 1)
+                yield _Slots(scales, kv.scale_step, one.head_count, 1, 1, 1)
     for kv, one in layers:
-        yield _Slots(kv.keys, one.head_count, one.key_size, 1, LANES)
+        yield _Slots(kv.keys, kv.tile_step, one.head_count, one.key_size, 1, LANES)
         if len(kv.values):
-            yield _Slots(kv.values, one.head_count, one.value_size, one.value_size, 1)
+            yield _Slots(kv.values, kv.tile_step, one.head_count, one.value_size, one.value_size, 1)

@@ -121,14 +121,16 @@ class Heads(NamedTuple):
 
 
 class LayerKV(NamedTuple):
-    """One layer's keys [slots / 16, kv heads, size, 16], so that 16 neighbouring keys fill the lanes, and values
-    [slots / 16, kv heads, 16, value size], flat; their scales [slots / 16, kv heads, 16], empty unless the format has
-    any."""
+    """One layer's keys of each 16 slots [kv heads, size, 16], so that 16 neighbouring keys fill the lanes, and values
+    [kv heads, 16, value size], flat and `tile_step` apart; their scales [kv heads, 16], `scale_step` apart, empty
+    unless the format has any."""
 
     keys: Any
     values: Any
     key_scales: Any
     value_scales: Any
+    tile_step: Any
+    scale_step: Any
 
 
 class Rotation(NamedTuple):
@@ -208,14 +210,14 @@ def rotate_and_write(token, qkv, position, slot, rotation, heads, kv, key, q_out
     for head in range(heads.kv):
         at = token * width + (heads.queries + head) * size
         _norm_and_rotate(qkv, at, size, rotation.k_norm, rotation, position, key, 0)
-        row = tile * heads.kv + head
-        factor = splat(_scale_of(key, 0, size, kv.key_scales, row * LANES + lane))
+        to, scale_at = tile * kv.tile_step, tile * kv.scale_step + head * LANES + lane
+        factor = splat(_scale_of(key, 0, size, kv.key_scales, scale_at))
         for stretch in range(0, size, LANES):
             k = min(stretch, size - LANES)
-            put_apart(kv.keys, (row * size + k) * LANES + lane, mul(load(key, k), factor))
+            put_apart(kv.keys, to + (head * size + k) * LANES + lane, mul(load(key, k), factor))
         if heads.is_latent:
             continue
         at = token * width + (heads.queries + heads.kv) * size + head * value_size
-        factor = splat(_scale_of(qkv, at, value_size, kv.value_scales, row * LANES + lane))
+        factor = splat(_scale_of(qkv, at, value_size, kv.value_scales, scale_at))
         for k in range(0, value_size, LANES):
-            put(kv.values, (row * LANES + lane) * value_size + k, mul(load(qkv, at + k), factor))
+            put(kv.values, to + (head * LANES + lane) * value_size + k, mul(load(qkv, at + k), factor))
