@@ -3,6 +3,7 @@
 from mutant import Mutant
 
 FORMATS, PRODUCTS, ATTENTION = "weights that are not the file's", "products of other numbers", "attention to others"
+LAYOUT = "the places of numbers in KV"
 
 MUTANTS = [
     Mutant(
@@ -150,5 +151,40 @@ MUTANTS = [
         "engine/cpu/softmax.py",
         "        softmax.weights[row] *= max_lanes(shrink)\n",
         "",
+    ),
+    Mutant(
+        "scales of KV are as far apart as its numbers",
+        LAYOUT,
+        "engine/cpu/caches.py",
+        "self.step // dtype.itemsize, self.step // 4)",
+        "self.step // dtype.itemsize, self.step // dtype.itemsize)",
+    ),
+    Mutant(
+        "scales of values lie on those of keys",
+        LAYOUT,
+        "engine/cpu/caches.py",
+        "self._at += numbers * LANES * dtype.itemsize",
+        "self._at += numbers * LANES",
+    ),
+    Mutant(
+        "values of the next block are looked for among its keys",
+        LAYOUT,
+        "engine/cpu/attention_block.py",
+        "value_starts = _starts(places, kv.tile_step, value_size)",
+        "value_starts = _starts(places, kv.tile_step, size)",
+    ),
+    Mutant(
+        "tiles begin at the same lines of a cache",
+        LAYOUT,
+        "engine/cpu/caches.py",
+        "(-(-size // unit) | 1) * unit",
+        "-(-size // unit) * unit",
+    ),
+    Mutant(
+        "of a larger page one tile is copied",
+        LAYOUT,
+        "engine/cpu/page_bytes.py",
+        "yield _Rows(flat, number * step, each * step, cache.tile_bytes // 4)",
+        "yield _Rows(flat, 0, each * step, cache.tile_bytes // 4)",
     ),
 ]

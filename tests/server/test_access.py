@@ -62,7 +62,7 @@ def guarded(tmp_path_factory):
     keys = tmp_path_factory.mktemp("keys") / "keys.toml"
     keys.write_text(KEY_FILE)
     flags = ("--api-key", "first", "--admin-api-key", "root", "--api-key-file", str(keys), "--num-pages", "200",
-             "--max-connections-per-client", "40", "--header-timeout", "1", "--body-timeout", "2")  # fmt: skip
+             "--max-connections-per-client", "40", "--header-timeout", "3", "--body-timeout", "3")  # fmt: skip
     with running_server(*flags) as url:
         yield url
 
@@ -259,7 +259,7 @@ def test_a_prompt_that_can_not_fit_is_refused_before_it_is_tokenized(guarded):
     answer = complete(guarded, "client", prompt="a " * 1_500_000)
     assert answer.status_code == 400
     assert "maximum context length" in answer.json()["error"]["message"]
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < 10
 
 
 def test_outputs_of_a_request_are_bounded(guarded):
