@@ -3,6 +3,7 @@
 import numpy as np
 from numba import njit
 
+from freehold.engine.cpu.ascending import ascending
 from freehold.engine.cpu.simd import exp, load, mul, splat, store, sub
 
 LANES = 16
@@ -36,7 +37,9 @@ def mask(logits, legal):
 def _weights(logits, temperature):
     """exp((logit - max) / temperature), float32 [vocab]: the largest is 1."""
     size = len(logits)
-    highest = logits.max()
+    highest = np.float32(-np.inf)
+    for logit in logits:
+        highest = max(highest, logit)
     weights = np.empty(size, np.float32)
     top, scale = splat(highest), splat(np.float32(1) / temperature)
     whole = size - size % LANES
@@ -67,8 +70,18 @@ def _candidates(weights, total, top_k, top_p, min_p):
         else:
             bar = np.float32(0)
         cut = bar
-    ids = np.flatnonzero(weights >= cut)
-    return ids[np.argsort(-weights[ids], kind="mergesort")]
+    count = 0
+    for w in weights:
+        count += w >= cut
+    ids, keys, at = np.empty(count, np.int64), np.empty(count, np.float32), 0
+    for i in range(len(weights)):
+        if weights[i] >= cut:
+            ids[at], keys[at] = i, -weights[i]
+            at += 1
+    order = ascending(keys)
+    for k in range(count):
+        order[k] = ids[order[k]]
+    return order
 
 
 @njit(nogil=True, cache=True, error_model="numpy")

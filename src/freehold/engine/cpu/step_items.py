@@ -1,19 +1,20 @@
 """What the threads take of a step: tokens, items and parts of items (`items.py`).
 
 It is found anew for each step, so it is compiled: the kernels of a step of few tokens take no longer than some hundred
-calls of NumPy's.
+calls of NumPy's. Loops are written out: NumPy's functions take seconds each to compile.
 """
 
 import numpy as np
 from numba import njit
 
+from freehold.engine.cpu.ascending import ascending
 from freehold.engine.cpu.items import MANY, QUERIES, SEGMENT, TOGETHER, WHOLE
 from freehold.engine.cpu.softmax import KEYS
 
 ITEMS_SPLIT = 8  # with more of them, each thread has work without parts of items
 
 
-@njit(inline="always")
+@njit
 def _place_tokens(tables, page_size, rows, starts, counts):
     """-> their positions and slots"""
     total = np.sum(counts)
@@ -27,7 +28,7 @@ def _place_tokens(tables, page_size, rows, starts, counts):
     return positions, slots
 
 
-@njit(inline="always")
+@njit
 def _make_members(rows, starts, counts, threads):
     """A few tokens of a sequence each -> [4, members]: row, first token, count, first position; and the first member of
     each sequence."""
@@ -46,7 +47,7 @@ def _make_members(rows, starts, counts, threads):
     return members, firsts
 
 
-@njit(inline="always")
+@njit
 def _comes_before(tables, pages, one, other, rows, starts):
     """In an order in which sequences that begin with the same pages are neighbours: as far as columns 0, 1, 2, 4, 8 and
     so on tell."""
@@ -59,7 +60,7 @@ def _comes_before(tables, pages, one, other, rows, starts):
     return starts[one] < starts[other]
 
 
-@njit(inline="always")
+@njit
 def _common(tables, page_size, pages, one, other, rows, starts):
     """How many positions two sequences share, in whole blocks. No further than both have come: what lies beyond in a
     table is left from its last user."""
@@ -69,10 +70,11 @@ def _common(tables, page_size, pages, one, other, rows, starts):
     return min(column * page_size, min(starts[one], starts[other])) // KEYS * KEYS
 
 
-@njit(inline="always")
-def _group_singles(tables, page_size, rows, starts, singles):
-    """Sequences with one token each, ordered so that those which share pages are together -> how many each item has,
-    and how many positions they share. `singles` is put in order."""
+@njit
+def _group_singles(tables, page_size, rows, starts, singles, sizes, shared):
+    """Sequences with one token each, ordered so that those which share pages are together -> how many items they make.
+    `singles` is put in order; `sizes`, how many each item has, and `shared`, how many positions these share, are
+    written."""
     furthest = 0
     for i in range(len(singles)):
         furthest = max(furthest, starts[singles[i]])
@@ -88,71 +90,77 @@ def _group_singles(tables, page_size, rows, starts, singles):
         for k in range(i, low, -1):
             singles[k] = singles[k - 1]
         singles[low] = one
-    sizes, shared, items = np.ones(len(singles), np.int64), np.zeros(len(singles), np.int64), 0
+    items = 0
     for i in range(len(singles)):
         common = _common(tables, page_size, pages, singles[i - 1], singles[i], rows, starts) if i else 0
         if common and sizes[items - 1] < TOGETHER:
             shared[items - 1] = common if sizes[items - 1] == 1 else min(shared[items - 1], common)
             sizes[items - 1] += 1
         else:
+            sizes[items], shared[items] = 1, 0
             items += 1
-    return sizes[:items], shared[:items]
+    return items
 
 
-@njit(inline="always")
+@njit
 def _make_items(tables, page_size, rows, starts, counts, firsts, may_share):
     """-> the members of all items, how many each has, and how many positions they share"""
     count = firsts[-1]
-    order, sizes, shared = np.arange(count), np.ones(count, np.int64), np.zeros(count, np.int64)
-    if not may_share:
-        return order, sizes, shared
-    items = 0
+    order, sizes, shared = np.empty(count, np.int64), np.empty(count, np.int64), np.empty(count, np.int64)
+    items, alone = 0, 0
+    singles = np.empty(len(rows), np.int64)
     for i in range(len(rows)):
-        if counts[i] > 1:
-            for number in range(firsts[i], firsts[i + 1]):
-                order[items] = number
-                items += 1
-    singles = np.flatnonzero(counts == 1)
-    of_singles, common = _group_singles(tables, page_size, rows, starts, singles)
-    for i in range(len(singles)):
+        if may_share and counts[i] == 1:
+            singles[alone] = i
+            alone += 1
+            continue
+        for number in range(firsts[i], firsts[i + 1]):
+            order[items], sizes[items], shared[items] = number, 1, 0
+            items += 1
+    groups = _group_singles(tables, page_size, rows, starts, singles[:alone], sizes[items:], shared[items:])
+    for i in range(alone):
         order[items + i] = firsts[singles[i]]
-    sizes[items : items + len(common)], shared[items : items + len(common)] = of_singles, common
-    items += len(common)
-    return order, sizes[:items], shared[:items]
+    return order, sizes[: items + groups], shared[: items + groups]
 
 
-@njit(inline="always")
+@njit
 def _balance(members, order, sizes):
-    """In which order items are taken: the lightest and the heaviest take turns, since a thread takes a stretch of the
-    list, and each should have as much to do."""
-    work, at = np.zeros(len(sizes), np.int64), 0
+    """In which order items are taken, and where the members of each begin: the lightest and the heaviest take turns,
+    since a thread takes a stretch of the list, and each should have as much to do."""
+    work, begins, at = np.empty(len(sizes), np.int64), np.empty(len(sizes), np.int64), 0
     for i in range(len(sizes)):
-        for number in order[at : at + sizes[i]]:
+        work[i], begins[i] = 0, at
+        for k in range(at, at + sizes[i]):
+            number = order[k]
             work[i] += (members[3, number] + members[2, number]) * members[2, number]
         at += sizes[i]
-    ascending, turns = np.argsort(work, kind="mergesort"), np.empty(len(sizes), np.int64)
+    order_of_work, turns = ascending(work), np.empty(len(sizes), np.int64)
     for i in range(len(sizes)):
-        turns[i] = ascending[i // 2] if i % 2 == 0 else ascending[len(sizes) - 1 - i // 2]
-    return turns
+        turns[i] = order_of_work[i // 2 if i % 2 == 0 else len(sizes) - 1 - i // 2]
+    return turns, begins
 
 
-@njit(inline="always")
+@njit
 def _make_parts(members, firsts):
     """Of items whose members are in order. A few items with long contexts are split -> parts [3, parts], joined items
     [3, items], and how many queries are kept."""
     items = len(firsts) - 1
-    segments, queries = np.zeros(items, np.int64), np.zeros(items, np.int64)
+    segments, queries = np.empty(items, np.int64), np.empty(items, np.int64)
+    joins, count = 0, 0
     for item in range(items):
+        segments[item], queries[item] = 0, 0
         for number in range(firsts[item], firsts[item + 1]):
             end = members[3, number] + members[2, number]
             segments[item] = max(segments[item], (end + SEGMENT - 1) // SEGMENT)
             queries[item] += members[2, number]
-    is_split = np.zeros(items, np.bool_) if items > ITEMS_SPLIT else segments > 1
-    joins = int(np.sum(is_split))
-    parts = np.empty((3, items - joins + np.sum(segments * is_split)), np.int64)
+        if items > ITEMS_SPLIT:
+            segments[item] = 1
+        joins += segments[item] > 1
+        count += max(segments[item], 1)
+    parts = np.empty((3, count), np.int64)
     joined, kept, part, join = np.empty((3, joins), np.int64), 0, 0, 0
     for item in range(items):
-        if not is_split[item]:
+        if segments[item] <= 1:
             parts[0, part], parts[1, part], parts[2, part] = item, WHOLE, 0
             part += 1
             continue
@@ -164,15 +172,15 @@ def _make_parts(members, firsts):
     return parts, joined, kept
 
 
-@njit(inline="always")
+@njit
 def _all_whole(items):
-    parts = np.zeros((3, items), np.int64)
+    parts = np.empty((3, items), np.int64)
     for item in range(items):
-        parts[0, item], parts[1, item] = item, WHOLE
+        parts[0, item], parts[1, item], parts[2, item] = item, WHOLE, 0
     return parts, np.empty((3, 0), np.int64), 0
 
 
-@njit(inline="always")
+@njit
 def _describe(record, positions, slots, tables, firsts, shared, members, parts, joined):
     """The addresses of all of it."""
     of = record[0]
@@ -196,14 +204,15 @@ def divide(tables, page_size, rows, starts, counts, may_share, threads, record):
     positions, slots = _place_tokens(tables, page_size, rows, starts, counts)
     found, of_sequences = _make_members(rows, starts, counts, threads)
     order, sizes, common = _make_items(tables, page_size, rows, starts, counts, of_sequences, may_share)
-    turns, begins = _balance(found, order, sizes), np.cumsum(sizes) - sizes
-    members, firsts = np.empty_like(found), np.empty(len(sizes) + 1, np.int64)
+    turns, begins = _balance(found, order, sizes)
+    members, firsts = np.empty(found.shape, np.int64), np.empty(len(sizes) + 1, np.int64)
     shared, at = np.empty(len(sizes), np.int64), 0
     for i in range(len(sizes)):
         item = turns[i]
         firsts[i], shared[i] = at, common[item]
-        for number in order[begins[item] : begins[item] + sizes[item]]:
-            members[:, at] = found[:, number]
+        for k in range(begins[item], begins[item] + sizes[item]):
+            for field in range(4):
+                members[field, at] = found[field, order[k]]
             at += 1
     firsts[len(sizes)] = at
     parts, joined, kept = _make_parts(members, firsts) if may_share else _all_whole(len(sizes))
