@@ -9,7 +9,7 @@ SETUP := .venv/.setup
 $(SETUP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "Installing Freehold into .venv ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[test]'
 	@touch $@
 
 demo: $(SETUP)  ## Serve the bundled model to several clients at once, and show where its memory went
