@@ -49,6 +49,14 @@ def test_it_reads_what_the_reference_reads(file):
         np.testing.assert_array_equal(ours.data, np.asarray(tensor.data).view(np.uint8).ravel())
 
 
+def test_fields_are_what_they_were_when_the_file_was_opened(file):
+    fields, _ = read_layout(file)
+    before = dict(fields)
+    with file.open("r+b") as writing:
+        writing.write(bytes(200))
+    assert dict(fields) == before
+
+
 def test_a_file_that_is_cut_short_is_refused_wherever_it_is_cut(file, tmp_path):
     whole = file.read_bytes()
     for length in range(1, len(whole) - 12, 7):  # the last tensor is padded by 12 bytes

@@ -36,9 +36,10 @@ class _Rows(NamedTuple):
 
 
 @njit(nogil=True, cache=True)
-def _copy(source, pages, target, to, words, streams):
+def _copy(source, pages, target, to, streams):
     """Row to[i] of `target` becomes row pages[i] of `source`. With `streams` past the caches: there would be no use in
     reading what it overwrites, and whoever reads the pages next comes much later."""
+    words = source.words
     for i in range(len(pages)):
         at, out = source.begin + pages[i] * source.stride, target.begin + to[i] * target.stride
         if streams:
@@ -105,9 +106,9 @@ class PageBytes:
             begin += 4 * here.words
             streams = here.words % WORDS == 0 and here.is_aligned and there.is_aligned
             if is_gather:
-                _copy(here, pages, there, at, here.words, streams)
+                _copy(here, pages, there, at, streams)
             else:
-                _copy(there, at, here, pages, here.words, streams)
+                _copy(there, at, here, pages, streams)
         for tiles, tile_step, heads, size, lane_step, number_step in self._slots:
             width = heads * self._page_size * size * tiles.itemsize
             part = packed[:, begin : begin + width].view(tiles.dtype)

@@ -74,8 +74,8 @@ class _Cursor:
 
 
 class _Fields(Mapping[str, Any]):
-    """Metadata by name. Values are read from the file whenever they are asked for: those of a vocabulary would take
-    tens of megabytes."""
+    """Metadata by name. Values are made whenever they are asked for: those of a vocabulary would take tens of
+    megabytes."""
 
     def __init__(self, data: np.ndarray):
         self._data = data
@@ -86,6 +86,10 @@ class _Fields(Mapping[str, Any]):
         name = cursor.string()
         self._places[name] = cursor.at
         cursor.skip(cursor.scalar("I"))
+
+    def keep(self, size: int) -> None:
+        """All fields are known, and lie in so many bytes: copy these. The file may be written to."""
+        self._data = np.array(self._data[:size])
 
     def __getitem__(self, name: str) -> Any:
         cursor = _Cursor(self._data, self._places[name])
@@ -117,6 +121,7 @@ def read_layout(path: Path) -> tuple[Mapping[str, Any], dict[str, Tensor]]:
         raise ValueError(f"{path.name} is damaged: it ends before its description does") from None
     except (KeyError, ValueError) as error:
         raise ValueError(f"{path.name} can't be read as GGUF: {error}") from None
+    fields.keep(cursor.at)
     alignment = fields.get("general.alignment", ALIGNMENT)
     start = -(-cursor.at // alignment) * alignment
     tensors: dict[str, Tensor] = {}
