@@ -431,6 +431,13 @@ MUTANTS = [
         "            pass",
     ),
     Mutant(
+        "metadata is read from a file that somebody writes to",
+        "kinds of layers",
+        "models/loading/gguf_layout.py",
+        "    fields.keep(cursor.at)\n",
+        "",
+    ),
+    Mutant(
         "an expert of a GGUF file is another one",
         "kinds of layers",
         "models/loading/gguf_file.py",
