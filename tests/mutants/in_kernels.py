@@ -167,11 +167,11 @@ MUTANTS = [
         "self._at += numbers * LANES",
     ),
     Mutant(
-        "values of the next block are looked for among its keys",
+        "every head looks at the keys of the first",
         LAYOUT,
         "engine/cpu/attention_block.py",
-        "value_starts = _starts(places, kv.tile_step, value_size)",
-        "value_starts = _starts(places, kv.tile_step, size)",
+        "    own = places.head * size\n",
+        "    own = 0\n",
     ),
     Mutant(
         "tiles begin at the same lines of a cache",
