@@ -133,7 +133,7 @@ def main(names: list[str], share: slice, minutes: float) -> int:
             console.print(f"SURVIVED: {verdict.mutant.name}", highlight=False, markup=False, soft_wrap=True)
     late = len(chosen) - len(verdicts)
     console.print(f"{caught} of {len(verdicts)} mutants caught{f', no time for {late} more' if late else ''}")
-    return 0 if verdicts and caught == len(verdicts) else 1
+    return 0 if caught == len(verdicts) else 1
 
 
 if __name__ == "__main__":
