@@ -30,7 +30,7 @@ def content(cache, page) -> bytes:
     """What a page is, read slot by slot as the attention kernels do: scales, then numbers, of each layer."""
     slots = [divmod(page * cache.page_size + slot, 16) for slot in range(cache.page_size)]
     found = [states[page].tobytes() for states in cache.states]
-    layers = [(kv, one) for kv, one in zip(cache.kv, cache.layout.caches, strict=False)]
+    layers = list(zip(cache.kv, cache.layout.caches, strict=False))
     for kv, one in layers:
         for scales in (kv.key_scales, kv.value_scales):
             places = [tile * kv.scale_step + head * 16 + lane for head in range(one.head_count) for tile, lane in slots]

@@ -434,8 +434,8 @@ MUTANTS = [
         "metadata is read from a file that somebody writes to",
         "kinds of layers",
         "models/loading/gguf_layout.py",
-        "    fields.keep(cursor.at)\n",
-        "",
+        "_Fields(np.array(data[: cursor.at]), places)",
+        "_Fields(data, places)",
     ),
     Mutant(
         "an expert of a GGUF file is another one",

@@ -21,8 +21,8 @@ class Tokenizer:
     """A fast tokenizer with what the serving engine needs to know about its tokens.
 
     `pieces[t]` are the bytes of token t, special tokens included. `defaults` are the sampling values
-    that the model's authors recommend. `build` makes the fast tokenizer when the first text is encoded: it takes tens
-    of megabytes, and whoever has tokens only needs none.
+    that the model's authors recommend. `build` makes the fast tokenizer when the first text is encoded. It takes tens
+    of megabytes, and decoding does without.
     """
 
     build: Callable[[], FastTokenizer]

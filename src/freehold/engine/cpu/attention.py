@@ -257,8 +257,7 @@ BATCH = fields(
 ATTENTION = fields(
     "cos sin pairs rotary_start q_norm q_norm_size k_norm k_norm_size epsilon:f keys values key_scales value_scales"
     " scale_count tile_step scale_step page_size lookback scale:f cap:f sinks sink_count query_heads kv_heads size"
-    " value_size is_latent"
-    " qkv queries out batch"
+    " value_size is_latent qkv queries out batch"
 )
 """A layer: what no step changes, then its inputs, room for rotated queries, outputs, and a BATCH."""
 _BATCH = from_dtype(BATCH)

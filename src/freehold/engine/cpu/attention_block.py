@@ -121,7 +121,7 @@ def places_of(pages, start, end, head):
 
 @njit(inline="always")
 def _starts(places, step, size):
-    """Where they begin if tiles are `step` apart and a head's part has `size` numbers."""
+    """Where the head's parts of the four tiles begin. Tiles are `step` apart, and a part has `size` numbers."""
     own = places.head * size
     return places.first * step + own, places.second * step + own, places.third * step + own, places.fourth * step + own
 

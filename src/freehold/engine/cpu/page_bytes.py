@@ -51,26 +51,27 @@ def _copy(source, pages, target, to, streams):
 
 
 @njit(nogil=True, cache=True)
-def _copy_slots(tiles, tile_step, pages, page_size, heads, size, lane_step, number_step, packed, to, is_gather):
-    """Between slots of `tiles`, flat and `tile_step` apart, and `packed` [pages, heads * page_size * size]. In a tile a
-    head has `size` times 16 numbers: those of neighbouring lanes are `lane_step` apart, neighbouring numbers of a lane
-    `number_step`."""
+def _copy_slots(slots, pages, page_size, packed, to, is_gather):
+    """Between `slots` and `packed` [pages, heads * page_size * size]."""
+    tiles, size = slots.tiles, slots.size
     for i in range(len(pages)):
         for slot in range(page_size):
             position = pages[i] * page_size + slot
             tile, lane = position // LANES, position % LANES
-            for head in range(heads):
-                at = tile * tile_step + head * size * LANES + lane * lane_step
+            for head in range(slots.heads):
+                at = tile * slots.tile_step + head * size * LANES + lane * slots.lane_step
                 out = (head * page_size + slot) * size
                 for k in range(size):
                     if is_gather:
-                        packed[to[i], out + k] = tiles[at + k * number_step]
+                        packed[to[i], out + k] = tiles[at + k * slots.number_step]
                     else:
-                        tiles[at + k * number_step] = packed[to[i], out + k]
+                        tiles[at + k * slots.number_step] = packed[to[i], out + k]
 
 
 class _Slots(NamedTuple):
-    """Numbers of one kind in one layer: `size` for each head and slot."""
+    """Numbers of one kind in one layer: `size` for each head and slot. They lie in `tiles`, flat, which are `tile_step`
+    apart. In a tile a head has `size` times 16 numbers: those of neighbouring lanes are `lane_step` apart, neighbouring
+    numbers of a lane `number_step`."""
 
     tiles: Any
     tile_step: int
@@ -78,6 +79,9 @@ class _Slots(NamedTuple):
     size: int
     lane_step: int
     number_step: int
+
+    def page_bytes(self, page_size: int) -> int:
+        return self.heads * page_size * self.size * self.tiles.itemsize
 
 
 class PageBytes:
@@ -87,9 +91,8 @@ class PageBytes:
         self._page_size = cache.page_size
         self._rows = list(_rows_of(cache))
         self._slots = list(_slots_of(cache)) if not self._rows else []
-        self.page_bytes = 4 * sum(row.words for row in self._rows)
-        for part in self._slots:
-            self.page_bytes += part.heads * cache.page_size * part.size * part.tiles.itemsize
+        of_slots = sum(slots.page_bytes(cache.page_size) for slots in self._slots)
+        self.page_bytes = 4 * sum(row.words for row in self._rows) + of_slots
 
     def gather(self, pages: Int32, out: UInt8, to: Int32) -> None:
         """out[to[i]] = the bytes of page pages[i]."""
@@ -109,13 +112,11 @@ class PageBytes:
                 _copy(here, pages, there, at, streams)
             else:
                 _copy(there, at, here, pages, streams)
-        for tiles, tile_step, heads, size, lane_step, number_step in self._slots:
-            width = heads * self._page_size * size * tiles.itemsize
-            part = packed[:, begin : begin + width].view(tiles.dtype)
+        for slots in self._slots:
+            width = slots.page_bytes(self._page_size)
+            part = packed[:, begin : begin + width].view(slots.tiles.dtype)
             begin += width
-            _copy_slots(
-                tiles, tile_step, pages, self._page_size, heads, size, lane_step, number_step, part, at, is_gather
-            )
+            _copy_slots(slots, pages, self._page_size, part, at, is_gather)
 
 
 def _rows_of(cache: GroupCache) -> Iterator[_Rows]:

@@ -72,9 +72,8 @@ def _common(tables, page_size, pages, one, other, rows, starts):
 
 @njit
 def _group_singles(tables, page_size, rows, starts, singles, sizes, shared):
-    """Sequences with one token each, ordered so that those which share pages are together -> how many items they make.
-    `singles` is put in order; `sizes`, how many each item has, and `shared`, how many positions these share, are
-    written."""
+    """Put sequences with one token each in an order in which those that share pages are together -> how many items they
+    make. Writes how many sequences each item has to `sizes`, and how many positions these share to `shared`."""
     furthest = 0
     for i in range(len(singles)):
         furthest = max(furthest, starts[singles[i]])

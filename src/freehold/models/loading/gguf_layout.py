@@ -77,19 +77,9 @@ class _Fields(Mapping[str, Any]):
     """Metadata by name. Values are made whenever they are asked for: those of a vocabulary would take tens of
     megabytes."""
 
-    def __init__(self, data: np.ndarray):
+    def __init__(self, data: np.ndarray, places: dict[str, int]):
         self._data = data
-        self._places: dict[str, int] = {}
-
-    def read(self, cursor: _Cursor) -> None:
-        """Note where the next field is."""
-        name = cursor.string()
-        self._places[name] = cursor.at
-        cursor.skip(cursor.scalar("I"))
-
-    def keep(self, size: int) -> None:
-        """All fields are known, and lie in so many bytes: copy these. The file may be written to."""
-        self._data = np.array(self._data[:size])
+        self._places = places
 
     def __getitem__(self, name: str) -> Any:
         cursor = _Cursor(self._data, self._places[name])
@@ -109,19 +99,21 @@ def read_layout(path: Path) -> tuple[Mapping[str, Any], dict[str, Tensor]]:
     data = np.memmap(path, np.uint8, mode="r")
     if bytes(data[: len(MAGIC)]) != MAGIC:
         raise ValueError(f"{path.name} is not a GGUF file")
-    cursor, fields = _Cursor(data, len(MAGIC)), _Fields(data)
+    cursor, places = _Cursor(data, len(MAGIC)), dict[str, int]()
     try:
         version, tensor_count, field_count = cursor.scalar("I"), cursor.scalar("Q"), cursor.scalar("Q")
         if version not in VERSIONS:
             raise ValueError(f"version {version} is not supported ({VERSIONS} are)")
         for _ in range(field_count):
-            fields.read(cursor)
+            name = cursor.string()
+            places[name] = cursor.at
+            cursor.skip(cursor.scalar("I"))
         described = [_describe(cursor) for _ in range(tensor_count)]
     except (struct.error, OverflowError):
         raise ValueError(f"{path.name} is damaged: it ends before its description does") from None
     except (KeyError, ValueError) as error:
         raise ValueError(f"{path.name} can't be read as GGUF: {error}") from None
-    fields.keep(cursor.at)
+    fields = _Fields(np.array(data[: cursor.at]), places)  # a copy: the file may be written to
     alignment = fields.get("general.alignment", ALIGNMENT)
     start = -(-cursor.at // alignment) * alignment
     tensors: dict[str, Tensor] = {}
