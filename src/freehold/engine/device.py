@@ -107,6 +107,10 @@ class DeviceBackend(Backend[Any, Any, Any], Protocol):
         The next call may overwrite the result."""
         ...
 
+    def row_recorder(self, compute: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """The same for a function of rows, each by itself."""
+        ...
+
     @property
     def adaptable(self) -> Mapping[str, tuple[int, int]]:
         """The tensors that adapters may change, and their rows and columns."""

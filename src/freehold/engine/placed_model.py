@@ -46,6 +46,7 @@ class PlacedModel:
         """Compute with other weights of the same shape from now on."""
         self._decoder: Decoder[Any, Any, Any] = Decoder(checkpoint, self._backend, self._layouts)
         self._forward = self._backend.recorder(self._decoder.forward)
+        self._logits = self._backend.row_recorder(self._decoder.logits)
 
     @property
     def adaptable(self) -> Mapping[str, tuple[int, int]]:
@@ -89,5 +90,5 @@ class PlacedModel:
         return self._decoder.final(np.ascontiguousarray(hidden))
 
     def logits(self, hidden: Float32) -> Float32:
-        """[n, features] -> [n, vocab]"""
-        return self._decoder.logits(np.ascontiguousarray(hidden))
+        """[n, features] -> [n, vocab], which the next call may overwrite"""
+        return self._logits(np.ascontiguousarray(hidden))

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from freehold.arrays import Float32, Float64, Int32, Int64, ragged
+from freehold.arrays import Float32, Float64, Int32, Int64
 from freehold.config import EngineConfig
 from freehold.engine.adapters import AdapterRows, Adapters
 from freehold.engine.device import Device, PageBytes
@@ -121,22 +121,21 @@ class Runner:
             self._matchers.start(start)
             self._adapter_rows.start(start)
         work = self._sequences.take_up(step, *self._propose(step))
-        chosen = np.flatnonzero(work.samples)
-        masks = self._matchers.begin(work, chosen)
+        masks = self._matchers.begin(work)
         batch = self._model.batch(work.rows, work.starts, work.sizes, work.proposed)
         hidden = self._model.forward(work.tokens, batch, self._adapter_rows.parts(work.rows, work.sizes))
-        result = self._conclude(work, chosen, batch, hidden, None if masks is None else masks.result())
-        return replace(result, seconds=time.perf_counter() - started)
+        return self._conclude(work, batch, hidden, None if masks is None else masks.result(), started)
 
     def _propose(self, step: Step) -> tuple[Int32, Int64]:
         """-> drafts int32 [sequences, k], their counts [sequences]. What a grammar leaves no choice about comes first,
         else what is guessed."""
-        speculator, rows, limits = self._speculator, step.rows, self._sequences.room(step)
+        speculator, rows = self._speculator, step.rows
         if speculator is not None:
             if updates := step.page_updates[self._model.group_count :]:
                 speculator.update_pages(updates)
             for start in step.row_starts:
                 speculator.start(start)
+        limits = self._sequences.room(step) if step.drafts.any() else step.drafts
         if not limits.any():
             return np.zeros((len(rows), 0), np.int32), np.zeros(len(rows), np.int64)
         forced, counts = self._matchers.forced(rows, limits)
@@ -150,33 +149,38 @@ class Runner:
         return drafts, np.where(is_free, self._matchers.cut(rows, drafts, guesses), counts)
 
     def _conclude(
-        self, work: Work, chosen: Int64, batch: Any, hidden: Float32, masks: Masks | None
+        self, work: Work, batch: Any, hidden: Float32, masks: Masks | None, started: float
     ) -> StepResult:  # fmt: skip
-        """Sample for the sequences with indices `chosen` [n], append, and report how far each has come."""
-        counts = np.zeros(len(work.rows), np.int64)
-        tokens, logprobs = np.empty(0, np.int32), {}
-        refused = {} if masks is None else {int(chosen[i]): why for i, why in masks.refused.items()}
-        if len(chosen):
-            proposed = work.proposed[chosen]
-            wanted = proposed + 1
-            ends = np.cumsum(work.sizes)[chosen]
-            sequence, offset = ragged(wanted)
-            logits = self._model.logits(hidden[(ends - wanted)[sequence] + offset])
-            positions = work.starts[chosen] + work.counts[chosen]
-            rows = work.rows[chosen]
-            tokens, counts[chosen], logprobs = self._sampler.sample(
-                rows, positions, logits, work.drafts[chosen], proposed, masks
-            )
-            self._sequences.append(rows, counts[chosen], tokens)
-            self._matchers.advance(rows, counts[chosen], tokens)
+        """Sample, append, and report how far each sequence has come in a step that `started` then."""
+        counts, tokens, logprobs = np.zeros(len(work.rows), np.int64), np.empty(0, np.int32), {}
+        written = work.starts + work.counts
+        refused = {} if masks is None else {int(work.chosen[i]): why for i, why in masks.refused.items()}
+        if len(work.chosen):
+            of = slice(None) if len(work.chosen) == len(counts) else work.chosen
+            rows, drafts, proposed = work.rows[of], work.drafts[of], work.proposed[of]
+            logits = self._model.logits(hidden[work.sampled_at])
+            tokens, sampled, logprobs = self._sampler.sample(rows, written[of], logits, drafts, proposed, masks)
+            counts[of] = sampled
+            self._sequences.append(rows, sampled, tokens)
+            self._matchers.advance(rows, sampled, tokens)
         for i in refused:
             self._sequences.end(int(work.rows[i]))
-        written = work.starts + work.counts + np.maximum(counts - 1, 0)
+        if work.drafts.shape[1]:
+            written += np.maximum(counts - 1, 0)
         self._model.settle(batch, written)
         if self._speculator is not None:
             written = self._speculator.follow(self._sequences, work, hidden, written)
-        scores, pooled = self._scores(work, hidden), self._pooled(work, hidden)
-        return StepResult(tokens, counts, written, work.proposed, logprobs, scores, pooled, refused=refused)
+        scores, pooled = self._observe(work, hidden)
+        seconds = time.perf_counter() - started
+        return StepResult(tokens, counts, written, work.proposed, logprobs, scores, pooled, seconds, refused)
+
+    def _observe(
+        self, work: Work, hidden: Float32
+    ) -> tuple[dict[int, list[TokenLogprobs]], dict[int, tuple[int, Float64]]]:
+        """Scores and pooled states of the step's prompt tokens."""
+        if not self._sequences.observed:
+            return {}, {}
+        return self._scores(work, hidden), self._pooled(work, hidden)
 
     def _pooled(self, work: Work, hidden: Float32) -> dict[int, tuple[int, Float64]]:
         """Sums of hidden states of prompt tokens, by sequence."""

@@ -1,28 +1,35 @@
-"""What the engine knows of the sequences in its rows: their tokens and how far they may go."""
+"""What the engine knows of the sequences in its rows: their tokens and how far they may go.
+
+What each step does here is compiled: a step of one sequence is mostly waiting for Python, whose code and data the
+weights have driven from the caches, and one call of NumPy takes as long as all of it.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import numpy as np
+from numba import njit
 
-from freehold.arrays import Bool, Int32, Int64, ragged
+from freehold.arrays import Bool, Int32, Int64
 from freehold.step import NOT_SCORED, RowStart, Step
 
 
 @dataclass(frozen=True)
 class Work:
     """A step as it is really run: `counts[i]` given tokens of row `rows[i]` from position `starts[i]`, then
-    `proposed[i]` drafts. A count of 0 is a row that turned out to be full."""
+    `proposed[i]` drafts. A count of 0 is a row that turned out to be full. The sequences with indices `chosen` sample:
+    behind their last given token and each draft, which are `sampled_at` in `tokens`."""
 
     rows: Int64
     starts: Int64
     counts: Int64
-    samples: Bool
     decodes: Bool  # takes up its own last sample; the others are chunks of prompts
     proposed: Int64
     drafts: Int32  # [sequences, most proposed]
     tokens: Int32  # [sum of counts + proposed], flat
+    chosen: Int64
+    sampled_at: Int64
 
     @property
     def sizes(self) -> Int64:
@@ -39,6 +46,7 @@ class Sequences:
         self.prompt_length: Int64 = np.zeros(row_count, np.int64)
         self.scored_from: Int64 = np.full(row_count, NOT_SCORED, np.int64)
         self.pooled_from: Int64 = np.full(row_count, NOT_SCORED, np.int64)
+        self.observed: set[int] = set()  # rows of which prompt tokens are scored or pooled
 
     def start(self, start: RowStart) -> None:
         self.tokens[start.row, : len(start.tokens)] = start.tokens
@@ -47,6 +55,9 @@ class Sequences:
         self.prompt_length[start.row] = start.prompt_length
         self.scored_from[start.row] = start.scored_from
         self.pooled_from[start.row] = start.pooled_from
+        self.observed.discard(start.row)
+        if min(start.scored_from, start.pooled_from) < NOT_SCORED:
+            self.observed.add(start.row)
 
     def end(self, row: int) -> None:
         """Nothing more is computed for the sequence: steps that were planned before this was known find it full."""
@@ -54,9 +65,7 @@ class Sequences:
 
     def append(self, rows: Int64, counts: Int64, tokens: Int32) -> None:
         """`counts` [n] tokens for each of `rows` [n], flat."""
-        sequence, offset = ragged(counts)
-        self.tokens[rows[sequence], self.length[rows][sequence] + offset] = tokens
-        self.length[rows] += counts
+        _append(self.tokens, self.length, rows, counts, tokens)
 
     def pooled_range(self, row: int, start: int, end: int) -> tuple[int, int]:
         """Of the positions start .. end, those whose hidden states are to be added up."""
@@ -73,17 +82,54 @@ class Sequences:
 
     def take_up(self, step: Step, drafts: Int32, proposed: Int64) -> Work:
         """Continue rows where they really are, which the scheduler may not know yet."""
-        rows = step.rows
-        here, length = step.decodes, self.length[rows]
-        is_full = here & (length >= self.max_length[rows])
-        counts = np.where(is_full, 0, step.counts)
-        sizes = counts + proposed
-        begin = np.cumsum(sizes) - sizes
-        starts = np.where(here, length - 1, step.starts)
-        sequence, offset = ragged(counts)
-        tokens = np.empty(int(sizes.sum()), np.int32)
-        tokens[begin[sequence] + offset] = self.tokens[rows[sequence], starts[sequence] + offset]
-        for i in np.flatnonzero(proposed):
-            at = begin[i] + counts[i]
-            tokens[at : at + proposed[i]] = drafts[i, : proposed[i]]
-        return Work(rows, starts, counts, step.samples & ~is_full, here, proposed, drafts, tokens)
+        starts, counts, tokens, chosen, sampled_at = _take_up(
+            self.tokens, self.length, self.max_length, step.rows, step.decodes, step.starts, step.counts,
+            step.samples, np.ascontiguousarray(drafts), proposed,
+        )  # fmt: skip
+        return Work(step.rows, starts, counts, step.decodes, proposed, drafts, tokens, chosen, sampled_at)
+
+
+# Loops, not slices: those of Numba take seconds to compile.
+
+
+@njit(cache=True)
+def _append(tokens, length, rows, counts, new):
+    at = 0
+    for i in range(len(rows)):
+        row = rows[i]
+        for _ in range(counts[i]):
+            tokens[row, length[row]] = new[at]
+            length[row] += 1
+            at += 1
+
+
+@njit(cache=True)
+def _take_up(known, length, max_length, rows, decodes, planned_starts, planned_counts, samples, drafts, proposed):
+    """-> starts, counts, tokens, chosen, sampled_at of `Work`"""
+    starts, counts = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
+    total, choices, samplings = 0, 0, 0
+    for i in range(len(rows)):
+        here = length[rows[i]]
+        starts[i] = here - 1 if decodes[i] else planned_starts[i]
+        counts[i] = 0 if decodes[i] and here >= max_length[rows[i]] else planned_counts[i]
+        total += counts[i] + proposed[i]
+        if samples[i] and counts[i]:
+            choices += 1
+            samplings += 1 + proposed[i]
+    tokens = np.empty(total, np.int32)
+    chosen, sampled_at = np.empty(choices, np.int64), np.empty(samplings, np.int64)
+    at, choices, samplings = 0, 0, 0
+    for i in range(len(rows)):
+        for k in range(counts[i]):
+            tokens[at + k] = known[rows[i], starts[i] + k]
+        at += counts[i]
+        for k in range(proposed[i]):
+            tokens[at + k] = drafts[i, k]
+        if samples[i] and counts[i]:
+            chosen[choices] = i
+            choices += 1
+            for k in range(1 + proposed[i]):
+                sampled_at[samplings] = at - 1 + k
+                samplings += 1
+        at += proposed[i]
+    return starts, counts, tokens, chosen, sampled_at

@@ -23,7 +23,7 @@ from freehold.engine.cpu.onto import NOTHING, OUTPUT, Onto, onto_bias
 from freehold.engine.cpu.page_bytes import PageBytes
 from freehold.engine.cpu.pointwise import CLAMPED, GEGLU, NO_NORM, NORM, PLAINLY, SWIGLU, Preparation
 from freehold.engine.cpu.program import Count, Now, Operations
-from freehold.engine.cpu.recorder import Forward, NotRecorded, Recorder
+from freehold.engine.cpu.recorder import Forward, NotRecorded, Recorder, RowRecorder
 from freehold.engine.cpu.row_scaled import RowScaledMatrix, has_few_bits
 from freehold.engine.cpu.state_batch import StateBatch
 from freehold.models.backend import Attend, AttentionTensors, CachePlace, ExpertWeights, ScanTensors
@@ -144,6 +144,9 @@ class CpuBackend:
     def recorder(self, forward: Forward) -> Callable[[Int32, Sequence[Any]], Float32]:
         record = Recorder(self, forward)
         return lambda tokens, batch: record(tokens, batch, self._largest_heads)
+
+    def row_recorder(self, compute: Callable[[Float32], Float32]) -> Callable[[Float32], Float32]:
+        return RowRecorder(self, compute)
 
     @contextmanager
     def recording(self, program: Operations) -> Iterator[None]:

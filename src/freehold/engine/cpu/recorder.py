@@ -14,6 +14,7 @@ from freehold.engine.cpu.batch import CpuBatch
 from freehold.engine.cpu.program import Operations, Program
 
 TOKENS_MAX = 64  # of a step that is recorded: with more, Python takes less time than the operations
+ROWS_MAX = 4  # whose logits are recorded: each number of rows has room of its own for them
 
 Forward = Callable[[Int32, Sequence[Any]], Float32]
 
@@ -88,3 +89,41 @@ class Recorder:
             hidden = self._forward(tokens, places)
         program.end()
         return _Recorded(program, tokens, places, hidden)
+
+
+@dataclass
+class _RecordedRows:
+    program: Program
+    rows: Float32
+    result: Float32
+
+
+class RowRecorder:
+    """Does a function of rows, such as the product with the vocabulary. With few rows it is recorded."""
+
+    def __init__(self, backend: Recording, compute: Callable[[Float32], Float32]):
+        self._backend, self._compute = backend, compute
+        self._recorded: dict[int, _RecordedRows] = {}
+        self._is_possible = True
+
+    def __call__(self, rows: Float32) -> Float32:
+        """The next call may overwrite the result."""
+        if not self._is_possible or len(rows) > ROWS_MAX or self._backend.is_adapting:
+            return self._compute(rows)
+        found = self._recorded.get(len(rows))
+        if found is None:
+            try:
+                found = self._recorded[len(rows)] = self._record(rows.shape)
+            except NotRecorded:
+                self._is_possible = False
+                return self._compute(rows)
+        found.rows[:] = rows
+        found.program.run()
+        return found.result
+
+    def _record(self, shape: tuple[int, ...]) -> _RecordedRows:
+        program, rows = Program(), np.zeros(shape, np.float32)
+        with self._backend.recording(program):
+            result = self._compute(rows)
+        program.end()
+        return _RecordedRows(program, rows, result)

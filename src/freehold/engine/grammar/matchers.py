@@ -95,11 +95,12 @@ class Matchers:
             return None
         return row.matcher
 
-    def begin(self, work: Work, chosen: Int64) -> Future[Masks] | None:
-        """Compute what is legal for those sequences of `work` with indices `chosen` [n] at their next position, and
-        behind each of their drafts. None if none of them has a grammar."""
+    def begin(self, work: Work) -> Future[Masks] | None:
+        """Compute what is legal for the sequences of `work` that sample at their next position, and behind each of
+        their drafts. None if none of them has a grammar."""
         if not self._count:
             return None
+        chosen = work.chosen
         rows, drafts, proposed = work.rows[chosen], work.drafts[chosen], work.proposed[chosen]
         bound: Bool = np.array([self._rows[row] is not None for row in rows.tolist()], np.bool_)
         if not bound.any():
