@@ -137,7 +137,7 @@ class Runner:
                 speculator.start(start)
         limits = self._sequences.room(step) if step.drafts.any() else step.drafts
         if not limits.any():
-            return np.zeros((len(rows), 0), np.int32), np.zeros(len(rows), np.int64)
+            return np.zeros((len(rows), 0), np.int32), limits
         forced, counts = self._matchers.forced(rows, limits)
         if speculator is None:
             return forced, counts

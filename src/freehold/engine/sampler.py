@@ -73,6 +73,8 @@ class Sampler:
         randomness that is rejection sampling (Leviathan et al. 2023: accept with probability p(draft)), and
         because the random number belongs to the position, the very tokens are those of plain decoding.
         """
+        if masks is None and not drafts.shape[1] and all(self._rows[row] is None for row in rows.tolist()):
+            return logits.argmax(axis=1).astype(np.int32), np.ones(len(rows), np.int64), {}
         tokens: list[int] = []
         counts = np.zeros(len(rows), np.int64)
         logprobs: dict[int, TokenLogprobs] = {}

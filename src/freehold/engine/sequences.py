@@ -7,6 +7,7 @@ weights have driven from the caches, and one call of NumPy takes as long as all 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit
@@ -82,11 +83,21 @@ class Sequences:
 
     def take_up(self, step: Step, drafts: Int32, proposed: Int64) -> Work:
         """Continue rows where they really are, which the scheduler may not know yet."""
+        planned = _Planned(step.rows, step.decodes, step.starts, step.counts, step.samples)
         starts, counts, tokens, chosen, sampled_at = _take_up(
-            self.tokens, self.length, self.max_length, step.rows, step.decodes, step.starts, step.counts,
-            step.samples, np.ascontiguousarray(drafts), proposed,
-        )  # fmt: skip
+            self.tokens, self.length, self.max_length, planned, np.ascontiguousarray(drafts), proposed
+        )
         return Work(step.rows, starts, counts, step.decodes, proposed, drafts, tokens, chosen, sampled_at)
+
+
+class _Planned(NamedTuple):
+    """What a `Step` says of its sequences."""
+
+    rows: Int64
+    decodes: Bool
+    starts: Int64
+    counts: Int64
+    samples: Bool
 
 
 # Loops, not slices: those of Numba take seconds to compile.
@@ -104,14 +115,15 @@ def _append(tokens, length, rows, counts, new):
 
 
 @njit(cache=True)
-def _take_up(known, length, max_length, rows, decodes, planned_starts, planned_counts, samples, drafts, proposed):
+def _take_up(known, length, max_length, planned, drafts, proposed):
     """-> starts, counts, tokens, chosen, sampled_at of `Work`"""
+    rows, decodes, samples = planned.rows, planned.decodes, planned.samples
     starts, counts = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
     total, choices, samplings = 0, 0, 0
     for i in range(len(rows)):
         here = length[rows[i]]
-        starts[i] = here - 1 if decodes[i] else planned_starts[i]
-        counts[i] = 0 if decodes[i] and here >= max_length[rows[i]] else planned_counts[i]
+        starts[i] = here - 1 if decodes[i] else planned.starts[i]
+        counts[i] = 0 if decodes[i] and here >= max_length[rows[i]] else planned.counts[i]
         total += counts[i] + proposed[i]
         if samples[i] and counts[i]:
             choices += 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numba
 import numpy as np
@@ -14,8 +14,7 @@ from freehold.engine.cpu.operation import address
 from freehold.engine.cpu.step_items import divide
 
 
-@dataclass(frozen=True)
-class CpuBatch:
+class CpuBatch(NamedTuple):
     """Item i has members `item_members[i]` up to `item_members[i + 1]`, which share their first `item_shared[i]`
     positions, a multiple of 64. `members`: rows of `Members`; the segments that are parts have `kept_queries` queries
     together. `record`: what operations are told, a BATCH."""

@@ -99,7 +99,8 @@ class _RecordedRows:
 
 
 class RowRecorder:
-    """Does a function of rows, such as the product with the vocabulary. With few rows it is recorded."""
+    """Does a function of rows that adapters don't change: the product with the vocabulary. With few rows it is
+    recorded."""
 
     def __init__(self, backend: Recording, compute: Callable[[Float32], Float32]):
         self._backend, self._compute = backend, compute
@@ -108,7 +109,7 @@ class RowRecorder:
 
     def __call__(self, rows: Float32) -> Float32:
         """The next call may overwrite the result."""
-        if not self._is_possible or len(rows) > ROWS_MAX or self._backend.is_adapting:
+        if not self._is_possible or len(rows) > ROWS_MAX:
             return self._compute(rows)
         found = self._recorded.get(len(rows))
         if found is None:
