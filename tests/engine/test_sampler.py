@@ -1,5 +1,7 @@
 """Choosing tokens: what each filter leaves, distributions, penalties, seeds."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -77,6 +79,22 @@ def test_a_seeded_draw_depends_on_seed_and_position_alone():
     one = [sample(params, row, position, seed=1)[0] for position in range(3, 40)]
     assert one == [sample(params, row, position, seed=1)[0] for position in range(3, 40)]
     assert one != [sample(params, row, position, seed=2)[0] for position in range(3, 40)]
+
+
+def test_rows_of_a_step_choose_as_each_does_alone():
+    """Whatever their neighbours ask for."""
+    asked = [SamplingParams(temperature=0), SamplingParams(temperature=2.0), SamplingParams(temperature=0, logprobs=2)]
+    drafts, proposed = np.zeros((2, 0), np.int32), np.zeros(2, np.int64)
+    for pair in itertools.product(asked, repeat=2):
+        sampler, rows = Sampler(2, VOCAB, drawing), np.stack([logits(1), logits(2)])
+        for row, params in enumerate(pair):
+            sampler.start(start(row, params))
+        for position in range(3, 20):
+            chosen, counts, _ = sampler.sample(
+                np.arange(2), np.full(2, position), rows.copy(), drafts, proposed
+            )  # fmt: skip
+            assert counts.tolist() == [1, 1]
+            assert chosen.tolist() == [sample(*one, position)[0] for one in zip(pair, rows, strict=True)]
 
 
 def test_penalties_count_the_output_as_it_grows():
