@@ -1,7 +1,7 @@
 """What the engine knows of the sequences in its rows: their tokens and how far they may go.
 
-What each step does here is compiled: a step of one sequence is mostly waiting for Python, whose code and data the
-weights have driven from the caches, and one call of NumPy takes as long as all of it.
+What each step does here is compiled. The weights of the step before have driven Python's code and data from the caches,
+and then one call of NumPy takes as long as all of this.
 """
 
 from __future__ import annotations
@@ -108,6 +108,7 @@ def _append(tokens, length, rows, counts, new):
     at = 0
     for i in range(len(rows)):
         row = rows[i]
+        assert length[row] + counts[i] <= tokens.shape[1]
         for _ in range(counts[i]):
             tokens[row, length[row]] = new[at]
             length[row] += 1
@@ -124,6 +125,8 @@ def _take_up(known, length, max_length, planned, drafts, proposed):
         here = length[rows[i]]
         starts[i] = here - 1 if decodes[i] else planned.starts[i]
         counts[i] = 0 if decodes[i] and here >= max_length[rows[i]] else planned.counts[i]
+        assert 0 <= starts[i] <= known.shape[1] - counts[i]
+        assert proposed[i] <= drafts.shape[1]
         total += counts[i] + proposed[i]
         if samples[i] and counts[i]:
             choices += 1

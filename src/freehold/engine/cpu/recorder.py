@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from freehold.engine.cpu.program import Operations, Program
 TOKENS_MAX = 64  # of a step that is recorded: with more, Python takes less time than the operations
 ROWS_MAX = 4  # whose logits are recorded: each number of rows has room of its own for them
 
+T = TypeVar("T")
 Forward = Callable[[Int32, Sequence[Any]], Float32]
 
 
@@ -50,37 +51,46 @@ class _Recorded:
     hidden: Float32
 
 
+class _Recordings(Generic[T]):
+    """What was recorded, by the number of rows."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, T] = {}
+        self._is_possible = True
+
+    def of(self, count: int, record: Callable[[], T]) -> T | None:
+        """That of `count` rows, which is recorded if it was not yet. None if it can't be."""
+        if count not in self._of and self._is_possible:
+            try:
+                self._of[count] = record()
+            except NotRecorded:
+                self._is_possible = False
+        return self._of.get(count)
+
+
 class Recorder:
     """Does forward passes. One with few tokens is recorded, unless adapters change it or the model has states, experts
     or whatever else is no operation."""
 
     def __init__(self, backend: Recording, forward: Forward):
         self._backend, self._forward = backend, forward
-        self._recorded: dict[int, _Recorded] = {}
-        self._is_possible = True
+        self._recordings: _Recordings[_Recorded] = _Recordings()
 
     def __call__(self, tokens: Int32, batch: Sequence[Any], heads: Sequence[tuple[int, int]]) -> Float32:
         """-> hidden states, which the next call may overwrite. `heads`: of each cache group, the most heads and numbers
         of a value that a layer has."""
-        if len(tokens) > TOKENS_MAX or not self._can_record(batch) or self._backend.is_adapting:
+        are_recorded = all(isinstance(one, CpuBatch) for one in batch)
+        if len(tokens) > TOKENS_MAX or not are_recorded or self._backend.is_adapting:
             return self._forward(tokens, batch)
-        found = self._recorded.get(len(tokens))
+        found = self._recordings.of(len(tokens), lambda: self._record(len(tokens), len(batch)))
         if found is None:
-            try:
-                found = self._record(len(tokens), len(batch))
-            except NotRecorded:
-                self._is_possible = False
-                return self._forward(tokens, batch)
-            self._recorded[len(tokens)] = found
+            return self._forward(tokens, batch)
         found.tokens[:] = tokens
         for place, one, (count, size) in zip(found.places, batch, heads, strict=True):
             one.make_room(count, size)
             place.record[:] = one.record
         found.program.run()
         return found.hidden
-
-    def _can_record(self, batch: Sequence[Any]) -> bool:
-        return self._is_possible and all(isinstance(one, CpuBatch) for one in batch)
 
     def _record(self, count: int, groups: int) -> _Recorded:
         program, tokens = Program(), np.zeros(count, np.int32)
@@ -104,20 +114,15 @@ class RowRecorder:
 
     def __init__(self, backend: Recording, compute: Callable[[Float32], Float32]):
         self._backend, self._compute = backend, compute
-        self._recorded: dict[int, _RecordedRows] = {}
-        self._is_possible = True
+        self._recordings: _Recordings[_RecordedRows] = _Recordings()
 
     def __call__(self, rows: Float32) -> Float32:
         """The next call may overwrite the result."""
-        if not self._is_possible or len(rows) > ROWS_MAX:
-            return self._compute(rows)
-        found = self._recorded.get(len(rows))
+        found = None
+        if len(rows) <= ROWS_MAX:
+            found = self._recordings.of(len(rows), lambda: self._record(rows.shape))
         if found is None:
-            try:
-                found = self._recorded[len(rows)] = self._record(rows.shape)
-            except NotRecorded:
-                self._is_possible = False
-                return self._compute(rows)
+            return self._compute(rows)
         found.rows[:] = rows
         found.program.run()
         return found.result
