@@ -253,9 +253,8 @@ def work_of(chains) -> Work:
     drafts = np.zeros((len(chains), max(proposed)), np.int32)
     for i, chain in enumerate(chains):
         drafts[i, : len(chain)] = chain
-    one = np.ones(len(chains), np.int64)
-    is_any = one.astype(bool)
-    return Work(np.arange(len(chains)), one, one, is_any, is_any, proposed, drafts, np.zeros(0, np.int32))
+    rows, one = np.arange(len(chains)), np.ones(len(chains), np.int64)
+    return Work(rows, one, one, one.astype(bool), proposed, drafts, np.zeros(0, np.int32), rows, np.zeros(0, np.int64))
 
 
 def test_each_draft_has_the_mask_of_what_stands_before_it():
@@ -267,7 +266,7 @@ def test_each_draft_has_the_mask_of_what_stands_before_it():
         compiled = source.result(Constraint(f"start: /{text}[0-9]*/", "regex"))
         nothing = np.zeros(0, np.int32)
         matchers.start(RowStart(row, SamplingParams(), 0, nothing, 100, (), 1 << 30, grammar=compiled))
-    pending = matchers.begin(work_of([list(text.encode()) for text in texts]), np.arange(len(texts)))
+    pending = matchers.begin(work_of([list(text.encode()) for text in texts]))
     masks = pending.result()
     for row, text in enumerate(texts):
         matcher = source.result(Constraint(f"start: /{text}[0-9]*/", "regex")).matcher()
@@ -285,7 +284,7 @@ def started(*texts) -> Matchers:
         start = RowStart(row, SamplingParams(), 0, np.zeros(0, np.int32), 100, (), 1 << 30, grammar=compiled)
         matchers.start(start)
     assert not matchers.forced(np.arange(len(texts)), np.full(len(texts), 8))[1].any(), "nothing is known yet"
-    matchers.begin(work_of([[] for _ in texts]), np.arange(len(texts))).result()
+    matchers.begin(work_of([[] for _ in texts])).result()
     return matchers
 
 

@@ -47,7 +47,7 @@ def own_logits(folder, tokens: list[int], chunks: list[int]) -> np.ndarray:
     logits, at = [], 0
     for count in chunks:
         batch = model.batch(np.array([0]), np.array([at]), np.array([count]))
-        logits.append(model.logits(model.forward(np.array(tokens[at : at + count], np.int32), batch)))
+        logits.append(model.logits(model.forward(np.array(tokens[at : at + count], np.int32), batch)).copy())
         at += count
     assert at == len(tokens)
     return np.concatenate(logits)
