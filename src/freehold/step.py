@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from freehold.adapter import Adapter
 from freehold.arrays import Bool, Float64, Int32, Int64, ragged
@@ -33,6 +33,17 @@ class RowStart:
     adapter: Adapter | None = None  # what computes beside the model
 
 
+class Planned(NamedTuple):
+    """What a `Step` says of its sequences, for compiled code."""
+
+    rows: Int64
+    starts: Int64
+    counts: Int64
+    samples: Bool
+    drafts: Int64
+    decodes: Bool
+
+
 @dataclass(frozen=True)
 class Step:
     """`counts[i]` new tokens for the sequence in row `rows[i]`, then at most `drafts[i]` proposed ones.
@@ -54,6 +65,10 @@ class Step:
     row_starts: list[RowStart] = field(default_factory=list[RowStart])
     # For each cache group (rows, columns, pages): writes to the engine's page tables, in order.
     page_updates: list[tuple[Int32, Int32, Int32]] = field(default_factory=list[tuple[Int32, Int32, Int32]])
+
+    @property
+    def planned(self) -> Planned:
+        return Planned(self.rows, self.starts, self.counts, self.samples, self.drafts, self.decodes)
 
 
 @dataclass(frozen=True)

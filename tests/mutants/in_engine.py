@@ -130,7 +130,7 @@ MUTANTS = [
         "here - 1",
     ),
     Mutant(
-        "prompts that are scored later than others are not",
+        "prompts are scored only where they are pooled, too",
         "the engine",
         "engine/sequences.py",
         "if min(start.scored_from, start.pooled_from) < NOT_SCORED:",

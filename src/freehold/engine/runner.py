@@ -135,7 +135,7 @@ class Runner:
                 speculator.update_pages(updates)
             for start in step.row_starts:
                 speculator.start(start)
-        limits = self._sequences.room(step) if step.drafts.any() else step.drafts
+        limits = self._sequences.room(step)
         if not limits.any():
             return np.zeros((len(rows), 0), np.int32), limits
         forced, counts = self._matchers.forced(rows, limits)
@@ -156,7 +156,7 @@ class Runner:
         written = work.starts + work.counts
         refused = {} if masks is None else {int(work.chosen[i]): why for i, why in masks.refused.items()}
         if len(work.chosen):
-            of = slice(None) if len(work.chosen) == len(counts) else work.chosen
+            of = work.chosen
             rows, drafts, proposed = work.rows[of], work.drafts[of], work.proposed[of]
             logits = self._model.logits(hidden[work.sampled_at])
             tokens, sampled, logprobs = self._sampler.sample(rows, written[of], logits, drafts, proposed, masks)
@@ -165,8 +165,7 @@ class Runner:
             self._matchers.advance(rows, sampled, tokens)
         for i in refused:
             self._sequences.end(int(work.rows[i]))
-        if work.drafts.shape[1]:
-            written += np.maximum(counts - 1, 0)
+        written += np.maximum(counts - 1, 0)
         self._model.settle(batch, written)
         if self._speculator is not None:
             written = self._speculator.follow(self._sequences, work, hidden, written)

@@ -1,13 +1,12 @@
 """What the engine knows of the sequences in its rows: their tokens and how far they may go.
 
-What each step does here is compiled. The weights of the step before have driven Python's code and data from the caches,
-and then one call of NumPy takes as long as all of this.
+What runs in every step is compiled. A step's weights evict Python's code and data from the processor's caches, so that
+calls of NumPy are slow between steps.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numba import njit
@@ -19,8 +18,8 @@ from freehold.step import NOT_SCORED, RowStart, Step
 @dataclass(frozen=True)
 class Work:
     """A step as it is really run: `counts[i]` given tokens of row `rows[i]` from position `starts[i]`, then
-    `proposed[i]` drafts. A count of 0 is a row that turned out to be full. The sequences with indices `chosen` sample:
-    behind their last given token and each draft, which are `sampled_at` in `tokens`."""
+    `proposed[i]` drafts. A count of 0 is a row that turned out to be full. The sequences with indices `chosen`
+    are sampled for, behind the tokens at `sampled_at` in `tokens`: the last given one and the drafts of each."""
 
     rows: Int64
     starts: Int64
@@ -78,26 +77,17 @@ class Sequences:
 
     def room(self, step: Step) -> Int64:
         """How many drafts each sequence of the step may have, int64 [sequences]."""
+        if not step.drafts.any():
+            return step.drafts
         room = self.max_length[step.rows] - self.length[step.rows] - 1
         return np.where(step.decodes, np.clip(step.drafts, 0, np.maximum(room, 0)), 0)
 
     def take_up(self, step: Step, drafts: Int32, proposed: Int64) -> Work:
         """Continue rows where they really are, which the scheduler may not know yet."""
-        planned = _Planned(step.rows, step.decodes, step.starts, step.counts, step.samples)
         starts, counts, tokens, chosen, sampled_at = _take_up(
-            self.tokens, self.length, self.max_length, planned, np.ascontiguousarray(drafts), proposed
+            self.tokens, self.length, self.max_length, step.planned, np.ascontiguousarray(drafts), proposed
         )
         return Work(step.rows, starts, counts, step.decodes, proposed, drafts, tokens, chosen, sampled_at)
-
-
-class _Planned(NamedTuple):
-    """What a `Step` says of its sequences."""
-
-    rows: Int64
-    decodes: Bool
-    starts: Int64
-    counts: Int64
-    samples: Bool
 
 
 # Loops, not slices: those of Numba take seconds to compile.

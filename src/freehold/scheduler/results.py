@@ -116,7 +116,7 @@ class Results:
             self._memory.publish(request.lease, self._running.tokens[row, :length], request.priority)
 
     def _learn(self, rows: Int64, proposed: Int64, counts: Int64) -> None:
-        if self._drafts is None or not self._drafts.drafts(rows):
+        if self._drafts is None or not self._drafts.may_draft(rows):
             return
         tried = proposed > 0
         # The last token of a verification is the model's own.

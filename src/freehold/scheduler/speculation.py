@@ -33,15 +33,15 @@ class DraftBudget:
         self._tried[row] = PRIOR_WEIGHT
         self._right[row] = PRIOR_WEIGHT * PRIOR_ACCEPTANCE
 
-    def drafts(self, rows: Int64) -> bool:
+    def may_draft(self, rows: Int64) -> bool:
         """Whether one of `rows` [n] may ever have drafts."""
         return self._cost.limit > 0 or bool(self._forced[rows].any())
 
     def choose(self, rows: Int64, step_tokens: int) -> Int64:
         """Drafts for each of `rows` [n], when the step computes `step_tokens` without them."""
+        if not self.may_draft(rows):
+            return np.zeros(len(rows), np.int64)
         limit, forced = self._cost.limit, self._forced[rows]
-        if not self.drafts(rows):
-            return forced
         rate = np.log(np.clip(self._right[rows] / self._tried[rows], 1e-3, 0.999))
         bar = step_tokens / (step_tokens + self._cost.overhead_tokens)
         chosen = np.minimum(np.log(bar) / rate, forced)

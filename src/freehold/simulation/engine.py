@@ -26,7 +26,6 @@ from freehold.simulation.model import (
     WRONG_KV,
     WRONG_START,
     Answers,
-    Planned,
     Rules,
     Sequences,
     SimulatedGrammar,
@@ -225,11 +224,10 @@ class SimulatedEngine:
         tokens = np.zeros(int((step.samples * (1 + step.drafts)).sum()), np.int32)
         counts, written, proposed = (np.zeros(size, np.int64) for _ in range(3))
         refused = np.zeros(size, np.bool_)
-        planned = Planned(step.rows, step.starts, step.counts, step.samples, step.drafts, step.decodes)
         slots = Slots(self._slots, self._lookbacks, shape.page_size)
         rules = Rules(self.weights, shape.vocab_size, int(shape.draft_rate * 100), shape.eos_token)
         answers = Answers(tokens, counts, written, proposed, refused)
-        verdict, row, position, group = run_step(planned, slots, self._sequences, rules, answers)
+        verdict, row, position, group = run_step(step.planned, slots, self._sequences, rules, answers)
         if verdict != OK:
             self._raise(step, verdict, row, position, group)
         tokens = tokens[: int(counts.sum())]

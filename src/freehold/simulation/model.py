@@ -150,17 +150,6 @@ class Rules(NamedTuple):
     eos: int
 
 
-class Planned(NamedTuple):
-    """A step, by sequence of it."""
-
-    rows: Any
-    starts: Any
-    counts: Any
-    samples: Any
-    drafts: Any
-    decodes: Any
-
-
 class Answers(NamedTuple):
     """What a step gives: tokens of all sequences, one after the other, and the rest by sequence."""
 

@@ -79,8 +79,8 @@ class Recorder:
     def __call__(self, tokens: Int32, batch: Sequence[Any], heads: Sequence[tuple[int, int]]) -> Float32:
         """-> hidden states, which the next call may overwrite. `heads`: of each cache group, the most heads and numbers
         of a value that a layer has."""
-        are_recorded = all(isinstance(one, CpuBatch) for one in batch)
-        if len(tokens) > TOKENS_MAX or not are_recorded or self._backend.is_adapting:
+        has_states = not all(isinstance(one, CpuBatch) for one in batch)
+        if len(tokens) > TOKENS_MAX or has_states or self._backend.is_adapting:
             return self._forward(tokens, batch)
         found = self._recordings.of(len(tokens), lambda: self._record(len(tokens), len(batch)))
         if found is None:
@@ -118,9 +118,9 @@ class RowRecorder:
 
     def __call__(self, rows: Float32) -> Float32:
         """The next call may overwrite the result."""
-        found = None
-        if len(rows) <= ROWS_MAX:
-            found = self._recordings.of(len(rows), lambda: self._record(rows.shape))
+        if len(rows) > ROWS_MAX:
+            return self._compute(rows)
+        found = self._recordings.of(len(rows), lambda: self._record(rows.shape))
         if found is None:
             return self._compute(rows)
         found.rows[:] = rows
