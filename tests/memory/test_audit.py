@@ -3,30 +3,34 @@
 import numpy as np
 import pytest
 
-from freehold.memory import AuditError, Memory, MemoryShape, PinKind
+from freehold.memory import AuditError, CacheGroup, Memory, MemoryShape, PinKind, Retention
 from freehold.memory.audit import NODES_AT_ONCE
 from freehold.memory.ledger import owner as owners
 
 
-def prompt(first: int, count: int = 11) -> np.ndarray:
+def prompt(first: int, count: int = 19) -> np.ndarray:
     return np.arange(first, first + count, dtype=np.int32)
 
 
 def busy_memory(prefixes: int = 3) -> Memory:
-    """Prefixes, a parked tail, a pin, pages in limbo, and two open leases of which one shares."""
-    memory = Memory(MemoryShape(8 * prefixes + 40, 4, 8, 64))
+    """Prefixes of two tenants, a parked tail, a pin, a hint, pages in limbo, two open leases of which one shares, and
+    beside them a window."""
+    window = CacheGroup("window", lookback=5, page_count=8 * prefixes + 80)
+    memory = Memory(MemoryShape(8 * prefixes + 80, 4, 8, 64, groups=(CacheGroup(), window), tenant_quota=0.5))
 
-    def compute(tokens):
-        lease = memory.leases.open(memory.match("", tokens))
+    def compute(tokens, salt=""):
+        lease = memory.leases.open(memory.match(salt, tokens))
         lease.extend(len(tokens) - lease.committed)
         lease.commit(len(tokens) - lease.committed)
         memory.publish(lease, tokens)
         return lease
 
     for i in range(prefixes):
-        lease = compute(prompt(100 * i))
+        lease = compute(prompt(100 * i), "other" if i == 2 else "")
         if i == 0:
             memory.park(lease, "session", prompt(0))
+        if i == 2:
+            memory.retain(lease, Retention(50), 0.0)
         lease.release()
     memory.pin("kept", "", prompt(100), None)
     compute(prompt(5000))
@@ -37,11 +41,12 @@ def busy_memory(prefixes: int = 3) -> Memory:
     ending.release()
     counts = memory.counts()
     assert all((counts.free, counts.limbo, counts.lease, counts.tail, counts.pinned, counts.tree)), counts
+    assert memory.tree.hints.page_count
     return memory
 
 
 def evictable(memory: Memory):
-    return next(node for node in memory.tree.nodes() if node.evictable)
+    return next(node for node in memory.tree.nodes() if node.evictable and not node.level)
 
 
 def pinned(memory: Memory):
@@ -84,8 +89,40 @@ def forget_a_pin(memory):
     node.holds -= 1
 
 
+def pin_a_stranger(memory):
+    memory.tree._nodes[99_999] = memory.tree._nodes.pop(pinned(memory).serial)
+
+
 def lose_a_candidate(memory):
-    evictable(memory).queued = False
+    memory.tree.candidates.forget(evictable(memory))
+
+
+def lose_an_entry(memory):
+    """The node counts as queued, and eviction never meets it."""
+    for queue in memory.tree.candidates.heaps():
+        if evictable(memory) in queue:
+            queue._heap = [entry for entry in queue._heap if entry[2] is not evictable(memory)]
+
+
+def forget_a_level(memory):
+    memory.tree.hints.fading.forget(next(node for node in memory.tree.nodes() if node.level > 0))
+
+
+def orphan(memory):
+    node = evictable(memory)
+    node.parent.children.clear()
+
+
+def lose_a_row(memory):
+    memory.leases._free_rows.pop()
+
+
+def free_a_row_twice(memory):
+    memory.leases._free_rows.append(memory.leases._free_rows[0])
+
+
+def register_a_row(memory):
+    memory.leases.owner[memory.leases._free_rows[0]] = owners.lease(99)
 
 
 def lose_a_page_of_a_node(memory):
@@ -114,31 +151,63 @@ def change_the_ledger(memory):
     memory.pools[0].owner[evictable(memory).pages[0][0]] = owners.node(9999)
 
 
-def count(part):
+def count(part, name="page_count"):
     def wrong(memory):
-        part(memory.tree).page_count += 1
+        found = part(memory)
+        setattr(found, name, getattr(found, name) + 1)
 
     return wrong
+
+
+def read_too_often(memory):
+    bounded = memory.tree.bounded[0]
+    bounded.readers[bounded.readers.argmax()] += 1
+
+
+def unread(memory, queue):
+    bounded = memory.tree.bounded[0]
+    queue(bounded).forget(next(node for node in queue(bounded) if len(bounded.inner_columns(node))))
+
+
+def give_a_tenant_a_page(memory):
+    memory.tree.candidates.page_counts["other"] += 1
 
 
 WRONGS = {
     "another page": (name_another_page, "does not name the tree's pages"),
     "committed": (commit_too_much, "lease"),
     "shared": (share_less, "shares"),
-    "holds": (hold_too_often, r"counted \d holds"),
+    "holds": (hold_too_often, "tree counts .* held"),
     "lease pins": (pin_too_often, "lease pins"),
     "operator pins": (lambda memory: pin_too_often(memory, PinKind.OPERATOR), "operator pins"),
-    "a pin forgotten": (forget_a_pin, r"counted \d holds"),
+    "a pin forgotten": (forget_a_pin, "lease pins"),
+    "kept": (lambda memory: setattr(pinned(memory), "kept", 7), "7 of operators"),
+    "kept pages": (count(lambda memory: memory.tree.holds, "kept_page_count"), "tree counts"),
+    "a stranger": (pin_a_stranger, "tree counts"),
     "candidates": (lose_a_candidate, "not a candidate"),
-    "pages of a node": (lose_a_page_of_a_node, "1 pages for 8 tokens"),
+    "entries": (lose_an_entry, "can come out of it"),
+    "levels": (forget_a_level, "nothing will lower it"),
+    "children": (orphan, "disagree"),
+    "pages of a node": (lose_a_page_of_a_node, "3 pages for 16 tokens"),
     "free and held": (free_what_is_held, "held by both"),
     "named twice": (name_a_page_twice, "held by both"),
-    "limbo": (lose_limbo, "held by nobody"),
-    "tails": (lose_a_tail, "held by nobody"),
+    "limbo": (lose_limbo, "unclaimed"),
+    "limbo count": (count(lambda memory: memory.pools[0], "limbo_count"), "counted along the way"),
+    "free count": (lambda memory: setattr(memory.pools[0], "free_count", 3), "unclaimed"),
+    "tails": (lose_a_tail, "unclaimed"),
     "ledger": (change_the_ledger, "registered to node 9999"),
-    "pages": (count(lambda tree: tree), "tree counts"),
-    "held pages": (count(lambda tree: tree.holds), "tree counts"),
-    "retained pages": (count(lambda tree: tree.hints), "tree counts"),
+    "pages": (count(lambda memory: memory.tree), "tree counts"),
+    "held pages": (count(lambda memory: memory.tree.holds), "tree counts"),
+    "retained pages": (count(lambda memory: memory.tree.hints), "tree counts"),
+    "tenants": (give_a_tenant_a_page, "tenants have"),
+    "a row lost": (lose_a_row, "0 times"),
+    "a row twice": (free_a_row_twice, "2 times"),
+    "a row registered": (register_a_row, "is registered to lease 99"),
+    "readers": (read_too_often, "readers"),
+    "borrowed": (count(lambda memory: memory.tree.bounded[0], "borrowed_count"), "count as borrowed"),
+    "bounded pages": (count(lambda memory: memory.tree.bounded[0]), "the tree counts"),
+    "ends": (lambda memory: unread(memory, lambda bounded: bounded.ends), "eviction does not know"),
+    "inner": (lambda memory: unread(memory, lambda bounded: bounded.inner), "behind its end"),
 }
 
 
@@ -151,3 +220,43 @@ def test_the_audit_finds(name, prefixes):
     break_it(memory)
     with pytest.raises(AuditError, match=message):
         memory.audit()
+
+
+def test_an_audit_goes_on_while_memory_is_used():
+    """What moves meanwhile is not judged, and what does not move is."""
+    memory = busy_memory(2 * NODES_AT_ONCE)
+    memory.complete(1)
+    numbers = iter(range(10_000))
+
+    def use():
+        tokens = prompt(100_000 + 100 * next(numbers))
+        lease = memory.leases.open(memory.match("", tokens))
+        memory.room.make_for([3, 3])
+        lease.extend(len(tokens))
+        lease.commit(len(tokens))
+        memory.publish(lease, tokens)
+        lease.release()
+
+    slices = 0
+    for _ in memory.recounting():
+        slices += 1
+        use()
+    assert slices > 5
+    memory.audit()
+    page = int(memory.pools[0].free_pages()[0])
+    recounting = memory.recounting()
+    next(recounting)
+    memory.pools[0].owner[page] = owners.lease(99)  # nothing has moved it
+    with pytest.raises(AuditError, match="registered to lease 99"):
+        for _ in recounting:
+            pass
+    assert not memory.pools[0]._watches, "moves are noted for ever"
+
+
+def test_an_audit_that_is_given_up_leaves_nothing_behind():
+    memory = busy_memory()
+    auditing = memory.auditing()
+    next(auditing)
+    assert memory.pools[0]._watches
+    del auditing
+    assert not memory.pools[0]._watches

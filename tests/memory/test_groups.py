@@ -432,7 +432,6 @@ def test_a_full_prefix_that_nobody_can_go_on_from_goes_before_others():
             freed = FreedPages()
             memory.tree.bounded[0]._take(node, columns, freed)
             freed.give_back(memory.pools[1])
-            memory.tree.bounded[0].page_count -= len(columns)
     memory.tree.evictor.evict(10, "a test")
     assert memory.tree.match(Namespace("", 0), useful).known == 40
     assert memory.tree.match(Namespace("", 0), useless).known == 0

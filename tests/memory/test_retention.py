@@ -111,10 +111,10 @@ def test_hints_that_are_renewed_for_ever_leave_nothing_behind():
     (queue, *others) = memory.tree.candidates._queues[""]._queues
     assert len(queue._heap) < 2100
     assert not any(len(other._heap) for other in others)
-    assert len(memory.tree.hints._fading) < 2100
+    assert len(memory.tree.hints.fading._heap) < 100
     for now in range(5000):
         memory.tree.hints.retain(node, Retention(3, ttl=1e5), now)
-    assert len(memory.tree.hints._fading) < 2100
+    assert len(memory.tree.hints.fading._heap) < 100
     evict(memory, 2)
     assert memory.counts().free == memory.shape.page_count
 
@@ -308,5 +308,5 @@ def test_a_tenant_without_pages_is_forgotten():
         evict(memory, 1)
     queue = memory.tree.candidates
     assert not queue._queues
-    assert not queue._announced
-    assert len(queue._heads) <= 65
+    assert not queue._tenants
+    assert len(queue._tenants._heap) <= 65

@@ -1,6 +1,6 @@
 """Who owns which page. Plain Python and NumPy: no model is needed to run, test or simulate it."""
 
-from freehold.memory.audit import PageCounts
+from freehold.memory.counts import PageCounts
 from freehold.memory.explain import Miss
 from freehold.memory.group import CacheGroup, with_draft
 from freehold.memory.lease import Lease

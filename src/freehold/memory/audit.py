@@ -2,64 +2,25 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Generator, Iterator
 
 import numpy as np
 
+from freehold.memory.counts import PageCounts, count_pages
 from freehold.memory.lease import Lease
 from freehold.memory.ledger import owner
-from freehold.memory.ledger.claims import Claims
+from freehold.memory.ledger.claims import Claims, Holding, in_slices
 from freehold.memory.ledger.errors import AuditError
+from freehold.memory.ledger.owner import OwnerKind
 from freehold.memory.parts import Parts
+from freehold.memory.prefix.audit import TreeCount, check_node
 from freehold.memory.prefix.bounded import BoundedPages
 from freehold.memory.prefix.node import Node, PinKind
-from freehold.memory.tiers.audit import audit_tiers
+from freehold.memory.tiers.audit import auditing_tiers, recounting_tiers
 
-NODES_AT_ONCE = 128  # of an audit's slice
-
-
-@dataclass(frozen=True)
-class PageCounts:
-    """Pages of one pool by owner; together they are `capacity`. Of a bounded group, pinned pages are those borrowed."""
-
-    capacity: int
-    free: int
-    limbo: int
-    lease: int
-    tail: int  # partial last pages of parked sessions
-    pinned: int  # owned by the tree, on a path that somebody uses
-    tree: int  # owned by the tree, evictable
-    transfer: int = 0  # on their way from or to another tier
-
-    @property
-    def held(self) -> int:
-        return self.capacity - self.free
-
-    def as_dict(self) -> dict[str, int]:
-        return asdict(self)
-
-
-def count_pages(memory: Parts, group: int = 0) -> PageCounts:
-    """Pages by owner, from counters kept along the way: cheap, made for metrics."""
-    pool, tree = memory.pools[group], memory.tree
-    in_tree, pinned = tree.page_count, tree.holds.page_count
-    for bounded in tree.bounded:
-        if bounded.number == group:
-            in_tree, pinned = bounded.page_count, bounded.borrowed_count
-    moving = 0 if memory.tiers is None else memory.tiers.device_pages(group)
-    return PageCounts(
-        capacity=pool.capacity,
-        free=pool.free_count,
-        limbo=pool.limbo_count,
-        lease=pool.held_count - in_tree - memory.tails.page_count - moving,
-        tail=memory.tails.page_count,
-        pinned=pinned,
-        tree=in_tree - pinned,
-        transfer=moving,
-    )
+NODES_AT_ONCE = 64  # of a slice
+COLUMNS_AT_ONCE = 2048  # of these nodes together, about
 
 
 def audit(memory: Parts) -> None:
@@ -71,113 +32,93 @@ def audit(memory: Parts) -> None:
 def auditing(memory: Parts) -> Iterator[None]:
     """The audit in slices of about a millisecond. Between them nothing in memory may change; if it does, begin
     anew. Raises AuditError."""
-    tree_count = TreeCount(memory)
-    claims = [
-        Claims(pool, f"group {number}", group.is_bounded)
-        for number, (pool, group) in enumerate(zip(memory.pools, memory.groups, strict=True))
-    ]
-    for nodes in _batched(memory.tree.nodes(), NODES_AT_ONCE):
-        for node in nodes:
-            tree_count.add(node)
-        for group, claim in enumerate(claims):
-            pages = [node.pages[group] for node in nodes]
-            claim.take(pages, [owner.node(node.serial) for node in nodes])
-        yield
-    tree_count.finish()
-    for lease in memory.leases.open_leases:
-        _audit_row(memory, lease)
-        yield
+    count = TreeCount(memory.tree, _pins(memory))
+    claims = yield from _recounting(memory, count.add)
+    yield from count.finish()
+    _check_rows(memory)
     for bounded in memory.tree.bounded:
-        _audit_readers(memory, bounded)
+        _check_readers(memory, bounded)
         yield
     for group, claim in enumerate(claims):
-        _take_the_rest(memory, claim, group)
-        yield
-        claim.finish()
+        _check_counts(memory, claim, group)
     if memory.tiers is not None:
-        yield from audit_tiers(memory.tree, memory.tiers)
+        yield from auditing_tiers(memory.tree, memory.tiers)
 
 
-def _batched(nodes: Iterator[Node], count: int) -> Iterator[list[Node]]:
-    while batch := list(itertools.islice(nodes, count)):
+def recounting(memory: Parts) -> Iterator[None]:
+    """The same while memory goes on being used. What changes between slices is not judged: pages that move, which are
+    checked when they do, and totals. Raises AuditError."""
+    yield from _recounting(memory, lambda node: None)
+    if memory.tiers is not None:
+        yield from recounting_tiers(memory.tiers)
+
+
+def _recounting(memory: Parts, count: Callable[[Node], None]) -> Generator[None, None, list[Claims]]:
+    """What every node, row and page says by itself -> the claims. `count` gets every node."""
+    claims = [Claims(pool, f"group {number}") for number, pool in enumerate(memory.pools)]
+    try:
+        for nodes in _in_batches(memory.tree.nodes()):
+            for node in nodes:
+                if memory.tree.has(node):
+                    check_node(memory.tree, node)
+                    count(node)
+            for group, claim in enumerate(claims):
+                claim.take([(node.pages[group], owner.node(node.serial)) for node in nodes])
+            yield
+        for lease in memory.leases.open_leases:
+            if lease.is_open:
+                _check_lease(memory, lease)
+            yield
+        for group, claim in enumerate(claims):
+            for holdings in in_slices(iter(list(_others(memory, claim, group)))):
+                claim.take(holdings)
+                yield
+            yield from claim.finish()
+    finally:
+        for claim in claims:
+            claim.close()
+    return claims
+
+
+def _in_batches(nodes: Iterator[Node]) -> Iterator[list[Node]]:
+    batch: list[Node] = []
+    columns = 0
+    for node in nodes:
+        batch.append(node)
+        columns += node.page_count
+        if len(batch) == NODES_AT_ONCE or columns >= COLUMNS_AT_ONCE:
+            yield batch
+            batch, columns = [], 0
+    if batch:
         yield batch
 
 
-def _take_the_rest(memory: Parts, claims: Claims, group: int) -> None:
-    """All device pages of a group but the tree's."""
+def _pins(memory: Parts) -> Counter[tuple[int, PinKind]]:
+    """How many of each kind the holders of pins name, by the serial of a node."""
+    pins = Counter((lease.node.serial, PinKind.LEASE) for lease in memory.leases.open_leases)
+    pins.update((pin.node.serial, PinKind.OPERATOR) for pin in memory.pins)
+    pins.update((hold.node.serial, hold.kind) for hold in ([] if memory.tiers is None else memory.tiers.holds))
+    return pins
+
+
+def _others(memory: Parts, claims: Claims, group: int) -> Iterator[Holding]:
+    """All that holds device pages of a group but the tree."""
     pool = claims.pool
-    claims.take([np.zeros(1, np.int32), pool.free_pages()], [owner.PADDING, owner.FREE])
-    limbo = pool.limbo_pages()
-    claims.take(list(limbo.values()), [owner.limbo(fence) for fence in limbo])
-    tails = [tail for _, tail in memory.tails]
-    claims.take([tail.pages[group] for tail in tails], [tail.owner for tail in tails])
-    leases = memory.leases.open_leases
-    private = [lease.pages(lease.shared, lease.allocated)[group] for lease in leases]
-    claims.take(private, [lease.owner for lease in leases])
+    yield pool.free_pages(), owner.FREE
+    for fence, pages in pool.limbo_pages().items():
+        yield pages, owner.limbo(fence)
+    for _, tail in memory.tails:
+        yield tail.pages[group], tail.owner
+    for lease in memory.leases.open_leases:
+        yield lease.pages(lease.shared, lease.allocated)[group].copy(), lease.owner
     if memory.tiers is not None:
-        transfers = list(memory.tiers.transfers)
-        claims.take([one.device[group] for one in transfers], [one.owner for one in transfers])
+        for transfer in memory.tiers.transfers:
+            yield transfer.device[group], transfer.owner
         backup = memory.tiers.backup
-        claims.take([backup.rescued_pages(group)], [backup.rescue_owner])
+        yield backup.rescued_pages(group), backup.rescue_owner
 
 
-class TreeCount:
-    """The tree's counters, counted again from its nodes."""
-
-    def __init__(self, memory: Parts):
-        self._tree = memory.tree
-        self._operator_pins = Counter(pin.node.serial for pin in memory.pins)
-        self._lease_pins = Counter(lease.node.serial for lease in memory.leases.open_leases)
-        holds = [] if memory.tiers is None else memory.tiers.holds
-        self._transfer_pins = Counter((hold.node.serial, hold.kind) for hold in holds)
-        self._pages = self._held = self._retained = 0
-        self._bounded_pages = {bounded.number: 0 for bounded in memory.tree.bounded}
-
-    def add(self, node: Node) -> None:
-        tree = self._tree
-        holds = sum(node.pins) + sum(1 for child in node.children.values() if child.holds)
-        if holds != node.holds:
-            raise AuditError(f"{node!r}: counted {holds} holds")
-        for number, (pool, part) in enumerate(zip(tree.pools, node.pages, strict=True)):
-            if len(part) * pool.page_size != len(node.tokens):
-                raise AuditError(f"{node!r}: {len(part)} pages for {len(node.tokens)} tokens")
-            there = int(np.count_nonzero(part))
-            if number in self._bounded_pages:
-                self._bounded_pages[number] += there
-            elif there != len(part):
-                raise AuditError(f"{node!r}: group {number} has holes")
-        self._pages += node.page_count
-        self._held += node.page_count if node.holds else 0
-        self._retained += node.page_count if node.level > 0 else 0
-        pins = [0] * len(PinKind)
-        pins[PinKind.OPERATOR] = self._operator_pins.pop(node.serial, 0)
-        pins[PinKind.LEASE] = self._lease_pins.pop(node.serial, 0)
-        for kind in (PinKind.BACKUP, PinKind.LOAD):
-            pins[kind] = self._transfer_pins.pop((node.serial, kind), 0)
-        for kind, counted in zip(PinKind, pins, strict=True):
-            if node.pins[kind] != counted:
-                raise AuditError(f"{node!r}: {node.pins[kind]} {kind.name.lower()} pins; counted {counted}")
-        if node.evictable and not node.queued:
-            raise AuditError(f"{node!r} is evictable but not a candidate for eviction")
-
-    def finish(self) -> None:
-        tree = self._tree
-        kept = (tree.page_count, tree.holds.page_count, tree.hints.page_count)
-        counted = (self._pages, self._held, self._retained)
-        if counted != kept:
-            raise AuditError(f"tree counts {kept} pages in all, held and retained; recounted {counted}")
-        for bounded in tree.bounded:
-            counted = self._bounded_pages[bounded.number]
-            if counted != bounded.page_count:
-                raise AuditError(
-                    f"group {bounded.number}: the tree counts {bounded.page_count} pages; recounted {counted}"
-                )
-        strangers = {*self._lease_pins, *self._operator_pins, *(serial for serial, _ in self._transfer_pins)}
-        if strangers:
-            raise AuditError(f"nodes that are not in the tree are pinned: {sorted(strangers)}")
-
-
-def _audit_row(memory: Parts, lease: Lease) -> None:
+def _check_lease(memory: Parts, lease: Lease) -> None:
     row, shared = lease.row, lease.shared
     if not 0 <= shared <= lease.committed <= lease.reserved <= lease.allocated:
         raise AuditError(f"lease {lease.serial}: {shared}, {lease.committed}, {lease.reserved}, {lease.allocated}")
@@ -195,7 +136,22 @@ def _audit_row(memory: Parts, lease: Lease) -> None:
             raise AuditError(f"lease {lease.serial}: row {row} does not name the tree's pages")
 
 
-def _audit_readers(memory: Parts, bounded: BoundedPages) -> None:
+def _check_rows(memory: Parts) -> None:
+    """Every row is free, in limbo, or leased."""
+    leases = memory.leases
+    leased = [lease.row for lease in leases.open_leases]
+    rows = [*leases.free_rows, *(row for _, row in leases.limbo_rows), *leased]
+    if sorted(rows) != list(range(leases.row_count)):
+        counts = Counter(rows)
+        wrong = next(row for row in range(leases.row_count) if counts[row] != 1)
+        raise AuditError(f"row {wrong} is {counts[wrong]} times free, in limbo or leased")
+    owners = {lease.row: lease.owner for lease in leases.open_leases}
+    for row, by in enumerate(leases.owner.tolist()):
+        if by != owners.get(row, 0):
+            raise AuditError(f"row {row} is registered to {owner.describe(by)}, leased to {owners.get(row)}")
+
+
+def _check_readers(memory: Parts, bounded: BoundedPages) -> None:
     """Count again who reads each page of a bounded group."""
     rows = [lease.pages(0, lease.shared)[bounded.number] for lease in memory.leases.open_leases]
     pins = [bounded.needed_at(pin.node, pin.node.end) for pin in memory.pins]
@@ -211,3 +167,20 @@ def _audit_readers(memory: Parts, bounded: BoundedPages) -> None:
     borrowed, kept = np.count_nonzero(counted), bounded.borrowed_count
     if borrowed != kept:
         raise AuditError(f"group {bounded.number}: {kept} pages count as borrowed; recounted {borrowed}")
+
+
+def _check_counts(memory: Parts, claims: Claims, group: int) -> None:
+    """The numbers of pages by owner, which admission and metrics go by, are those of the holders."""
+    told, counts = count_pages(memory, group), claims.counts
+    counted = PageCounts(
+        capacity=claims.pool.capacity,
+        free=counts[OwnerKind.FREE],
+        limbo=counts[OwnerKind.LIMBO],
+        lease=counts[OwnerKind.LEASE],
+        tail=counts[OwnerKind.TAIL],
+        pinned=told.pinned,  # counted by the tree
+        tree=counts[OwnerKind.NODE] - told.pinned,
+        transfer=counts[OwnerKind.TRANSFER],
+    )
+    if counted != told:
+        raise AuditError(f"group {group}: counted along the way: {told}; recounted: {counted}")

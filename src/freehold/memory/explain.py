@@ -173,7 +173,7 @@ def _explain_transfer(memory: Parts, number: int) -> str:
 
 
 def _explain_node(memory: Parts, page: int, group: int, serial: int) -> str:
-    node = next(node for node in memory.tree.nodes() if node.serial == serial)
+    node = memory.tree.node(serial)
     at = node.start + int(np.argmax(node.pages[group] == page)) * memory.page_size
     text = f"; positions {at}..{at + memory.page_size - 1} of a prefix{_scope(node.namespace)}"
     if node.level:

@@ -99,6 +99,11 @@ class LeaseTable:
         return len(self._free_rows)
 
     @property
+    def free_rows(self) -> list[int]:
+        """For the audit."""
+        return self._free_rows
+
+    @property
     def limbo_rows(self) -> list[tuple[int, int]]:
         """(fence, row) of rows that a step in flight still uses."""
         return list(self._limbo_rows)

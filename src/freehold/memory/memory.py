@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from freehold.arrays import Int32
-from freehold.memory.audit import PageCounts, audit, auditing, count_pages
+from freehold.memory.audit import audit, auditing, recounting
+from freehold.memory.counts import PageCounts, count_pages
 from freehold.memory.events import EventLog
 from freehold.memory.explain import Miss, explain, explain_miss
 from freehold.memory.lease import Lease
@@ -179,6 +180,10 @@ class Memory:
     def auditing(self) -> Iterator[None]:
         """The audit in short slices, for as long as nothing changes between them. Raises AuditError."""
         return auditing(self)
+
+    def recounting(self) -> Iterator[None]:
+        """The audit of all that does not change meanwhile, in short slices. Raises AuditError."""
+        return recounting(self)
 
     def explain(self, page: int, group: int = 0) -> str:
         """Who holds a page of a group, since which step, and why it can't be evicted. ValueError if there is none."""

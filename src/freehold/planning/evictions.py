@@ -9,12 +9,11 @@ from __future__ import annotations
 import bisect
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any, cast
 
 import numpy as np
 
 from freehold.memory import Memory, MemoryShape
-from freehold.memory.prefix.eviction import EvictionQueue, Key
+from freehold.memory.prefix.lazy_heap import LazyHeap
 from freehold.memory.prefix.node import Namespace
 from freehold.planning.trace import Arrival
 
@@ -22,15 +21,13 @@ NEVER = 1 << 60
 
 
 class Block:
-    """A page of the optimum's cache, with what `EvictionQueue` looks at."""
+    """A page of the optimum's cache."""
 
-    def __init__(self, page: int, serial: int, parent: Block | None):
+    def __init__(self, page: int, parent: Block | None):
         self.page = page  # the same number whenever it is in the cache
-        self.serial = serial
         self.parent = parent
         self.child_count = 0
         self.cached = True
-        self.queued = False
         self.next_used = NEVER
         self.pinned = True  # while its request is looked at
 
@@ -39,10 +36,10 @@ class Block:
         return self.cached and not self.child_count and not self.pinned
 
 
-def optimum(node: Any) -> Key:
+def optimum(block: Block) -> int | None:
     """Whose next use is farthest away (Belady 1966), among leaves: an upper bound only without sharing, but
     what is compared against in the literature on prefix caches."""
-    return 0, -node.next_used, 0
+    return -block.next_used if block.evictable else None
 
 
 def hit_rates(
@@ -97,8 +94,7 @@ def _optimal_hits(paths: list[list[int]], page_count: int) -> int:
         for page in path:
             uses[page].append(now)
     cached: dict[int, Block] = {}
-    queue = EvictionQueue(cast(Any, optimum))
-    hits = inserted = 0
+    queue, hits = LazyHeap(optimum), 0
     for now, path in enumerate(paths):
         found = 0
         while found < len(path) and path[found] in cached:
@@ -113,20 +109,19 @@ def _optimal_hits(paths: list[list[int]], page_count: int) -> int:
             parent = blocks[-1] if blocks else None
             if parent is not None:
                 parent.child_count += 1
-            inserted += 1
-            blocks.append(Block(page, inserted, parent))
+            blocks.append(Block(page, parent))
             cached[page] = blocks[-1]
         for block in blocks:
             following = bisect.bisect_right(uses[block.page], now)
             block.next_used = uses[block.page][following] if following < len(uses[block.page]) else NEVER
             block.pinned = False
         if blocks and blocks[-1].evictable:
-            queue.lower(cast(Any, blocks[-1]))  # its next use has changed, whichever way
+            queue.lower(blocks[-1])  # its next use has changed, whichever way
     return hits
 
 
-def _evict(cached: dict[int, Block], queue: EvictionQueue) -> bool:
-    block = cast("Block | None", queue.pop())
+def _evict(cached: dict[int, Block], queue: LazyHeap[Block]) -> bool:
+    block = queue.pop()
     if block is None:
         return False
     block.cached = False
@@ -135,5 +130,5 @@ def _evict(cached: dict[int, Block], queue: EvictionQueue) -> bool:
     if parent is not None:
         parent.child_count -= 1
         if parent.evictable:
-            queue.lower(cast(Any, parent))  # it may have an entry from before, with a nearer use
+            queue.lower(parent)  # it may have an entry from before, with a nearer use
     return True

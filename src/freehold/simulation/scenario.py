@@ -62,7 +62,7 @@ class Cell:
         return sized(GROUPS[self.groups], self.page_size, scenario.chunk, rows)
 
     def config(self, scenario: Scenario) -> EngineConfig:
-        tokens = LONGEST + 2 * self.page_size if self.pool == "tight" else ROWS * LONGEST
+        tokens = scenario.room * LONGEST + 2 * self.page_size if self.pool == "tight" else ROWS * LONGEST
         return EngineConfig(
             page_size=self.page_size,
             num_pages=-(-tokens // self.page_size),
@@ -113,6 +113,7 @@ class Verb(StrEnum):
     RESTORE = "restore"  # and given back
     WEIGHTS = "weights"
     FLUSH = "flush"
+    EVICT = "evict"  # pages of prefixes, as if others needed them
     FORK = "fork"  # a session
     REWIND = "rewind"  # a session, to a share of its tokens
     CLOSE = "close"  # a session
@@ -142,6 +143,7 @@ class Scenario:
     rows: int = ROWS
     max_overtaken: int = 64
     fair_decode_rows: int = 8
+    room: int = 1  # sequences of full length that a tight pool holds
     tiers: str | None = None  # a write policy, or no tier below the device
     host_ratio: float = 1.0
     prefetch: str | None = None  # a policy for storage, or no storage
@@ -195,6 +197,7 @@ class Scenario:
             rows=rng.choice([2, ROWS, ROWS]),
             max_overtaken=rng.choice([1, 4, 64]),
             fair_decode_rows=rng.choice([1, 2, 8]),
+            room=rng.choice([1, 1, 2, 4]),
             tiers=rng.choice([None, *WritePolicy]),
             host_ratio=rng.choice([0.3, 1.0, 4.0]),
             slow_copies=rng.choice([0.0, 0.3]),
@@ -260,30 +263,27 @@ def _turns(rng: random.Random) -> Iterator[Happening]:
     """Turns of sessions that together want many times the memory of a tight pool."""
     now = 0
     system = [rng.randrange(VOCAB_SIZE) for _ in range(40)]
+    # Few: so that forks and retries compute the same tokens, and a tail lies beside what another turn has published.
+    asked = [[rng.randrange(VOCAB_SIZE) for _ in range(length)] for length in (1, 3, 17, 70)]
     for number in range(TURNS):
         now += rng.choice([0, 0, 2, 9])
         session, name = f"s{rng.randrange(SESSIONS)}", f"t{number}"
-        yield Happening(
-            now,
-            Verb.SUBMIT,
-            {
-                "id": name,
-                "prompt": [rng.randrange(VOCAB_SIZE) for _ in range(rng.choice([1, 3, 17, 70]))],
-                "first": system,
-                "max_tokens": rng.choice([1, 5, 30]),
-                "min_tokens": 0,
-                "ignore_eos": rng.random() < 0.6,
-                "stop": rng.choice([[], [], ["7><"]]),
-                "stop_token_ids": [],
-                "namespace": "",
-                "client": rng.choice(CLIENTS),
-                "priority": rng.randrange(3),
-                "timeout": rng.choice([None] * 8 + [0.05]),
-                "session": session,
-                "retention": rng.choice(HINTS),
-                **_logprobs(rng),
-            },
-        )
+        turn = {
+            "prompt": rng.choice(asked),
+            "first": system,
+            "max_tokens": rng.choice([1, 5, 30]),
+            "min_tokens": 0,
+            "ignore_eos": rng.random() < 0.6,
+            "stop": rng.choice([[], [], ["7><"]]),
+            "stop_token_ids": [],
+            "namespace": "",
+            "client": rng.choice(CLIENTS),
+            "priority": rng.randrange(3),
+            "timeout": rng.choice([None] * 8 + [0.05]),
+            "retention": rng.choice(HINTS),
+            **_logprobs(rng),
+        }
+        yield Happening(now, Verb.SUBMIT, {"id": name, "session": session, **turn})
         if rng.random() < 0.25:
             state = rng.choice(["waiting", "prefilling", "running", "any"])
             yield Happening(now + rng.choice([0, 1, 4]), Verb.ABORT, {"id": name, "state": state})
@@ -293,6 +293,23 @@ def _turns(rng: random.Random) -> Iterator[Happening]:
             yield Happening(now, Verb.FORK, {"session": session, "to": f"s{rng.randrange(SESSIONS)}"})
         if rng.random() < 0.05:
             yield Happening(now, Verb.CLOSE, {"session": session})
+        if rng.random() < 0.15:
+            yield from _race(rng, now, name, {**turn, "prompt": rng.choice(asked[1:])})
+
+
+def _race(rng: random.Random, now: int, name: str, turn: dict[str, Any]) -> Iterator[Happening]:
+    """Two sessions compute the same tokens, one ahead of the other: what the first has published, and the host may have
+    alone by then, lies beside the tail of the second. Sometimes there is no room to load it."""
+    is_short = rng.random() < 0.3
+    for number in range(6):
+        now += rng.choice([1, 5, 25, 60])
+        if number >= 3:
+            yield Happening(now, Verb.EVICT, {"pages": rng.choice([1, 4, 1000])})
+        if is_short and number == 4:
+            yield Happening(now, Verb.EXHAUST, {"leaving": rng.choice([0, 1, 2])})
+            yield Happening(now + 30, Verb.RESTORE)
+        session = f"{name}-{'first' if number < 3 else 'second'}"
+        yield Happening(now, Verb.SUBMIT, {"id": f"{name}.{number}", "session": session, **turn})
 
 
 def _troubles(rng: random.Random) -> Iterator[Happening]:

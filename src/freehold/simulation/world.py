@@ -177,6 +177,8 @@ class World:
             self._exhaust(arguments["leaving"])
         elif verb is Verb.RESTORE:
             self._restore()
+        elif verb is Verb.EVICT:
+            self.memory.tree.evictor.evict(arguments["pages"], "others")
         elif verb in (Verb.PIN, Verb.UNPIN):
             self._pin(verb, arguments)
         elif verb in (Verb.FORK, Verb.REWIND, Verb.CLOSE):

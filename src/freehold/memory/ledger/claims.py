@@ -2,58 +2,98 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from freehold.arrays import Int32, Int64
+from freehold.arrays import Bool, Int32, Int64
 from freehold.memory.ledger import owner
 from freehold.memory.ledger.errors import AuditError
+from freehold.memory.ledger.owner import OwnerKind
 from freehold.memory.ledger.pool import PagePool
 
-NOBODY = -1
+UNCLAIMED = -1
+PAGES_AT_ONCE = 1 << 15  # of a slice
+
+Holding = tuple[Int32, int]  # pages, 0 where there is none, and their owner
 
 
 class Claims:
-    """Holders say what they hold (`take`); then the ledger must say the same (`finish`). With `has_holes` their pages
-    may be 0, which is nobody's."""
+    """Holders say what they hold (`take`); then the ledger must say the same (`finish`). `counts`: pages by kind of
+    holder.
 
-    def __init__(self, pool: PagePool, name: str, has_holes: bool = False):
+    Pages may move meanwhile: the pool notes which, and those are not judged. Every other page has the same holder from
+    beginning to end, so it does not matter when each holder was asked.
+    """
+
+    def __init__(self, pool: PagePool, name: str):
         self.pool = pool
+        self.counts: Counter[OwnerKind] = Counter()
         self._name = name
-        self._has_holes = has_holes
-        self._counted: Int64 = np.full(pool.capacity + 1, NOBODY, np.int64)
-        if has_holes:
-            self._counted[0] = owner.PADDING
+        self._claimed: Int64 = np.full(pool.capacity + 1, UNCLAIMED, np.int64)
+        self._claimed[0] = owner.PADDING
+        self._rank: Int32 = np.zeros(pool.capacity + 1, np.int32)
+        self._moved = pool.watch()
 
-    def take(self, parts: Sequence[Int32], owners: Sequence[int]) -> None:
-        """The pages in parts[i] are held by owners[i]. Raises AuditError for a page that is held twice."""
-        if not parts:
+    def take(self, holdings: Sequence[Holding]) -> None:
+        """Note what holders hold. Raises AuditError for a page that is held twice."""
+        if not holdings:
             return
-        pages = np.concatenate(parts)
-        by = np.repeat(np.array(owners, np.int64), [len(part) for part in parts])
-        if self._has_holes:
-            by, pages = by[pages != 0], pages[pages != 0]
-        values, counts = np.unique(pages, return_counts=True)
-        twice = values[(counts > 1) | (self._counted[values] != NOBODY)]
-        if len(twice):
-            page = int(twice[0])
-            holders = [*self._counted[page : page + 1].tolist(), *by[pages == page].tolist()]
-            first, second = [owner.describe(holder) for holder in holders if holder != NOBODY][:2]
-            raise AuditError(f"{self._name}: page {page} is held by both {first} and {second}")
-        self._counted[pages] = by
+        pages = np.concatenate([part for part, _ in holdings])
+        by = np.repeat(np.array([holder for _, holder in holdings], np.int64), [len(part) for part, _ in holdings])
+        is_judged = (pages != 0) & ~self._moved[pages]
+        pages, by = pages[is_judged], by[is_judged]
+        order = np.arange(len(pages), dtype=np.int32)
+        self._rank[pages] = order
+        twice = (self._claimed[pages] != UNCLAIMED) | (self._rank[pages] != order)
+        if twice.any():
+            self._held_twice(pages, by, int(pages[int(twice.argmax())]))
+        self._claimed[pages] = by
+        for part, holder in holdings:
+            self.counts[owner.kind_of(holder)] += int(np.count_nonzero(part))
 
-    def finish(self) -> None:
-        """Raises AuditError unless the ledger says the same."""
+    def _held_twice(self, pages: Int32, by: Int64, page: int) -> None:
+        holders = [*self._claimed[page : page + 1].tolist(), *by[pages == page].tolist()]
+        first, second = [owner.describe(holder) for holder in holders if holder != UNCLAIMED][:2]
+        raise AuditError(f"{self._name}: page {page} is held by both {first} and {second}")
+
+    def finish(self) -> Iterator[None]:
+        """Compare with the ledger, in slices. Raises AuditError unless it says the same."""
         pool = self.pool
-        wrong = np.flatnonzero(self._counted != pool.owner)
+        for first in range(0, pool.capacity + 1, PAGES_AT_ONCE):
+            part = slice(first, first + PAGES_AT_ONCE)
+            self._compare(first, (self._claimed[part] != pool.owner[part]) & ~self._moved[part])
+            yield
+
+    def close(self) -> None:
+        """Moves need not be noted any more."""
+        self.pool.unwatch(self._moved)
+
+    def _compare(self, first: int, differ: Bool) -> None:
+        wrong = first + np.flatnonzero(differ)
         if len(wrong):
             page = int(wrong[0])
-            found = "nobody" if self._counted[page] == NOBODY else owner.describe(int(self._counted[page]))
-            history = "\n".join(f"  {move}" for move in pool.recorder.history(page))
+            claimed = int(self._claimed[page])
+            found = "unclaimed" if claimed == UNCLAIMED else f"held by {owner.describe(claimed)}"
+            history = "\n".join(f"  {move}" for move in self.pool.recorder.history(page))
             raise AuditError(
                 f"{self._name}: {len(wrong)} pages differ; page {page} is registered to "
-                f"{owner.describe(int(pool.owner[page]))} but held by {found}\n{history}"
+                f"{owner.describe(int(self.pool.owner[page]))} but {found}\n{history}"
             )
-        if pool.free_count + pool.limbo_count + pool.held_count != pool.capacity:
-            raise AuditError(f"{self._name}: free + limbo + held is not {pool.capacity}")
+
+
+def in_slices(holdings: Iterator[Holding]) -> Iterator[list[Holding]]:
+    """Cut holdings into lists of about PAGES_AT_ONCE pages."""
+    part: list[Holding] = []
+    count = 0
+    for pages, holder in holdings:
+        for first in range(0, len(pages), PAGES_AT_ONCE):
+            piece = pages[first : first + PAGES_AT_ONCE]
+            part.append((piece, holder))
+            count += len(piece)
+            if count >= PAGES_AT_ONCE:
+                yield part
+                part, count = [], 0
+    if part:
+        yield part

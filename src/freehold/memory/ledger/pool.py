@@ -6,7 +6,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from freehold.arrays import Int32, Int64
+from freehold.arrays import Bool, Int32, Int64
 from freehold.memory.ledger import owner
 from freehold.memory.ledger.epochs import Epochs
 from freehold.memory.ledger.errors import OutOfPages, OwnershipError
@@ -54,13 +54,14 @@ class PagePool:
         self.owner: Int64 = np.full(capacity + 1, owner.FREE, np.int64)
         self.owner[0] = owner.PADDING
         self.since: Int64 = np.zeros(capacity + 1, np.int64)
-        self.recorder = FlightRecorder(max(1 << 16, capacity))
+        self.recorder = FlightRecorder(capacity, max(1 << 16, capacity))
         # A stack: the page freed last is used first, while its memory may still be in a cache.
         self._free: Int32 = np.arange(capacity, 0, -1, dtype=np.int32)
         self.free_count = capacity
         self._limbo: dict[int, list[Int32]] = {}
         self.limbo_count = 0
         self._rank: Int32 = np.zeros(capacity + 1, np.int32)
+        self._watches: list[Bool] = []
 
     @property
     def held_count(self) -> int:
@@ -103,6 +104,8 @@ class PagePool:
             raise OwnershipError(f"page {page} is named twice in one move\n{self._history(page)}")
         self.owner[pages] = target
         self.since[pages] = self.epochs.submitted
+        for moved in self._watches:
+            moved[pages] = True
         self.recorder.record(self.epochs.submitted, pages, source, target)
 
     def free(self, pages: Int32, source: int | Int64, fence: int) -> None:
@@ -133,6 +136,16 @@ class PagePool:
     def _push_free(self, pages: Int32) -> None:
         self._free[self.free_count : self.free_count + len(pages)] = pages
         self.free_count += len(pages)
+
+    def watch(self) -> Bool:
+        """Note from now on which pages change hands -> bool [pages + 1]."""
+        moved: Bool = np.zeros(self.capacity + 1, np.bool_)
+        self._watches.append(moved)
+        return moved
+
+    def unwatch(self, moved: Bool) -> None:
+        """The end of a `watch`."""
+        self._watches = [one for one in self._watches if one is not moved]
 
     def free_pages(self) -> Int32:
         """The free list itself, for the audit."""

@@ -21,24 +21,27 @@ class Move(NamedTuple):
 
 
 class FlightRecorder:
-    """A ring of the newest `size` page moves, written vectorised."""
+    """A ring of the newest `size` moves of pages 0 .. `capacity`, written vectorised. A page's moves are a chain."""
 
-    def __init__(self, size: int = 1 << 16):
-        self._rows = np.zeros((size, 4), np.int64)
+    def __init__(self, capacity: int, size: int):
+        self._rows = np.zeros((size, 5), np.int64)  # as `Move`, then the number of the page's move before, or -1
+        self._newest: Int64 = np.full(capacity + 1, -1, np.int64)  # the number of each page's newest move
         self._written = 0
 
     def record(self, step: int, pages: Int32, source: int | Int64, target: int | Int64) -> None:
+        """Note that `pages` [n], all different, change hands."""
         size = len(self._rows)
         count = len(pages)
         if count > size:
             raise ValueError(f"a move of {count} pages does not fit the recorder of {size}")
         at = self._written % size
-        self._written += count
         head = min(count, size - at)
         self._write(slice(at, at + head), slice(0, head), step, pages, source, target)
         if head < count:
             rest = slice(head, count)
             self._write(slice(0, count - head), rest, step, pages, source, target)
+        self._newest[pages] = np.arange(self._written, self._written + count)
+        self._written += count
 
     def _write(self, to: slice, part: slice, step: int, pages: Int32, source: int | Int64, target: int | Int64) -> None:
         rows = self._rows[to]
@@ -46,12 +49,13 @@ class FlightRecorder:
         rows[:, 1] = pages[part]
         rows[:, 2] = source if isinstance(source, int) else source[part]
         rows[:, 3] = target if isinstance(target, int) else target[part]
+        rows[:, 4] = self._newest[pages[part]]
 
     def history(self, page: int, limit: int = 16) -> list[Move]:
         """The newest moves of one page, oldest first."""
-        size = len(self._rows)
-        count = min(self._written, size)
-        order = np.arange(self._written - count, self._written) % size
-        rows = self._rows[order]
-        hits = rows[rows[:, 1] == page][-limit:]
-        return [Move(*(int(value) for value in row)) for row in hits]
+        moves: list[Move] = []
+        number = int(self._newest[page])
+        while number >= max(self._written - len(self._rows), 0) and len(moves) < limit:
+            *move, number = self._rows[number % len(self._rows)].tolist()
+            moves.append(Move(*move))
+        return moves[::-1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import Protocol
 
 import numpy as np
@@ -12,11 +11,10 @@ from freehold.memory.group import CacheGroup
 from freehold.memory.ledger import owner
 from freehold.memory.ledger.errors import LeaseError
 from freehold.memory.ledger.pool import FreedPages, PagePool
+from freehold.memory.prefix.lazy_heap import LazyHeap
 from freehold.memory.prefix.node import Match, Node
-from freehold.memory.prefix.retention import DONE
+from freehold.memory.prefix.retention import DONE, PRIORITY_MAX
 from freehold.memory.prefix.watcher import Rescuer, Watcher
-
-NEWEST = np.iinfo(np.int64).max  # later than any step
 
 
 class Prefixes(Protocol):
@@ -27,7 +25,7 @@ class Prefixes(Protocol):
     watchers: list[Watcher]
     rescuer: Rescuer | None
 
-    def path(self, node: Node) -> list[Node]: ...
+    def node(self, serial: int) -> Node: ...
 
     def reconsider(self, node: Node) -> None: ...
 
@@ -38,7 +36,7 @@ class BoundedPages:
     """Pages of a bounded group are borrowed one by one. A pin on a path would hold every old window on it, and a small
     pool could be wedged by long prefixes; so a pin protects pages of full groups, and of bounded ones what is borrowed.
 
-    A page that nobody borrows may leave a node whatever holds that node: a hole (0) stays in its column. First go the
+    A page that is not borrowed may leave a node whatever holds that node: a hole (0) stays in its column. First go the
     pages that the end of no node looks back on, least recently used first; then the others, those last that a hint
     retains. What a step in flight may still read goes only if nothing else does: it would not be free at once, and a
     row that reads on would wait in each step for what it has just given back.
@@ -53,9 +51,10 @@ class BoundedPages:
         self.borrowed_count = 0  # of them, those that somebody reads
         self.readers: Int32 = np.zeros(pool.capacity + 1, np.int32)
         self._read_until: Int64 = np.zeros(pool.capacity + 1, np.int64)  # the last step that may read a page
-        # Nodes with pages, least recently used first. What is in neither has none; what is in one may have none.
-        self._inner: OrderedDict[int, Node] = OrderedDict()
-        self._ends: OrderedDict[int, Node] = OrderedDict()
+        # Nodes that have pages to give: `inner` ones that their end does not look back on, `ends` any. A node that has
+        # none is dropped when it surfaces; it is offered again when a page of it comes, or has no reader any more.
+        self.inner: LazyHeap[Node] = LazyHeap(lambda node: (node.last_used, -node.end))
+        self.ends: LazyHeap[Node] = LazyHeap(lambda node: (node.level, node.last_used, -node.end))
 
     @property
     def evictable_count(self) -> int:
@@ -80,14 +79,16 @@ class BoundedPages:
             left = self.readers[pages] - 1
             self.readers[pages] = left
             self._read_until[pages] = np.maximum(self._read_until[pages], fences)
-            self.borrowed_count -= len(left) - int(np.count_nonzero(left))
         else:
             np.subtract.at(self.readers, pages, 1)
             left = self.readers[pages]
             np.maximum.at(self._read_until, pages, fences[there])
-            self.borrowed_count -= len(np.unique(pages[left == 0]))
         if len(left) and left.min() < 0:
             raise LeaseError(f"group {self.group.name}: page {int(pages[int(left.argmin())])} has no reader")
+        unread = np.unique(pages[left == 0])
+        self.borrowed_count -= len(unread)
+        for by in np.unique(self.pool.owner[unread]).tolist():
+            self.offer(self._tree.node(owner.id_of(by)))
 
     def needed(self, match: Match) -> Int32:
         """The pages that a sequence needs to go on from a match."""
@@ -119,13 +120,17 @@ class BoundedPages:
     def added(self, node: Node, count: int) -> None:
         """`count` pages came to a node: owned by it, not borrowed yet."""
         self.page_count += count
-        self.touch(node)
+        self.offer(node)
 
-    def touch(self, node: Node) -> None:
-        """A node was used, or has pages."""
-        for queue in (self._inner, self._ends):
-            queue[node.serial] = node
-            queue.move_to_end(node.serial)
+    def offer(self, node: Node) -> None:
+        """A node may have more pages to give than before."""
+        self.inner.push(node)
+        self.ends.push(node)
+
+    def reconsider(self, node: Node) -> None:
+        """The level of a node has become lower."""
+        if node in self.ends:
+            self.ends.lower(node)
 
     def removed(self, count: int, pages: Int32, node: Node, freed: FreedPages) -> None:
         """`count` pages of a leaf's end leave the tree with it; of them `pages` [n], or 0, are nobody's then."""
@@ -136,61 +141,69 @@ class BoundedPages:
 
     def forget(self, node: Node) -> None:
         """A node has left the tree."""
-        self._inner.pop(node.serial, None)
-        self._ends.pop(node.serial, None)
+        self.inner.forget(node)
+        self.ends.forget(node)
+
+    def inner_columns(self, node: Node) -> Int64:
+        """Columns with pages that nothing reads and that the node's end does not look back on."""
+        size = self._tree.page_size
+        return self._unread(node, max(self.group.first_column(node.end, size) - node.start // size, 0))
+
+    def all_columns(self, node: Node) -> Int64:
+        """Columns with pages that nothing reads."""
+        return self._unread(node, node.page_count)
+
+    def _unread(self, node: Node, count: int) -> Int64:
+        pages = node.pages[self.number][:count]
+        return ((pages != 0) & (self.readers[pages] == 0)).nonzero()[0]
 
     def evict(self, count: int) -> int:
-        """Give `count` pages back that nobody reads, or what there is -> how many. Holes stay in their columns. Of a
+        """Give `count` pages back that nothing reads, or what there is -> how many. Holes stay in their columns. Of a
         window that a node's end looks back on, nothing is kept if a part of it goes."""
-        evicted, freed, completed = 0, FreedPages(), self.pool.epochs.completed
-        for read_until, level in ((completed, 0), (NEWEST, 0), (NEWEST, None)):
-            for queue in (self._inner, self._ends):
-                for node, columns in self._victims(queue, level, read_until, count - evicted):
-                    self._take(node, columns, freed)
-                    evicted += len(columns)
+        freed, left = FreedPages(), count
+        for may_be_read, level in ((False, 0), (True, 0), (True, PRIORITY_MAX)):
+            left -= self._evict_inner(left, may_be_read, freed)
+            left -= self._evict_ends(left, may_be_read, level, freed)
         freed.give_back(self.pool)
-        self.page_count -= evicted
-        return evicted
+        return count - left
 
-    def _victims(
-        self, queue: OrderedDict[int, Node], level: int | None, read_until: int, count: int
-    ) -> list[tuple[Node, Int64]]:
-        """Nodes, of at most a `level` if what their ends look back on goes, and the columns that they give: `count` of
-        them if there are as many. No step after `read_until` reads those."""
-        are_inner = queue is self._inner
-        chosen: list[tuple[Node, Int64]] = []
-        stale: list[int] = []
-        for serial, node in queue.items():
-            if count <= 0:
-                break
-            present = self._present(node, are_inner)
-            if not present.any():
-                stale.append(serial)
-                continue
-            pages = node.pages[self.number]
-            columns = (present & (self.readers[pages] == 0)).nonzero()[0]
-            is_past = self._read_until[pages[columns]] <= read_until
-            if are_inner:
-                columns = columns[is_past][:count]
-            elif not is_past.all() or (level is not None and node.level > level):
-                continue
+    def _evict_inner(self, count: int, may_be_read: bool, freed: FreedPages) -> int:
+        """Evict up to `count` pages that no end looks back on -> how many. `may_be_read`: by steps in flight."""
+        given, aside = 0, list[Node]()
+        while given < count and (node := self.inner.peek()) is not None:
+            unread = self.inner_columns(node)
+            columns = unread if may_be_read else unread[~self._in_use(node, unread)]
             if len(columns):
-                chosen.append((node, columns))
-                count -= len(columns)
-        for serial in stale:
-            del queue[serial]
-        return chosen
+                given += self._take(node, columns[: count - given], freed)
+            else:
+                self.inner.pop()
+                aside += [node] if len(unread) else []
+        for node in aside:
+            self.inner.push(node)
+        return given
 
-    def _present(self, node: Node, are_inner: bool) -> Bool:
-        """Columns of a node with pages: all, or those that its end does not look back on."""
-        present = node.pages[self.number] != 0
-        if are_inner:
-            size = self._tree.page_size
-            present[max(self.group.first_column(node.end, size) - node.start // size, 0) :] = False
-        return present
+    def _evict_ends(self, count: int, may_be_read: bool, level: int, freed: FreedPages) -> int:
+        """Evict all of nodes that have at most a `level`, until `count` pages are gone -> how many."""
+        given, aside = 0, list[Node]()
+        while given < count and (node := self.ends.peek()) is not None and node.level <= level:
+            unread = self.all_columns(node)
+            if len(unread) and (may_be_read or not self._in_use(node, unread).any()):
+                given += self._take(node, unread, freed)
+            else:
+                self.ends.pop()
+                aside += [node] if len(unread) else []
+        for node in aside:
+            self.ends.push(node)
+        return given
 
-    def _take(self, node: Node, columns: Int64, freed: FreedPages) -> None:
+    def _in_use(self, node: Node, columns: Int64) -> Bool:
+        """Whether a step in flight may read them, bool [n]."""
+        return self._read_until[node.pages[self.number][columns]] > self.pool.epochs.completed
+
+    def _take(self, node: Node, columns: Int64, freed: FreedPages) -> int:
+        """Evict pages of a node -> how many."""
         self._tree.version += 1
+        self.page_count -= len(columns)
         pages = node.pages[self.number]
         for watcher in self._tree.watchers:
             watcher.vanished(node, self.number, columns)
@@ -200,7 +213,8 @@ class BoundedPages:
             freed.add(gone, owner.node(node.serial), int(self._read_until[gone].max()))
         pages[columns] = 0
         if node.evictable and node.level == 0 and not self.needed_at(node, node.end).all():
-            # Nobody can go on from its end: what full groups keep there is dead weight until it is computed again.
+            # No sequence can go on from its end: what full groups keep there is dead weight until it is computed again.
             node.level = DONE
             self._tree.reconsider(node)
         self._tree.trim(node)
+        return len(columns)

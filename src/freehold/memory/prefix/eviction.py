@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from freehold.memory.prefix.lazy_heap import LazyHeap
 from freehold.memory.prefix.reuse import CLASSES, ReuseStatistics, class_of
 
 if TYPE_CHECKING:
     from freehold.memory.prefix.node import Node
 
 Key = tuple[int, int, int]
-STALE_MAX = 64
 
 
 def lru(node: Node) -> Key:
@@ -39,64 +38,12 @@ POLICIES: dict[str, Callable[[Node], Key]] = {"lru": lru, "lfu": lfu, "fifo": fi
 REUSE = "reuse"  # what is least likely to be asked for soon, as `ReuseStatistics` have learned
 
 
-class EvictionQueue:
-    """A heap of candidates; smallest key first, O(log n) an operation.
+Candidates = LazyHeap["Node"]
 
-    Entries are checked when they surface instead of when a node changes: a node whose key has grown
-    since goes back with its new key, one that may no longer be evicted is dropped. A key that has become
-    smaller must be told (`lower`).
-    """
 
-    def __init__(self, key: Callable[[Node], Key]):
-        self._key = key
-        self._heap: list[tuple[Key, int, Node]] = []
-        self._pushes = 0
-        self._stale = 0  # entries left behind by nodes whose key has become smaller, at most
-
-    def push(self, node: Node) -> None:
-        """Make an evictable leaf a candidate. Does nothing if it already is one."""
-        if not node.queued:
-            self.lower(node)
-
-    def lower(self, node: Node) -> None:
-        """The node's key has become smaller. An entry with the old one may stay behind; it is checked when
-        it surfaces, like any other."""
-        self._stale += node.queued
-        node.queued = True
-        self._pushes += 1
-        heapq.heappush(self._heap, (self._key(node), self._pushes, node))
-        if self._stale > len(self._heap) // 2 + STALE_MAX:
-            self._rebuild()
-
-    def _rebuild(self) -> None:
-        """One entry for each candidate."""
-        nodes = {node.serial: node for _, _, node in self._heap}.values()
-        for node in nodes:
-            node.queued = node.evictable
-        self._heap = [(self._key(node), node.serial, node) for node in nodes if node.evictable]
-        heapq.heapify(self._heap)
-        self._pushes = max((serial for _, serial, _ in self._heap), default=0)
-        self._stale = 0
-
-    def peek(self) -> Node | None:
-        """The evictable leaf with the smallest key, or None."""
-        while self._heap:
-            key, _, node = self._heap[0]
-            if node.evictable and self._key(node) == key:
-                return node
-            heapq.heappop(self._heap)
-            node.queued = False
-            if node.evictable:
-                self.push(node)
-        return None
-
-    def pop(self) -> Node | None:
-        """The same, taken out."""
-        node = self.peek()
-        if node is not None:
-            heapq.heappop(self._heap)
-            node.queued = False
-        return node
+def candidates(policy: Callable[[Node], Key]) -> Candidates:
+    """A queue of evictable leaves."""
+    return LazyHeap(lambda node: policy(node) if node.evictable else None)
 
 
 class ReuseQueue:
@@ -106,11 +53,30 @@ class ReuseQueue:
     def __init__(self, statistics: ReuseStatistics, clock: Callable[[], int]):
         self._statistics = statistics
         self._clock = clock
-        self._queues = [EvictionQueue(lru) for _ in range(CLASSES)]
+        self._queues = [candidates(lru) for _ in range(CLASSES)]
+
+    def __len__(self) -> int:
+        return sum(len(queue) for queue in self._queues)
+
+    def __contains__(self, node: Node) -> bool:
+        return any(node in queue for queue in self._queues)
+
+    def push(self, node: Node) -> None:
+        """Make an evictable leaf a candidate. Do nothing if it is one."""
+        self._queues[class_of(node.hits)].push(node)
 
     def lower(self, node: Node) -> None:
-        """The node is a candidate, and its level may have become smaller."""
+        """The node's level may have become smaller."""
         self._queues[class_of(node.hits)].lower(node)
+
+    def forget(self, node: Node) -> None:
+        """The node has left the tree."""
+        for queue in self._queues:
+            queue.forget(node)
+
+    def heaps(self) -> Iterator[LazyHeap[Node]]:
+        """All that it consists of, for the audit."""
+        yield from self._queues
 
     def peek(self) -> Node | None:
         """The one to go next, or None."""
@@ -127,7 +93,7 @@ class ReuseQueue:
         queue = self._queues[kind]
         while (node := queue.peek()) is not None and class_of(node.hits) != kind:
             queue.pop()
-            self.lower(node)
+            self.push(node)
         return node
 
     def _worth(self, node: Node) -> tuple[int, float, int]:
@@ -137,9 +103,9 @@ class ReuseQueue:
 
 class FairEviction:
     """One queue for each tenant (salt). While some hold more than `quota` pages in the tree, the one that
-    holds most gives first; otherwise whoever has the smallest key. Without a quota all are one tenant.
+    holds most gives first; otherwise the one with the smallest key. Without a quota all are one tenant.
 
-    A quota is no limit: a tenant may fill memory that nobody else wants.
+    A quota is no limit: a tenant may fill memory that no other tenant wants.
     """
 
     def __init__(self, policy: str, quota: int | None, statistics: ReuseStatistics, clock: Callable[[], int]):
@@ -147,83 +113,78 @@ class FairEviction:
         if policy not in known:
             raise ValueError(f"eviction policy must be one of {', '.join(known)}, not '{policy}'")
         self._key = POLICIES.get(policy, lru)  # between tenants
-        self._new_queue: Callable[[], EvictionQueue | ReuseQueue] = (
-            (lambda: ReuseQueue(statistics, clock)) if policy == REUSE else (lambda: EvictionQueue(self._key))
+        self._new_queue: Callable[[], Candidates | ReuseQueue] = (
+            (lambda: ReuseQueue(statistics, clock)) if policy == REUSE else (lambda: candidates(self._key))
         )
         self._quota = quota
-        self._queues: dict[str, EvictionQueue | ReuseQueue] = {}
-        # The smallest key of each queue, or a smaller one; entries that differ from `_announced` are stale.
-        self._heads: list[tuple[Key, str]] = []
-        self._announced: dict[str, Key] = {}
-        self.page_counts: dict[str, int] = {}  # in the tree, by tenant, while there is a quota
-        self._over: set[str] = set()
+        self._queues: dict[str, Candidates | ReuseQueue] = {}  # none of them empty
+        self._tenants: LazyHeap[str] = LazyHeap(self._tenant_key)
+        self.page_counts: dict[str, int] | None = None if quota is None else {}  # in the tree, by tenant
+
+    def __contains__(self, node: Node) -> bool:
+        return node in self._queues.get(self._tenant(node), ())
+
+    def __len__(self) -> int:
+        return sum(len(queue) for queue in self._queues.values())
+
+    def _tenant(self, node: Node) -> str:
+        return "" if self._quota is None else node.namespace.salt
 
     def count(self, salt: str, change: int) -> None:
         """Pages of a tenant came to the tree, or left it."""
-        if self._quota is None:
+        if self._quota is None or self.page_counts is None:
             return
-        pages = self.page_counts.get(salt, 0) + change
-        self.page_counts[salt] = pages
-        if pages > self._quota:
-            self._over.add(salt)
-        else:
-            self._over.discard(salt)
+        pages = self.page_counts[salt] = self.page_counts.get(salt, 0) + change
         if pages == 0:
             del self.page_counts[salt]
+        if pages > self._quota:
+            self._tenants.lower(salt)
 
     def push(self, node: Node) -> None:
-        """Make an evictable leaf a candidate. Does nothing if it already is one."""
-        if not node.queued:
+        """Make an evictable leaf a candidate. Do nothing if it is one."""
+        if node not in self:
             self.lower(node)
 
     def lower(self, node: Node) -> None:
         """The node's key has become smaller."""
-        salt = "" if self._quota is None else node.namespace.salt
-        queue = self._queues.get(salt)
-        if queue is None:
-            queue = self._queues[salt] = self._new_queue()
-        queue.lower(node)
+        salt = self._tenant(node)
+        if salt not in self._queues:
+            self._queues[salt] = self._new_queue()
+        self._queues[salt].lower(node)
         if self._quota is not None:
-            self._announce(salt, self._key(node))
+            self._tenants.lower(salt)
+
+    def forget(self, node: Node) -> None:
+        """The node has left the tree."""
+        salt = self._tenant(node)
+        if salt in self._queues:
+            self._queues[salt].forget(node)
+            if self._head_of(salt) is None:
+                self._tenants.forget(salt)
+
+    def heaps(self) -> Iterator[LazyHeap[Node] | LazyHeap[str]]:
+        """All that it consists of, for the audit."""
+        yield self._tenants
+        for queue in self._queues.values():
+            yield from queue.heaps() if isinstance(queue, ReuseQueue) else [queue]
 
     def pop(self) -> Node | None:
         """The next to go, or None."""
-        if self._quota is None:
-            return self._queues[""].pop() if self._queues else None
-        for salt in sorted(self._over, key=lambda salt: -self.page_counts[salt]):
-            queue = self._queues.get(salt)
-            if queue is None:
-                continue
-            node = queue.pop()
-            if queue.peek() is None:
-                del self._queues[salt]
-                self._announced.pop(salt, None)
-            if node is not None:
-                return node
-        while self._heads:
-            key, salt = heapq.heappop(self._heads)
-            if self._announced.get(salt) != key:
-                continue
-            del self._announced[salt]
-            node = self._queues[salt].peek()
-            if node is not None and self._key(node) == key:
-                self._queues[salt].pop()
-                self._announce_next(salt)
-                return node
-            self._announce_next(salt)
-        return None
+        salt = "" if self._quota is None else self._tenants.peek()
+        queue = None if salt is None else self._queues.get(salt)
+        return None if queue is None else queue.pop()
 
-    def _announce_next(self, salt: str) -> None:
-        following = self._queues[salt].peek()
-        if following is None:
-            del self._queues[salt]
-        else:
-            self._announce(salt, self._key(following))
+    def _head_of(self, salt: str) -> Node | None:
+        """What a tenant would give next."""
+        head = self._queues[salt].peek() if salt in self._queues else None
+        if head is None:
+            self._queues.pop(salt, None)
+        return head
 
-    def _announce(self, salt: str, key: Key) -> None:
-        if salt not in self._announced or key < self._announced[salt]:
-            self._announced[salt] = key
-            heapq.heappush(self._heads, (key, salt))
-            if len(self._heads) > 2 * len(self._announced) + STALE_MAX:
-                self._heads = [(key, salt) for salt, key in self._announced.items()]
-                heapq.heapify(self._heads)
+    def _tenant_key(self, salt: str) -> tuple[int, ...] | None:
+        """Those beyond the quota first, the largest before the others; then by the key of what would go."""
+        head = self._head_of(salt)
+        if head is None:
+            return None
+        pages = (self.page_counts or {}).get(salt, 0)
+        return (0, -pages) if self._quota is not None and pages > self._quota else (1, *self._key(head))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from freehold.memory.prefix.lazy_heap import LazyHeap
 from freehold.memory.prefix.node import Node
-from freehold.memory.prefix.retention import DONE, Fading, Retention
+from freehold.memory.prefix.retention import DONE, Retention
 
 FADED_MAX = 64  # levels halved in one iteration; the rest follow in the next ones
 
@@ -28,7 +29,7 @@ class Hints:
     def __init__(self, tree: Prefixes, limit: int):
         self._tree = tree
         self._limit = limit
-        self._fading = Fading()
+        self.fading: LazyHeap[Node] = LazyHeap(lambda node: node.fades_at if node.level > 0 else None)
         self.page_count = 0
 
     def retain(self, node: Node, hint: Retention, now: float) -> int:
@@ -50,7 +51,7 @@ class Hints:
                 self.page_count += part.page_count
             if hint.priority >= part.level:
                 part.level, part.ttl, part.fades_at = hint.priority, hint.ttl, now + hint.ttl
-                self._fading.add(part)
+                self.fading.lower(part)
             kept = part.end
         return kept
 
@@ -65,18 +66,18 @@ class Hints:
 
     def split(self, upper: Node) -> None:
         """`upper` was cut from a node, and has its level."""
-        if upper.level > 0:
-            self._fading.add(upper)
+        self.fading.lower(upper)
 
     def fade(self, now: float) -> None:
         """Halve the levels whose time has come, a few at a time. Called in every iteration; seconds of the
         scheduler's clock."""
-        for node in self._fading.due(now, FADED_MAX):
+        for _ in range(FADED_MAX):
+            node = self.fading.peek()
+            if node is None or node.fades_at > now:
+                return
             halvings = 1 + int((now - node.fades_at) / node.ttl)
             node.level >>= min(halvings, 8)
             node.fades_at += halvings * node.ttl
-            if node.level > 0:
-                self._fading.add(node)
-            else:
+            if node.level <= 0:
                 self.page_count -= node.page_count
             self._tree.reconsider(node)

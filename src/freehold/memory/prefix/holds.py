@@ -26,11 +26,13 @@ class Prefixes(Protocol):
 
 
 class Holds:
-    """A pin names the node where a prefix ends and holds all of its path. `page_count` pages of each group are held."""
+    """A pin names the node where a prefix ends and holds all of its path. `page_count` pages of each group are held,
+    `kept_page_count` of them by pins of operators."""
 
     def __init__(self, tree: Prefixes):
         self._tree = tree
         self.page_count = 0
+        self.kept_page_count = 0
 
     def pin(self, match: Match, kind: PinKind) -> Node:
         """Protect a matched prefix -> the node that ends where the match ends. It does not count as a use.
@@ -49,6 +51,8 @@ class Holds:
         """One more pin on a node."""
         node.pins[kind] += 1
         self._hold(node)
+        if kind is PinKind.OPERATOR:
+            self._keep(node)
 
     def unpin(self, node: Node, kind: PinKind, fence: int) -> None:
         """Drop one pin; `fence` is the last step that may read the prefix on behalf of it."""
@@ -57,6 +61,8 @@ class Holds:
         node.pins[kind] -= 1
         for used in self._tree.path(node):
             used.fence = max(used.fence, fence)
+        if kind is PinKind.OPERATOR:
+            self._unkeep(node)
         self._unhold(node)
 
     def repin(self, old: Node, new: Node, kind: PinKind, fence: int) -> None:
@@ -64,6 +70,11 @@ class Holds:
         if old is not new:
             self.add(new, kind)
             self.unpin(old, kind, fence)
+
+    def grown(self, node: Node, pages: int) -> None:
+        """A node has `pages` more."""
+        self.page_count += pages if node.holds else 0
+        self.kept_page_count += pages if node.kept else 0
 
     def _hold(self, node: Node) -> None:
         step: Node | None = node
@@ -84,6 +95,24 @@ class Holds:
             parent = step.parent
             self._tree.released(step)
             step = parent
+
+    def _keep(self, node: Node) -> None:
+        step: Node | None = node
+        while step is not None:
+            step.kept += 1
+            if step.kept > 1:
+                return
+            self.kept_page_count += step.page_count
+            step = step.parent
+
+    def _unkeep(self, node: Node) -> None:
+        step: Node | None = node
+        while step is not None:
+            step.kept -= 1
+            if step.kept > 0:
+                return
+            self.kept_page_count -= step.page_count
+            step = step.parent
 
     def unheld_page_count(self, match: Match, released: Collection[Node] = ()) -> int:
         """Pages of the match that could be evicted now, and no longer once it is pinned. `released` nodes count as

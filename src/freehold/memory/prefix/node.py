@@ -60,8 +60,8 @@ class Node:
     """
 
     __slots__ = (
-        "children", "created", "end", "fades_at", "fence", "ghost", "hits", "holds", "keys", "last_used", "level",
-        "namespace", "pages", "parent", "pins", "priority", "queued", "serial", "tokens", "ttl", "used_at",
+        "children", "created", "end", "fades_at", "fence", "ghost", "hits", "holds", "kept", "keys", "last_used",
+        "level", "namespace", "pages", "parent", "pins", "priority", "serial", "tokens", "ttl", "used_at",
     )  # fmt: skip
 
     def __init__(self, serial: int, namespace: Namespace, parent: Node | None, tokens: Int32, pages: list[Int32]):
@@ -75,7 +75,7 @@ class Node:
         self.children: dict[bytes, Node] = {}
         self.pins = [0] * len(PinKind)
         self.holds = 0
-        self.queued = False
+        self.kept = 0  # the same for the pins of operators alone
         self.created = self.last_used = self.hits = self.priority = 0
         self.used_at = 0  # the number of steps submitted when it was last used
         self.level = 0  # retention level: higher levels are evicted later, negative ones first

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from freehold.arrays import Int32
+from freehold.memory.prefix.lazy_heap import LazyHeap
 from freehold.memory.prefix.node import Match, Node, PinKind
 from freehold.memory.prefix.tree import PrefixTree
 
@@ -35,7 +35,7 @@ class PinTable:
     def __init__(self, tree: PrefixTree, limit: int):
         self._tree = tree
         self._pins: OrderedDict[str, PinnedPrefix] = OrderedDict()
-        self._expiries: list[tuple[float, str]] = []  # a heap, without entries of pins that are gone
+        self._expiries: LazyHeap[str] = LazyHeap(self._expiry)
         self.limit = limit
         self.given_up_count = 0
 
@@ -48,10 +48,7 @@ class PinTable:
     @property
     def page_count(self) -> int:
         """Pages of each group that pins hold; where two share a prefix it counts once."""
-        return sum(node.page_count for node in self._nodes().values())
-
-    def _nodes(self) -> dict[int, Node]:
-        return {node.serial: node for pin in self for node in self._tree.path(pin.node)}
+        return self._tree.holds.kept_page_count
 
     def pin(self, name: str, match: Match, tokens: Int32, expires: float | None) -> PinnedPrefix | None:
         """Keep a matched prefix of `tokens` [n], as much of it as the budget allows; None if that is nothing.
@@ -69,20 +66,21 @@ class PinTable:
         for bounded in self._tree.bounded:
             bounded.borrow(bounded.needed_at(node, node.end))
         pin = self._pins[name] = PinnedPrefix(name, match.namespace.salt, match.length, node, expires)
-        if expires is not None:
-            heapq.heappush(self._expiries, (expires, name))
+        self._expiries.lower(name)
         return pin
+
+    def _expiry(self, name: str) -> float | None:
+        return self._pins[name].expires if name in self._pins else None
 
     def _within_budget(self, match: Match, tokens: Int32) -> Match:
         """The longest part of the match that can be had."""
-        mine = self._nodes()
-        left = self.limit - sum(node.page_count for node in mine.values())
+        left = self.limit - self.page_count
         if match.node is None:
             return match
         end = 0
         for node in self._tree.path(match.node):
             stop = min(node.end, match.length)
-            if node.serial not in mine:
+            if not node.kept:
                 pages = min((stop - node.start) // self._tree.page_size, left)
                 left -= pages
                 stop = node.start + pages * self._tree.page_size
@@ -96,9 +94,7 @@ class PinTable:
         pin = self._pins.pop(name, None)
         if pin is None:
             return False
-        if pin.expires is not None:
-            self._expiries.remove((pin.expires, name))
-            heapq.heapify(self._expiries)
+        self._expiries.forget(name)
         for bounded in self._tree.bounded:
             bounded.give_back(bounded.needed_at(pin.node, pin.node.end), 0)
         self._tree.holds.unpin(pin.node, PinKind.OPERATOR, fence=0)
@@ -106,8 +102,8 @@ class PinTable:
 
     def expire(self, now: float) -> None:
         """Unpin those whose time is up. Looks at no other."""
-        while self._expiries and self._expiries[0][0] <= now:
-            self.unpin(self._expiries[0][1])
+        while (name := self._expiries.peek()) is not None and (self._pins[name].expires or 0.0) <= now:
+            self.unpin(name)
 
     def give_up(self) -> None:
         """Unpin everything: a request could not go on otherwise."""

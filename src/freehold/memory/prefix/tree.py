@@ -17,6 +17,7 @@ from freehold.memory.prefix.evictor import Evictor
 from freehold.memory.prefix.hints import Hints
 from freehold.memory.prefix.history import PrefixHistory
 from freehold.memory.prefix.holds import Holds
+from freehold.memory.prefix.lazy_heap import LazyHeap
 from freehold.memory.prefix.node import Match, Namespace, Node, PageKey, page_key
 from freehold.memory.prefix.watcher import Rescuer, Watcher
 from freehold.prefix_keys import chain
@@ -51,6 +52,7 @@ class PrefixTree:
         self.page_count = 0  # page columns in the tree: pages of each full group
         self.history = PrefixHistory(self.page_size)
         self._roots: dict[Namespace, Node] = {}
+        self._nodes: dict[int, Node] = {}  # by serial, roots included
         self.watchers: list[Watcher] = []
         self.rescuer: Rescuer | None = None
         self.seed: Callable[[Namespace], bytes] | None = None  # where keys of nodes begin; None: nodes have no keys
@@ -133,12 +135,23 @@ class PrefixTree:
         return iter(self._roots)
 
     def nodes(self) -> Iterator[Node]:
-        """Every node, roots included."""
-        stack = list(self._roots.values())
-        while stack:
-            node = stack.pop()
-            yield node
-            stack.extend(node.children.values())
+        """Every node of this moment, roots included: the tree may change meanwhile."""
+        return iter(list(self._nodes.values()))
+
+    def has(self, node: Node) -> bool:
+        """Whether a node is still in the tree."""
+        return self._nodes.get(node.serial) is node
+
+    def node(self, serial: int) -> Node:
+        """The node with a serial number. Raises KeyError."""
+        return self._nodes[serial]
+
+    def heaps(self) -> Iterator[LazyHeap[Node] | LazyHeap[str]]:
+        """Every queue of eviction and fading, for the audit."""
+        yield from self.candidates.heaps()
+        yield self.hints.fading
+        for bounded in self.bounded:
+            yield from (bounded.inner, bounded.ends)
 
     def use(self, node: Node, priority: int = 0) -> None:
         """A request goes on from the prefix that ends at `node`: count the hit."""
@@ -232,8 +245,6 @@ class PrefixTree:
         node.used_at = self.epochs.submitted
         node.priority = max(node.priority, priority)
         node.level = max(node.level, 0)
-        for bounded in self.bounded:
-            bounded.touch(node)
 
     def _grow(self, node: Node, tokens: Int32, pages: list[Int32]) -> None:
         self.version += 1
@@ -241,8 +252,7 @@ class PrefixTree:
         node.pages = [np.concatenate(both) for both in zip(node.pages, pages, strict=True)]
         node.end += len(tokens)
         self._count(node, len(pages[0]))
-        if node.holds:
-            self.holds.page_count += len(pages[0])
+        self.holds.grown(node, len(pages[0]))
 
     def _append(self, parent: Node, tokens: Int32, pages: list[Int32]) -> Node:
         self.version += 1
@@ -274,15 +284,16 @@ class PrefixTree:
         upper.keys, node.keys = node.keys[:page_cut], node.keys[page_cut:]
         for pool, part in zip(self.pools, upper.pages, strict=True):
             pool.move(part[part != 0] if self.bounded else part, owner.node(node.serial), owner.node(upper.serial))
-        for bounded in self.bounded:
-            bounded.touch(upper)
         node.parent.children[self._key(upper)] = upper
         node.parent = upper
         node.tokens = node.tokens[cut:].copy()
         node.pages = [part[page_cut:].copy() for part in node.pages]
         upper.children[self._key(node)] = node
-        upper.holds = 1 if node.holds else 0
+        upper.holds, upper.kept = int(node.holds > 0), int(node.kept > 0)
         self.hints.split(upper)
+        for bounded in self.bounded:
+            bounded.offer(upper)
+            bounded.offer(node)
         for watcher in self.watchers:
             watcher.cut(upper, node)
         return upper
@@ -303,6 +314,9 @@ class PrefixTree:
         assert parent is not None
         del parent.children[self._key(node)]
         node.parent = None
+        del self._nodes[node.serial]
+        self.candidates.forget(node)
+        self.hints.fading.forget(node)
         for bounded in self.bounded:
             bounded.forget(node)
         for watcher in self.watchers:
@@ -339,6 +353,7 @@ class PrefixTree:
             self.candidates.push(node)
         elif node.parent is None and not node.children and not node.holds and self._roots.get(node.namespace) is node:
             del self._roots[node.namespace]
+            del self._nodes[node.serial]
             self.version += 1
 
     def flush(self) -> int:
@@ -353,8 +368,12 @@ class PrefixTree:
 
     def reconsider(self, node: Node) -> None:
         """The node's key for eviction has become smaller."""
-        if node.queued or node.evictable:
+        if node.evictable:
             self.candidates.lower(node)
+        else:
+            self.candidates.forget(node)  # it is offered again with its new key
+        for bounded in self.bounded:
+            bounded.reconsider(node)
 
     # -- parts --------------------------------------------------------------------------------------
 
@@ -367,7 +386,7 @@ class PrefixTree:
         scope = parent.namespace if parent else namespace
         assert scope is not None
         self._serial += 1
-        node = Node(self._serial, scope, parent, tokens, pages)
+        node = self._nodes[self._serial] = Node(self._serial, scope, parent, tokens, pages)
         node.created = node.last_used = self.tick
         node.used_at = self.epochs.submitted
         return node

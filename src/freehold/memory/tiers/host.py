@@ -51,6 +51,10 @@ class HostPages:
         yield from self._mirrors.items()
         yield from self._alone.items()
 
+    def pages_of_entries(self) -> Int32:
+        """Those of all entries, int32 [n]."""
+        return np.array([*self._mirrors.values(), *self._alone.values()], np.int32)
+
     @property
     def readers(self) -> Int32:
         """Transfers that read each page, int32 [pages + 1]."""
