@@ -63,10 +63,11 @@ def _cut(config: EngineConfig, groups: list[CacheGroup], costs: list[int], limit
     columns = -(-limit // config.page_size)
     spent = 0
     for number in bounded:
-        row = min(groups[number].pages_of_a_row(config.page_size, config.chunked_prefill_size), columns)
+        most = groups[number].pages_of_a_row(config.page_size, config.chunked_prefill_size, config.checkpoint_interval)
+        row = min(most, columns)
         share = (budget // 2 if full_cost else budget) // sum(costs[one] for one in bounded)
-        most = share if config.num_pages is None else config.num_pages
-        count = min(rows * row, most) if full_cost else most
+        limit_of_all = share if config.num_pages is None else config.num_pages
+        count = min(rows * row, limit_of_all) if full_cost else limit_of_all
         groups[number] = replace(groups[number], page_count=max(count, row))
         spent += max(count, row) * costs[number]
     if not full_cost:

@@ -202,7 +202,7 @@ def test_a_row_does_not_keep_what_its_last_user_was_told_to():
 
 
 def test_checkpoints_at_an_interval():
-    shape = MemoryShape(64, 4, 8, 400, groups=(FULL, CacheGroup("state", 1, True, 60)), checkpoint_interval=16)
+    shape = MemoryShape(64, 4, 8, 400, groups=(FULL, CacheGroup("state", 1, True, 69)), checkpoint_interval=16)
     memory = Memory(shape)
     compute(memory, range(100), chunk=100).release()
     for end in (16, 32, 48, 64):
@@ -258,13 +258,12 @@ def test_room_is_counted_without_what_is_read_or_will_be():
     assert memory.room.gained_by(np.array([lease.row]))[0].tolist() == [15, 2]
     lease.release()
     assert memory.room.reachable.tolist() == [100, 40]
-    match = memory.match("", tokens)
-    assert memory.room.taken_by(match).tolist() == [15, 2]
-    assert memory.room.can_be_made([85, 38], match)
-    assert not memory.room.can_be_made([85, 39], match)
-    assert not memory.room.can_be_made([86, 38], match)
-    assert memory.room.can_be_made([85, 38], match, may_unpin=True)
-    assert not memory.room.can_be_made([85, 39], match, may_unpin=True)
+    hit = memory.look_up("", tokens)
+    assert memory.room.taken_by(hit.match).tolist() == [15, 2]
+    for may_unpin in (False, True):
+        assert memory.room.can_be_made([85, 38], hit, may_unpin)
+        assert not memory.room.can_be_made([85, 39], hit, may_unpin)
+        assert not memory.room.can_be_made([86, 38], hit, may_unpin)
 
 
 def test_a_new_row_does_not_wait_for_states_that_running_rows_take_again():
@@ -290,9 +289,9 @@ def test_a_new_row_does_not_wait_for_states_that_running_rows_take_again():
     assert limbo > 0
     assert states.evictable_count > 0
     assert memory.room.reachable[1] == free + limbo + states.evictable_count
-    match = memory.match("", np.array([7], np.int32))
-    assert memory.room.can_be_made([1, free + states.evictable_count], match)
-    assert not memory.room.can_be_made([1, free + states.evictable_count + 1], match)
+    hit = memory.look_up("", np.array([7], np.int32))
+    assert memory.room.can_be_made([1, free + states.evictable_count], hit)
+    assert not memory.room.can_be_made([1, free + states.evictable_count + 1], hit)
     assert memory.room.make_for([1, free + 1])
     assert states.pool.limbo_count == limbo, "what running rows take again is left to them"
     memory.complete(steps[-1])
@@ -487,12 +486,11 @@ def test_a_tail_has_a_page_of_every_group():
     memory.park(lease, "s", tokens[:22])
     lease.release()
     memory.audit()
-    match = memory.match("", tokens)
-    tail = memory.find_tail("s", match, tokens)
-    assert match.length == 20
-    assert tail.end == 22
-    lease = memory.leases.open(match)
-    lease.adopt("s")
+    hit = memory.look_up("", tokens, session="s")
+    assert hit.match.length == 20
+    assert hit.length == 22
+    lease = memory.leases.open(hit.match)
+    lease.adopt(hit.tail)
     memory.audit()
     assert [named(memory, lease, group) for group in range(3)] == [[0, 1, 2, 3, 4, 5], [3, 4, 5], [4, 5]]
     lease.release()

@@ -199,18 +199,18 @@ def test_a_tail_continues_its_own_sequence_only():
     assert memory.counts().tail == 1
     memory.audit()
     longer = np.arange(12, dtype=np.int32)
-    match = memory.match("", longer)
-    assert match.length == 8
-    assert memory.find_tail("chat", match, longer)
-    assert not memory.find_tail("other", match, longer)
-    assert not memory.find_tail("chat", match, prompt), "the last token is always computed"
+    hit = memory.look_up("", longer, session="chat")
+    assert hit.match.length == 8
+    assert hit.tail is not None
+    assert memory.look_up("", longer, session="other").tail is None
+    assert memory.look_up("", prompt, session="chat").tail is None, "the last token is always computed"
+    assert memory.look_up("", longer, 9, session="chat").tail is None, "the limit is within it"
     different = longer.copy()
     different[9] = 99
-    assert not memory.find_tail("chat", memory.match("", different), different)
-    salted = memory.match("salt", longer)
-    assert not memory.find_tail("chat", salted, longer)
-    resumed = memory.leases.open(match)
-    resumed.adopt("chat")
+    assert memory.look_up("", different, session="chat").tail is None
+    assert memory.look_up("salt", longer, session="chat").tail is None
+    resumed = memory.leases.open(hit.match)
+    resumed.adopt(hit.tail)
     assert (resumed.shared, resumed.committed, resumed.allocated) == (8, 10, 12)
     memory.audit()
     resumed.release()
@@ -427,6 +427,49 @@ def test_a_tail_belongs_to_its_namespace():
             lease.park("chat", prompt)
         lease.release()
     longer = np.append(prompt, [7, 8]).astype(np.int32)
-    assert memory.find_tail("chat", memory.match("mine", longer), longer) is not None
+    assert memory.look_up("mine", longer, session="chat").tail is not None
     assert memory.match("theirs", longer).length == 8
-    assert memory.find_tail("chat", memory.match("theirs", longer), longer) is None
+    assert memory.look_up("theirs", longer, session="chat").tail is None
+
+
+def test_a_stale_hit_is_refused_before_anything_changes():
+    memory = make()
+    prompt = np.arange(11, dtype=np.int32)
+    lease = run(memory, prompt)
+    lease.publish(prompt)
+    lease.park("chat", prompt)
+    lease.release()
+    longer = np.append(prompt, [7, 8]).astype(np.int32)
+    hit = memory.look_up("", longer, session="chat")
+    assert memory.is_current(hit)
+    memory.tails.give_up(1)
+    assert not memory.is_current(hit), "its tail is gone"
+    lease = memory.leases.open(hit.match)
+    with pytest.raises(LeaseError, match="has been given up"):
+        lease.adopt(hit.tail)
+    memory.audit()
+    lease.release()
+    memory.tree.evictor.evict(1, "a test")
+    with pytest.raises(LeaseError, match="has changed since the match"):
+        memory.leases.open(hit.match)
+    memory.audit()
+
+
+def test_a_tail_of_the_same_name_is_another_one():
+    memory = make()
+    prompt = np.arange(11, dtype=np.int32)
+    longer = np.append(prompt, [7, 8]).astype(np.int32)
+    hits = []
+    for _ in range(2):
+        lease = run(memory, prompt)
+        lease.publish(prompt)
+        lease.park("chat", prompt)
+        lease.release()
+        hits.append(memory.look_up("", longer, session="chat"))
+    assert not memory.is_current(hits[0])
+    lease = memory.leases.open(hits[1].match)
+    with pytest.raises(LeaseError):
+        lease.adopt(hits[0].tail)
+    lease.adopt(hits[1].tail)
+    lease.release()
+    memory.audit()

@@ -30,10 +30,9 @@ def test_storage_outlives_the_process():
     bench = again(stored())
     assert bench.plan() is None
     fetched = prefetch(bench)
-    assert bench.tiers.storage.is_awaited(fetched)
+    assert not fetched.is_over
     bench.settle()
     assert fetched.is_over
-    assert not bench.tiers.storage.is_awaited(fetched)
     assert (fetched.was_there, fetched.boundary) == (0, 32)
     assert bench.load() == len(TOKENS)
     assert prefetch(bench) is None
@@ -104,21 +103,6 @@ def test_two_requests_share_a_fetch():
     assert one is two
     assert one.wanted_by == 2
     assert len(bench.mover.orders) == 1
-
-
-WAITS = {PrefetchPolicy.BEST_EFFORT: 0.0, PrefetchPolicy.TIMEOUT: 1.0, PrefetchPolicy.WAIT_COMPLETE: LATE_S[Kind.FETCH]}
-
-
-@pytest.mark.parametrize(("policy", "seconds"), WAITS.items())
-def test_how_long_a_request_waits_for_storage(policy, seconds):
-    bench = Bench(storage=policy, mover=stored().mover)
-    bench.turn()
-    fetched = prefetch(bench)
-    assert bench.tiers.storage.is_awaited(fetched) == (seconds > 0)
-    bench.turn(seconds - 0.001)
-    assert bench.tiers.storage.is_awaited(fetched) == (seconds > 0)
-    bench.turn(0.002)
-    assert not bench.tiers.storage.is_awaited(fetched)
 
 
 @pytest.mark.parametrize("other", [{"identity": b"two"}, {"salt": "tenant"}, {"weights": b"w"}, {"group": "window"}])

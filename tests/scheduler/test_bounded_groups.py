@@ -173,7 +173,7 @@ def test_a_state_that_a_row_passes_on_in_each_step_does_not_keep_a_more_importan
 
 def test_who_lacked_room_does_not_lack_it_once_somebody_has_gone():
     """Or a row would be sent back for a request whose room has come meanwhile."""
-    h = harness(FULL, state(8), max_running_requests=3, page_size=1)
+    h = harness(FULL, state(7), max_running_requests=3, page_size=1)
     running = h.submit([10] * 20, greedy(100))
     for _ in range(30):
         h.step()

@@ -162,8 +162,9 @@ class Procedures:
         """What of a sequence is cached now, were it the turn of a session or not."""
         memory = self._scheduler.memory
         tokens = np.array(argument["tokens"], np.int32)
-        match = self._match(argument, tokens)
-        tail = memory.find_tail(argument["session"], match, tokens) if argument["session"] else None
+        place = self._namespace(argument)
+        hit = memory.look_up(place.salt, tokens, adapter=place.adapter, session=argument["session"] or None)
+        match, tail = hit.match, hit.tail
         tail_tokens = 0 if tail is None else tail.end - tail.start
         found = {"tree_tokens": match.length, "tail_tokens": tail_tokens, "tokens": match.length + tail_tokens}
         return found if memory.tiers is None else {**found, "host_tokens": self._on_host(match, tokens)}

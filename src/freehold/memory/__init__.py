@@ -3,9 +3,10 @@
 from freehold.memory.counts import PageCounts
 from freehold.memory.explain import Miss
 from freehold.memory.group import CacheGroup, with_draft
+from freehold.memory.hit import Hit
 from freehold.memory.lease import Lease
 from freehold.memory.lease_table import LeaseTable
-from freehold.memory.ledger.errors import AuditError, LeaseError, OutOfPages, OwnershipError
+from freehold.memory.ledger.errors import AuditError, BrokenInvariant, LeaseError, OutOfPages, OwnershipError
 from freehold.memory.ledger.pool import PagePool, Tier
 from freehold.memory.memory import Memory
 from freehold.memory.prefix.node import Match, Namespace, PinKind
@@ -18,8 +19,8 @@ from freehold.memory.tiers.storage import PrefetchPolicy
 from freehold.memory.tiers.tiers import Saved, TierPlan
 
 __all__ = [
-    "PAGE_SIZES", "AuditError", "CacheGroup", "Lease", "LeaseError", "LeaseTable", "Match", "Memory",
-    "MemoryShape", "Miss", "Namespace", "OutOfPages", "OwnershipError", "PageCounts", "PagePool", "PinKind",
+    "PAGE_SIZES", "AuditError", "BrokenInvariant", "CacheGroup", "Hit", "Lease", "LeaseError", "LeaseTable", "Match",
+    "Memory", "MemoryShape", "Miss", "Namespace", "OutOfPages", "OwnershipError", "PageCounts", "PagePool", "PinKind",
     "PinTable", "PinnedPrefix", "PrefetchPolicy", "PrefixTree", "Retention", "Saved", "Tier", "TierPlan",
     "WritePolicy", "with_draft",
 ]  # fmt: skip

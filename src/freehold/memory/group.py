@@ -51,13 +51,19 @@ class CacheGroup:
         behind = boundary - self.lookback
         return behind * (behind > 0) // page_size
 
-    def pages_of_a_row(self, page_size: int, step_tokens: int) -> int:
+    def pages_of_a_row(self, page_size: int, step_tokens: int, checkpoint_interval: int = 0) -> int:
         """Pages that a row of a bounded group holds at most, if a step computes up to `step_tokens` of its tokens and
-        another one is in flight: what it looks back on, the page that it writes, and both steps."""
+        another one is in flight: what it looks back on, the page that it writes, and both steps. Of states: the one
+        that the row goes on from; of both steps the last one, and those at multiples of the interval; and two where the
+        prompt ends or branches."""
         assert self.lookback is not None
         if self.is_state:
-            return STATES_OF_A_ROW
+            every = -(-step_tokens // checkpoint_interval) if checkpoint_interval else 0
+            return 1 + 2 * (1 + every) + CHECKPOINTS
         return -(-self.lookback // page_size) + 2 + 2 * -(-step_tokens // page_size)
+
+
+CHECKPOINTS = 2  # boundaries of a prompt at which its state is kept, beside those of the interval
 
 
 def longest_boundary(groups: Sequence[CacheGroup], page_size: int, present: Sequence[Bool]) -> int:
@@ -70,10 +76,6 @@ def longest_boundary(groups: Sequence[CacheGroup], page_size: int, present: Sequ
         is_ready &= last_hole < group.first_column(boundaries, page_size)
     ready = is_ready.nonzero()[0]
     return int(boundaries[ready[-1]]) if len(ready) else 0
-
-
-# The state that a row goes on from and the one it writes; and while a prompt is computed the checkpoints of one step.
-STATES_OF_A_ROW = 5
 
 
 def with_draft(groups: Sequence[CacheGroup]) -> tuple[CacheGroup, ...]:

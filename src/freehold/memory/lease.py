@@ -15,7 +15,7 @@ from freehold.memory.ledger.pool import PagePool
 from freehold.memory.page_tables import PageTables
 from freehold.memory.prefix.node import Node, PinKind
 from freehold.memory.prefix.tree import PrefixTree
-from freehold.memory.tails import TailTable
+from freehold.memory.tails import Tail, TailTable
 
 
 class Rows(Protocol):
@@ -150,11 +150,13 @@ class Lease:
             pool.free(part[is_duplicate], self.owner, fence)
             table.page_tables.write(group, self.row, start // table.page_size, np.where(part != 0, theirs, 0))
 
-    def adopt(self, name: str) -> None:
-        """Take up the tail parked under `name`, which begins where the lease ends."""
+    def adopt(self, tail: Tail) -> None:
+        """Take up a tail, which begins where the lease ends. Raises LeaseError if it does not, or is no longer parked;
+        then nothing has changed."""
         table = self._open_table()
-        tail = table.tails.take(name, self.owner)
-        assert tail.start == self.shared == self.allocated, "a tail continues the match"
+        if not tail.start == self.shared == self.allocated:
+            raise LeaseError(f"a tail begins at {tail.start}, the lease has {self.shared} .. {self.allocated}")
+        table.tails.take(tail, self.owner)
         for group, pages in enumerate(tail.pages):
             table.page_tables.write(group, self.row, tail.start // table.page_size, pages)
         table.fence[self.row] = max(int(table.fence[self.row]), tail.fence)
@@ -193,6 +195,7 @@ class Lease:
     def withdraw(self) -> None:
         """The lease is not wanted after all: it holds no private page, and nothing was computed for it."""
         assert self.shared == self.allocated
+        self._table.page_tables.forget(self.row)
         self.release()
 
     def use(self, priority: int = 0) -> None:

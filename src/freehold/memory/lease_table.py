@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from freehold.arrays import Bool, Int32, Int64, ragged
-from freehold.memory.group import CacheGroup
+from freehold.memory.group import CHECKPOINTS, CacheGroup
 from freehold.memory.lease import Lease
 from freehold.memory.ledger import owner
 from freehold.memory.ledger.epochs import Epochs
@@ -83,7 +83,7 @@ class LeaseTable:
         self.fence: Int64 = np.zeros(row_count, np.int64)
         self.owner: Int64 = np.zeros(row_count, np.int64)  # 0 while the row is free
         self.slid: Int64 = np.zeros((len(pools), row_count), np.int64)  # columns
-        self.checkpoints: Int64 = np.full((row_count, 2), NO_CHECKPOINT, np.int64)
+        self.checkpoints: Int64 = np.full((row_count, CHECKPOINTS), NO_CHECKPOINT, np.int64)
         self.page_tables = PageTables(len(pools), row_count, -(-token_limit // self.page_size))
         self.leases: list[Lease | None] = [None] * row_count
         self._checkpoint_interval = checkpoint_interval
@@ -171,20 +171,33 @@ class LeaseTable:
         if len(short) == 0:
             return Shortage(short, short, self._nothing, None)
         rows = rows[short]
-        columns = pages_to_cover(targets[short] - self.allocated[rows], self.page_size)
-        total = int(columns.sum())
+        allocated = self.allocated[rows]
+        columns = pages_to_cover(targets[short] - allocated, self.page_size)
         if not self._has_states:
-            return Shortage(rows, columns, [total] * len(self.pools), None)
-        states = self._state_columns(rows, columns, np.ones(len(rows), np.bool_) if decodes is None else decodes[short])
-        count = int(np.count_nonzero(states))
-        return Shortage(rows, columns, [count if group.is_state else total for group in self.groups], states)
+            return Shortage(rows, columns, [int(columns.sum())] * len(self.pools), None)
+        is_decoding = np.ones(len(rows), np.bool_) if decodes is None else decodes[short]
+        states = self._state_columns(allocated, columns, is_decoding, self.checkpoints[rows])
+        return Shortage(rows, columns, self._by_group(columns, states), states)
 
-    def _state_columns(self, rows: Int64, counts: Int64, decodes: Bool) -> Bool:
-        """Which of the next `counts` [n] columns of `rows` [n] get a state [sum of counts]."""
+    def needs_of_a_row(self, covered: int, target: int, checkpoints: Sequence[int]) -> list[int]:
+        """Pages of each group that a new row, whose first `covered` tokens have their pages, needs to cover a prompt up
+        to `target`: what `lacking` will say once it is leased and has these checkpoints."""
+        columns = pages_to_cover(np.array([max(target - covered, 0)]), self.page_size)
+        is_decoding = np.zeros(1, np.bool_)
+        states = self._state_columns(np.array([covered]), columns, is_decoding, np.array([checkpoints], np.int64))
+        return self._by_group(columns, states)
+
+    def _by_group(self, columns: Int64, states: Bool) -> list[int]:
+        total, count = int(columns.sum()), int(np.count_nonzero(states))
+        return [count if group.is_state else total for group in self.groups]
+
+    def _state_columns(self, allocated: Int64, counts: Int64, decodes: Bool, checkpoints: Int64) -> Bool:
+        """Which of the next `counts` [n] columns of rows that cover `allocated` [n] tokens, and keep their states at
+        `checkpoints` [n, k], get a state [sum of counts]."""
         sequence, offset = ragged(counts)
-        ends = self.allocated[rows][sequence] + (offset + 1) * self.page_size
+        ends = allocated[sequence] + (offset + 1) * self.page_size
         is_last = offset == counts[sequence] - 1
-        is_checkpoint = (self.checkpoints[rows][sequence] == ends[:, None]).any(axis=1)
+        is_checkpoint = (checkpoints[sequence] == ends[:, None]).any(axis=1)
         if self._checkpoint_interval:
             is_checkpoint |= ends % self._checkpoint_interval == 0
         return is_last | decodes[sequence] | is_checkpoint

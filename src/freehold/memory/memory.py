@@ -9,6 +9,7 @@ from freehold.memory.audit import audit, auditing, recounting
 from freehold.memory.counts import PageCounts, count_pages
 from freehold.memory.events import EventLog
 from freehold.memory.explain import Miss, explain, explain_miss
+from freehold.memory.hit import Hit
 from freehold.memory.lease import Lease
 from freehold.memory.lease_table import LeaseTable
 from freehold.memory.ledger.epochs import Epochs
@@ -19,7 +20,7 @@ from freehold.memory.prefix.retention import Retention
 from freehold.memory.prefix.tree import PrefixTree
 from freehold.memory.room import Room
 from freehold.memory.shape import MemoryShape
-from freehold.memory.tails import Tail, TailTable
+from freehold.memory.tails import TailTable
 from freehold.memory.tiers.tiers import TierPlan, Tiers
 from freehold.mover import Mover
 from freehold.prefix_keys import fingerprint
@@ -80,11 +81,17 @@ class Memory:
         limit = len(tokens) - 1 if limit is None else min(limit, len(tokens) - 1)
         return self.tree.match(self.tree.namespace(salt, adapter), tokens, limit if self.shape.prefix_cache else 0)
 
-    def find_tail(self, name: str, match: Match, tokens: Int32, limit: int | None = None) -> Tail | None:
-        """What a parked sequence left behind its last whole page, if it continues the match and has at most `limit`
-        tokens."""
-        tail = self.tails.find(name, match.namespace, tokens, match.length)
-        return None if tail is None or (limit is not None and tail.end > limit) else tail
+    def look_up(
+        self, salt: str, tokens: Int32, limit: int | None = None, adapter: str = "", session: str | None = None
+    ) -> Hit:
+        """What of `tokens` [n], at most `limit`, is cached, with the tail of a session if it continues the match."""
+        match = self.match(salt, tokens, limit, adapter)
+        tail = None if session is None else self.tails.find(session, match.namespace, tokens, match.length)
+        return Hit(match, None if tail is None or (limit is not None and tail.end > limit) else tail)
+
+    def is_current(self, hit: Hit) -> bool:
+        """Whether nothing has changed since that was looked up, so that it can be leased."""
+        return hit.match.version == self.tree.version and (hit.tail is None or hit.tail in self.tails)
 
     def replace_weights(self, weights: bytes = b"") -> None:
         """Other weights, with this fingerprint, compute from now on. What the old ones computed is never found again on

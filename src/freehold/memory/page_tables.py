@@ -36,6 +36,11 @@ class PageTables:
         self.tables[group][rows, columns] = pages
         self._log[group].append((rows.astype(np.int32), columns.astype(np.int32), pages))
 
+    def forget(self, row: int) -> None:
+        """No step will use what was written to a row since the last one: its lease is withdrawn."""
+        for log in self._log:
+            log[:] = [write for write in log if (write[0] != row).any()]
+
     def take_updates(self) -> list[PageWrites]:
         """For each group, what was written since the last call, in order."""
         log, self._log = self._log, [[] for _ in self.tables]

@@ -7,8 +7,10 @@ from collections.abc import Callable, Collection, Sequence
 import numpy as np
 
 from freehold.arrays import Bool, Int64
+from freehold.memory.hit import Hit
 from freehold.memory.parts import RoomParts
 from freehold.memory.prefix.node import Match, Node
+from freehold.memory.tails import Tail
 from freehold.memory.tiers.tiers import Tiers
 
 AHEAD = 64  # one part in so many
@@ -64,12 +66,12 @@ class Room:
     @property
     def reachable(self) -> Int64:
         """Pages of each group that are free, can be evicted, or come back when what is in flight completes."""
-        return self._coming() + self._evictable()
+        return self._coming() + self._tails.page_count + self._evictable()
 
     def _evictable(self) -> Int64:
-        """Pages of each group that come by giving up tails and prefixes."""
+        """Pages of each group that come by giving up prefixes."""
         bounded = [one.evictable_count for one in self._tree.bounded]
-        return self._tails.page_count + self._by_group(self._tree.evictable_page_count, bounded)
+        return self._by_group(self._tree.evictable_page_count, bounded)
 
     def _by_group(self, full: int, bounded: Sequence[int]) -> Int64:
         """One number for all full groups, and one for each bounded group -> int64 [groups]."""
@@ -108,8 +110,8 @@ class Room:
         # What was given back may have been these rows' own.
         return self._give_up(self._leases.lacking(rows, targets, decodes).pages, self._coming, may_unpin)
 
-    def make_for(self, needed: Sequence[int], may_unpin: bool = False, keep: str | None = None) -> bool:
-        """The same for so many pages of each group, for a new row. The tail of `keep` is not given up."""
+    def make_for(self, needed: Sequence[int], may_unpin: bool = False, keep: Tail | None = None) -> bool:
+        """The same for so many pages of each group, for a new row, without giving up `keep`."""
         if self._are_free(needed):
             return True
         self._leases.give_back_excess()
@@ -118,7 +120,7 @@ class Room:
     def _are_free(self, needed: Sequence[int]) -> bool:
         return all(count <= pool.free_count for count, pool in zip(needed, self._pools, strict=True))
 
-    def _give_up(self, needed: Sequence[int], have: _Pages, may_unpin: bool, keep: str | None = None) -> bool:
+    def _give_up(self, needed: Sequence[int], have: _Pages, may_unpin: bool, keep: Tail | None = None) -> bool:
         """Tails, then prefixes, those being copied to the host last, then pins, until `have` counts `needed` pages ->
         whether they are free now."""
         missing = _missing(needed, have)
@@ -133,14 +135,15 @@ class Room:
             self._evict(needed, have)
         return self._are_free(needed)
 
-    def can_be_made(self, needed: Sequence[int], match: Match, may_unpin: bool = False) -> bool:
-        """Whether a new row can have `needed` pages of each group without evicting the match. Changes nothing."""
-        room = self._at_hand() + self._evictable() - self.taken_by(match)
+    def can_be_made(self, needed: Sequence[int], hit: Hit, may_unpin: bool = False) -> bool:
+        """Whether a new row can have `needed` pages of each group without evicting the hit. Changes nothing."""
+        match, tails = hit.match, self._tails.page_count - (hit.tail is not None)
+        room = self._at_hand() + tails + self._evictable() - self.taken_by(match)
         if may_unpin:  # what is held is held by operators
             bounded = self._tree.bounded
             mine = self._by_group(match.length // self._page_size, [len(one.needed(match)) for one in bounded])
             cached = self._by_group(self._tree.page_count, [one.page_count for one in bounded])
-            room = self._at_hand() + self._tails.page_count + cached - mine
+            room = self._at_hand() + tails + cached - mine
         return bool((np.array(needed, np.int64) <= room).all())
 
     def _evict(self, needed: Sequence[int], have: _Pages) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from freehold.config import EngineConfig
-from freehold.memory.group import STATES_OF_A_ROW, CacheGroup, with_draft
+from freehold.memory.group import CacheGroup, with_draft
 
 PAGE_SIZES = (1, 2, 4, 16, 64, 256)
 
@@ -83,14 +83,11 @@ class MemoryShape:
         ever holds."""
         columns = -(-self.token_limit // self.page_size)
         return [
-            min(group.pages_of_a_row(self.page_size, self.step_tokens), columns) if group.is_bounded else 1
+            min(group.pages_of_a_row(self.page_size, self.step_tokens, self.checkpoint_interval), columns)
+            if group.is_bounded
+            else 1
             for group in self.groups
         ]
-
-    def pages_of_a_chunk(self, tokens: int) -> list[int]:
-        """Pages of each group for so many tokens of a prompt from a page boundary on."""
-        columns = -(-tokens // self.page_size)
-        return [min(columns, STATES_OF_A_ROW) if group.is_state else columns for group in self.groups]
 
     @property
     def has_full_groups(self) -> bool:

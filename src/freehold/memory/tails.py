@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from freehold.arrays import Int32
 from freehold.memory.ledger import owner
+from freehold.memory.ledger.errors import LeaseError
 from freehold.memory.ledger.pool import PagePool
 from freehold.memory.prefix.node import Namespace
 
@@ -22,8 +23,9 @@ from freehold.memory.prefix.node import Namespace
 @dataclass(frozen=True)
 class Tail:
     """One page of each group, with KV of positions start .. end, which follow the prefix that `digest` names
-    (of all tokens up to `end`). `fence` is the last step that may touch it."""
+    (of all tokens up to `end`), parked under `name`. `fence` is the last step that may touch it."""
 
+    name: str
     serial: int
     namespace: Namespace
     start: int
@@ -53,6 +55,9 @@ class TailTable:
     def __len__(self) -> int:
         return len(self._tails)
 
+    def __contains__(self, tail: Tail) -> bool:
+        return self._tails.get(tail.name) is tail
+
     def __iter__(self) -> Iterator[tuple[str, Tail]]:
         return iter(self._tails.items())
 
@@ -64,7 +69,7 @@ class TailTable:
         self.forget(name)
         self._serial += 1
         kept = [part.copy() for part in pages]
-        tail = Tail(self._serial, namespace, start, len(tokens), digest_of(tokens), kept, fence)
+        tail = Tail(name, self._serial, namespace, start, len(tokens), digest_of(tokens), kept, fence)
         for pool, part in zip(self._pools, kept, strict=True):
             pool.move(part, source, tail.owner)
         self._tails[name] = tail
@@ -77,12 +82,13 @@ class TailTable:
             return None
         return tail if tail.digest == digest_of(tokens[: tail.end]) else None
 
-    def take(self, name: str, target: int) -> Tail:
-        """Hand the pages of a tail to `target`."""
-        tail = self._tails.pop(name)
+    def take(self, tail: Tail, target: int) -> None:
+        """Hand the pages of a tail to `target`. Raises LeaseError, having changed nothing, if it is not parked."""
+        if tail not in self:
+            raise LeaseError(f"the tail of '{tail.name}' has been given up")
+        del self._tails[tail.name]
         for pool, part in zip(self._pools, tail.pages, strict=True):
             pool.move(part, tail.owner, target)
-        return tail
 
     def forget(self, name: str) -> None:
         """Free a tail, if there is one."""
@@ -91,11 +97,10 @@ class TailTable:
             for pool, part in zip(self._pools, tail.pages, strict=True):
                 pool.free(part, tail.owner, tail.fence)
 
-    def give_up(self, page_count: int, keep: str | None = None) -> None:
-        """Free at least `page_count` pages of each group, if there are as many, oldest tails first; not that of
-        `keep`."""
+    def give_up(self, page_count: int, keep: Tail | None = None) -> None:
+        """Free at least `page_count` pages of each group, if there are as many, oldest tails first; not `keep`."""
         while page_count > 0:
-            name = next((name for name in self._tails if name != keep), None)
+            name = next((name for name, tail in self._tails.items() if tail is not keep), None)
             if name is None:
                 return
             page_count -= len(self._tails[name].pages[0])

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
 import numpy as np
 
 from freehold.adapter import fingerprint_of
-from freehold.arrays import Int32, Int64
-from freehold.memory import Lease, Match, Memory
+from freehold.arrays import Int64
+from freehold.memory import Hit, Lease, Match, Memory
 from freehold.memory.lease_table import pages_to_cover
 from freehold.memory.prefix.node import PageKey, page_key
-from freehold.memory.tails import Tail
+from freehold.memory.tiers.loads import LoadPlan
 from freehold.scheduler.batch import Batch
 from freehold.scheduler.chunk_budget import PromptBudget
+from freehold.scheduler.faults import fault_of_one
 from freehold.scheduler.lifecycle import Lifecycle
 from freehold.scheduler.loading import Loading
 from freehold.scheduler.queue import WaitingQueue
-from freehold.scheduler.request import Request
+from freehold.scheduler.request import Finish, FinishKind, Request
 from freehold.scheduler.running import RunningTable
 from freehold.scheduler.speculation import DraftBudget
 
@@ -31,6 +33,22 @@ class _Verdict(Enum):
     ADMITTED = auto()
     WAITS = auto()  # steps or a load will bring what it can share; or its client has had its share
     NO_ROOM = auto()
+    FAILED = auto()  # looking at it raised an error, and ended it
+
+
+@dataclass(frozen=True)
+class _Prospect:
+    """What a request would start with if it were admitted now: a `load` that brings more of its prefix first, or a
+    lease that has `needed` pages of each group up to `target` tokens and keeps states at `checkpoints`. `miss` says why
+    not more is cached, `key` names the first page that it would compute."""
+
+    hit: Hit
+    target: int
+    checkpoints: Sequence[int]
+    needed: Sequence[int]
+    key: PageKey | None
+    miss: str | None
+    load: LoadPlan | None
 
 
 @dataclass(frozen=True)
@@ -103,63 +121,88 @@ class Admission:
         queue, leases = self._queue, self._memory.leases
         if budget.is_spent or leases.free_row_count == 0:
             return admitted
-        queue.rank(self._memory.tree.version, lambda request: self.match(request).length)
+        queue.rank(self._memory.tree.version, self._match_length)
         sharing = self.pages_being_computed()
         reserved = self.reserved_page_counts()
         self._left_waiting = 0
         for request in queue.in_turn():
             if budget.is_spent or leases.free_row_count == 0 or self._left_waiting == LOOKED_AT_MAX:
                 break
-            verdict, count = self._try_admit(request, budget, reserved, sharing)
+            verdict = self._try_admit(request, budget, reserved, sharing)
             if verdict is _Verdict.NO_ROOM:
                 self._refusals = self._refusals.after(request.id, len(self._running))
                 break
             if verdict is _Verdict.WAITS:
                 self._left_waiting += 1
                 continue
-            assert request.lease is not None
-            rows = np.array([request.lease.row])
-            admitted.append(self._running.batch(rows, np.array([count]), np.zeros(1, np.int64)))
-            budget.spend(request.client_number, count)
-            reserved += self.growth_page_counts(rows)
+            if verdict is _Verdict.ADMITTED:
+                lease = request.lease
+                assert lease is not None
+                rows, count = np.array([lease.row]), lease.reserved - lease.committed
+                admitted.append(self._running.batch(rows, np.array([count]), np.zeros(1, np.int64)))
+                budget.spend(request.client_number, count)
+                reserved += self.growth_page_counts(rows)
         return admitted
 
-    def _try_admit(
-        self, request: Request, budget: PromptBudget, reserved: Int64, sharing: set[PageKey]
-    ) -> tuple[_Verdict, int]:
+    def _try_admit(self, request: Request, budget: PromptBudget, reserved: Int64, sharing: set[PageKey]) -> _Verdict:
         """A request that is not admitted leaves no trace: it keeps its place in the queue, and nothing counts as
-        used."""
-        memory = self._memory
-        if budget.offer(request.client_number, 1) == 0:
-            return _Verdict.WAITS, 0
-        tokens, match = request.tokens, self.match(request)
-        tail = self._tail(request, match, tokens)
-        if self.waits(request, match, sharing) or (tail is not None and not memory.epochs.passed(tail.fence)):
-            return _Verdict.WAITS, 0
-        if not self._fits_beside(request, match, reserved):
-            return _Verdict.NO_ROOM, 0
-        miss = memory.explain_miss(match, tokens, request.computed_from) if request.cached_tokens is None else None
-        if not self._queue.is_due(request) and self._loading.begin(request, match, len(self._running) == 0):
-            return _Verdict.WAITS, 0
-        if match.version != memory.tree.version:  # there was no room for a load: what it would continue was cut off
-            match = self.match(request)
-        key = memory.tree.next_page_key(match, tokens)
-        lease = self._lease(request, match, tail, budget)
+        used. What was looked up is looked up again if room was made since."""
+        self._loading.go_on(request)
+        prospect = self._look_at(request, budget, reserved, sharing, may_load=True)
+        if isinstance(prospect, _Prospect) and prospect.load is not None:
+            if self._loading.begin(request, prospect.load, len(self._running) == 0, prospect.hit.tail):
+                return _Verdict.WAITS
+            prospect = self._look_at(request, budget, reserved, sharing, may_load=False)
+        if isinstance(prospect, _Verdict):
+            return prospect
+        lease = self._lease(prospect)
         if lease is None:
-            return _Verdict.NO_ROOM, 0
-        count = lease.reserved - lease.committed
+            return _Verdict.NO_ROOM
         self._lifecycle.start(request, lease)
-        if miss is not None:
-            request.miss = str(miss)
+        request.miss = request.miss if prospect.miss is None else prospect.miss
         if self._drafts is not None:
             self._drafts.start(lease.row, request.params.constraint is not None)
-        if key is not None:
-            sharing.add(key)
-        return _Verdict.ADMITTED, count
+        if prospect.key is not None:
+            sharing.add(prospect.key)
+        return _Verdict.ADMITTED
+
+    def _look_at(
+        self, request: Request, budget: PromptBudget, reserved: Int64, sharing: set[PageKey], may_load: bool
+    ) -> _Prospect | _Verdict:
+        """What would come of admitting a request. Nothing is moved, so a fault ends this request alone."""
+        try:
+            return self._prospect(request, budget, reserved, sharing, may_load)
+        except Exception as error:
+            self._lifecycle.end(request, Finish(FinishKind.ERROR, error=fault_of_one(error)))
+            return _Verdict.FAILED
+
+    def _prospect(
+        self, request: Request, budget: PromptBudget, reserved: Int64, sharing: set[PageKey], may_load: bool
+    ) -> _Prospect | _Verdict:
+        memory, tokens = self._memory, request.tokens
+        if budget.offer(request.client_number, 1) == 0:
+            return _Verdict.WAITS
+        hit = self.look_up(request)
+        match, tail = hit.match, hit.tail
+        if self.waits(request, match, sharing) or (tail is not None and not memory.epochs.passed(tail.fence)):
+            return _Verdict.WAITS
+        if not self._fits_beside(request, match, reserved):
+            return _Verdict.NO_ROOM
+        miss = memory.explain_miss(match, tokens, request.computed_from) if request.cached_tokens is None else None
+        load = self._loading.plan(request, match) if may_load and not self._queue.is_due(request) else None
+        size = memory.page_size
+        target = hit.length + budget.offer(request.client_number, len(tokens) - hit.length)
+        # Where the prompt ends, and where others went on differently: the next one can begin there.
+        checkpoints = (len(request.prompt) - 1) // size * size, match.known
+        needed = memory.leases.needs_of_a_row(hit.covered(size), target, checkpoints)
+        if load is None and not memory.room.can_be_made(needed, hit, may_unpin=len(self._running) == 0):
+            return _Verdict.NO_ROOM
+        key = memory.tree.next_page_key(match, tokens)
+        return _Prospect(hit, target, checkpoints, needed, key, None if miss is None else str(miss), load)
 
     def waits(self, request: Request, match: Match, sharing: set[PageKey]) -> bool:
-        """Whether somebody computes the next page that the request would compute, too, or loads it: it can have that
-        soon."""
+        """Whether another request computes the next page that this one would compute, or a load brings it: it can have
+        that soon."""
         memory = self._memory
         if self._queue.is_due(request):
             return False
@@ -169,36 +212,37 @@ class Admission:
             return False
         return memory.tree.next_page_key(match, request.tokens) in sharing
 
-    def _tail(self, request: Request, match: Match, tokens: Int32) -> Tail | None:
-        if request.session is None:
-            return None
-        return self._memory.find_tail(request.session, match, tokens, request.computed_from)
-
-    def _lease(self, request: Request, match: Match, tail: Tail | None, budget: PromptBudget) -> Lease | None:
+    def _lease(self, prospect: _Prospect) -> Lease | None:
         """A lease with pages for the first chunk; or None, and it was never there. It pins the match, so that
         making room cannot evict it."""
-        memory, is_alone = self._memory, len(self._running) == 0
-        size = memory.page_size
-        begin, covered = (match.length, match.length) if tail is None else (tail.end, match.length + size)
-        target = begin + budget.offer(request.client_number, len(request.tokens) - begin)
-        needed = memory.shape.pages_of_a_chunk(max(target - covered, 0))
-        if not memory.room.can_be_made(needed, match, may_unpin=is_alone):
-            return None
-        lease = memory.leases.open(match)
-        if not memory.room.make_for(needed, is_alone, keep=None if tail is None else request.session):
+        memory, hit = self._memory, prospect.hit
+        lease = memory.leases.open(hit.match)
+        if not memory.room.make_for(prospect.needed, len(self._running) == 0, keep=hit.tail):
             lease.withdraw()
             return None
-        if tail is not None and request.session is not None:
-            lease.adopt(request.session)
-        # Where the prompt ends, and where others went on differently: the next one can begin there.
-        lease.keep_checkpoints((len(request.prompt) - 1) // size * size, match.known)
-        memory.leases.extend(np.array([lease.row]), np.array([target]), np.zeros(1, np.bool_))
+        if hit.tail is not None:
+            lease.adopt(hit.tail)
+        lease.keep_checkpoints(*prospect.checkpoints)
+        memory.leases.extend(np.array([lease.row]), np.array([prospect.target]), np.zeros(1, np.bool_))
         return lease
 
-    def match(self, request: Request) -> Match:
+    def look_up(self, request: Request) -> Hit:
         """What of a waiting request need not be computed."""
         adapter = fingerprint_of(request.adapter)
-        return self._memory.match(request.namespace, request.tokens, request.computed_from, adapter)
+        limit = request.computed_from
+        return self._memory.look_up(request.namespace, request.tokens, limit, adapter, request.session)
+
+    def match(self, request: Request) -> Match | None:
+        """The same without a tail; None if looking it up fails, which ends the request when it is its turn."""
+        try:
+            return self.look_up(request).match
+        except Exception as error:
+            fault_of_one(error)
+            return None
+
+    def _match_length(self, request: Request) -> int:
+        match = self.match(request)
+        return 0 if match is None else match.length
 
     def _fits_beside(self, request: Request, match: Match, reserved: Int64) -> bool:
         """Whether the request's known tokens, and its estimated share of output, can be had without

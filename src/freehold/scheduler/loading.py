@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from freehold.adapter import fingerprint_of
 from freehold.memory import Match, Memory, Namespace
+from freehold.memory.tails import Tail
+from freehold.memory.tiers.loads import LoadPlan
 from freehold.memory.tiers.storage import Prefetch, Storage
 from freehold.memory.tiers.tiers import Tiers
 from freehold.prefix_keys import KeyChain
@@ -21,11 +23,22 @@ class Loading:
         self._time = time
 
     def prefetch(self, request: Request, now: float) -> None:
-        """A request has come: have what storage knows of it fetched while it waits."""
+        """A request has come: have what storage knows of it fetched while it waits, and no longer than the policy
+        allows, however many prefetches that takes."""
         tiers = self._memory.tiers
-        if tiers is None or tiers.storage is None:
+        if tiers is not None and tiers.storage is not None:
+            request.deeper.deadline = now + tiers.storage.patience
+            request.deeper.prefetch = self._prefetch(tiers, tiers.storage, request, now)
+
+    def go_on(self, request: Request) -> None:
+        """Begin the request's own prefetch once the one that it has joined, of a sequence that begins alike, is over."""
+        tiers, deeper = self._memory.tiers, request.deeper
+        if tiers is None or tiers.storage is None or deeper.prefetch is None:
             return
-        request.deeper.prefetch = self._prefetch(tiers, tiers.storage, request, now)
+        is_over = deeper.prefetch.is_over and deeper.prefetch.keys is not deeper.keys
+        if is_over and tiers.transfers.now < deeper.deadline:
+            deeper.prefetch.wanted_by -= 1
+            deeper.prefetch = self._prefetch(tiers, tiers.storage, request, tiers.transfers.now)
 
     def _prefetch(self, tiers: Tiers, storage: Storage, request: Request, now: float) -> Prefetch | None:
         namespace = self._memory.tree.namespace(request.namespace, fingerprint_of(request.adapter))
@@ -37,33 +50,34 @@ class Loading:
         tiers, deeper = self._memory.tiers, request.deeper
         if tiers is None:
             return False
-        if tiers.storage is not None and deeper.prefetch is not None:
-            if deeper.prefetch.is_over and deeper.prefetch.keys is not deeper.keys:
-                # It was for another that begins alike.
-                deeper.prefetch = self._prefetch(tiers, tiers.storage, request, tiers.transfers.now)
-        if tiers.storage is not None and deeper.prefetch is not None and tiers.storage.is_awaited(deeper.prefetch):
-            return True
+        if tiers.storage is not None and deeper.prefetch is not None and not deeper.prefetch.is_over:
+            if tiers.transfers.now < deeper.deadline:
+                return True
         return deeper.load is not None and tiers.transfers.is_awaited(deeper.load)
 
     def _limit(self, request: Request) -> int:
         """How many tokens may come from caches."""
         return min(len(request.tokens) - 1, request.computed_from)
 
-    def begin(self, request: Request, match: Match, is_alone: bool) -> bool:
-        """Whether the request had better wait: a load that is in flight, or begins now, brings more of its prefix, and
-        sooner than that would be computed. `is_alone`: nobody runs."""
+    def plan(self, request: Request, match: Match) -> LoadPlan | None:
+        """What to load first, if that brings more of the prefix, and sooner than computing does. Moves nothing."""
         tiers, deeper = self._memory.tiers, request.deeper
         if tiers is None or deeper.load_count >= LOADS_MAX:
-            return False
+            return None
         plan = tiers.loads.plan(match, self._keys(tiers, request, match.namespace), self._limit(request))
-        if plan is None or tiers.loads.seconds(plan) > plan.gain * self._time.token > 0:
-            return False
+        return None if plan is None or tiers.loads.seconds(plan) > plan.gain * self._time.token > 0 else plan
+
+    def begin(self, request: Request, plan: LoadPlan, is_alone: bool, keep: Tail | None) -> bool:
+        """Whether the request has to wait for what is planned: it is on its way, or begins to be now. `is_alone`: no
+        request runs; `keep` is not given up for it."""
+        tiers, deeper = self._memory.tiers, request.deeper
+        assert tiers is not None
         number = tiers.loads.underway(plan)
         if number is None:
-            number = tiers.loads.begin(plan, is_alone)
+            number = tiers.loads.begin(plan, is_alone, keep)
         if number is not None and number != deeper.load:
             deeper.load_count += 1
-            deeper.load, deeper.begin, deeper.end = number, match.length, plan.boundary
+            deeper.load, deeper.begin, deeper.end = number, plan.match.length, plan.boundary
         return self.is_awaited(request)
 
     def _keys(self, tiers: Tiers, request: Request, namespace: Namespace) -> KeyChain:

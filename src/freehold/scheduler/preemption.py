@@ -82,7 +82,7 @@ class Preemption:
         sharing, passed = self._admission.pages_being_computed(), list[int]()
         for request in islice(self._queue.in_turn(), LOOKED_AT_MAX):
             match = self._admission.match(request)
-            if not self._admission.waits(request, match, sharing):
+            if match is not None and not self._admission.waits(request, match, sharing):
                 return request, match, passed
             passed.append(request.client_number)
         return None

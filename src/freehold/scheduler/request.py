@@ -69,12 +69,13 @@ class Finish:
 @dataclass
 class DeeperPrefix:
     """What a request has to do with tiers below the device: its `keys`, which are those in `namespace`; what is fetched
-    for it from storage; the number of the `load` that it waits for, how many it has waited for, and which tokens the
-    newest one brings."""
+    for it from storage, and until when it waits for that (seconds of the scheduler's clock); the number of the `load`
+    that it waits for, how many it has waited for, and which tokens the newest one brings."""
 
     keys: KeyChain | None = None
     namespace: Namespace | None = None
     prefetch: Prefetch | None = None
+    deadline: float = 0.0
     load: int | None = None
     load_count: int = 0
     begin: int = 0

@@ -11,6 +11,7 @@ from freehold.arrays import Int64
 from freehold.errors import EngineFailed, InvalidParameter
 from freehold.memory import Memory
 from freehold.scheduler.chunk_budget import ChunkBudget
+from freehold.scheduler.faults import fault_of_one
 from freehold.scheduler.lifecycle import Lifecycle
 from freehold.scheduler.request import Finish, FinishKind, Request
 from freehold.scheduler.running import RunningTable
@@ -158,10 +159,19 @@ class Results:
             token, logprobs = int(tokens[i]), result.logprobs.get(i)
             output.append(request, token, logprobs)
             if notable[i]:
-                finish = self._finish(request, token, logprobs, bool(may_stop[i]), bool(eos[i]), bool(full[i]))
+                finish = self._finish_of(request, token, logprobs, bool(may_stop[i]), bool(eos[i]), bool(full[i]))
                 if finish is not None:
                     running.length[rows[i]] = length[i]
                     self._lifecycle.end(request, finish)
+
+    def _finish_of(
+        self, request: Request, token: int, logprobs: TokenLogprobs | None, may_stop: bool, eos: bool, full: bool
+    ) -> Finish | None:
+        """What a token ends its request with, if it does. A fault in looking ends this request alone."""
+        try:
+            return self._finish(request, token, logprobs, may_stop, eos, full)
+        except Exception as error:
+            return Finish(FinishKind.ERROR, error=fault_of_one(error))
 
     def _finish(
         self, request: Request, token: int, logprobs: TokenLogprobs | None, may_stop: bool, eos: bool, full: bool

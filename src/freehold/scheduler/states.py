@@ -23,7 +23,7 @@ class Event(StrEnum):
     FILLED = "filled"  # max_tokens or the context length
     ABORTED = "aborted"  # by the client, or by a shutdown
     TIMED_OUT = "timed_out"
-    FAILED = "failed"  # the engine failed, or it alone exhausted the memory
+    FAILED = "failed"  # the engine or looking at it failed, or it alone exhausted the memory
 
 
 class ImpossibleEvent(AssertionError):
@@ -38,6 +38,7 @@ TRANSITIONS: dict[tuple[RequestState, Event], RequestState] = {
     (_W, Event.ADMITTED): _P,
     (_W, Event.ABORTED): _E,
     (_W, Event.TIMED_OUT): _E,
+    (_W, Event.FAILED): _E,
     (_P, Event.DECODED): _R,
     (_P, Event.RETRACTED): _B,
     (_P, Event.PREEMPTED): _B,
@@ -56,6 +57,7 @@ TRANSITIONS: dict[tuple[RequestState, Event], RequestState] = {
     (_B, Event.ADMITTED): _P,
     (_B, Event.ABORTED): _E,
     (_B, Event.TIMED_OUT): _E,
+    (_B, Event.FAILED): _E,
 }
 
 

@@ -16,14 +16,19 @@ GROUPS = {
     "full+window5": (FULL, SHORT_WINDOW),
     "full+window64": (FULL, LONG_WINDOW),
     "window": (LONG_WINDOW,),
+    "state": (STATE,),
     "full+state": (FULL, STATE),
     "full+window+state": (FULL, LONG_WINDOW, STATE),
 }
 
 
-def sized(groups: tuple[CacheGroup, ...], page_size: int, chunk: int, rows: int) -> tuple[CacheGroup, ...]:
+def sized(
+    groups: tuple[CacheGroup, ...], page_size: int, chunk: int, checkpoint_interval: int, rows: int
+) -> tuple[CacheGroup, ...]:
     """With as many pages in bounded groups as so many rows need."""
     return tuple(
-        replace(group, page_count=rows * group.pages_of_a_row(page_size, chunk)) if group.is_bounded else group
+        replace(group, page_count=rows * group.pages_of_a_row(page_size, chunk, checkpoint_interval))
+        if group.is_bounded
+        else group
         for group in groups
     )

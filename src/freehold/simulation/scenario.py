@@ -59,7 +59,11 @@ class Cell:
     def cache_groups(self, scenario: Scenario) -> tuple[CacheGroup, ...]:
         """Those of the model. In a tight pool there are few bounded pages, too."""
         rows = min(scenario.rows, 2) if self.pool == "tight" else scenario.rows + 1
-        return sized(GROUPS[self.groups], self.page_size, scenario.chunk, rows)
+        return sized(GROUPS[self.groups], self.page_size, scenario.chunk, self.interval(scenario), rows)
+
+    def interval(self, scenario: Scenario) -> int:
+        """Tokens between checkpoints: no option in models without states."""
+        return scenario.checkpoints * self.page_size if any(group.is_state for group in GROUPS[self.groups]) else 0
 
     def config(self, scenario: Scenario) -> EngineConfig:
         tokens = scenario.room * LONGEST + 2 * self.page_size if self.pool == "tight" else ROWS * LONGEST
@@ -73,6 +77,8 @@ class Cell:
             fair_decode_rows=scenario.fair_decode_rows,
             eviction_policy=scenario.eviction,
             cache_tenant_quota=scenario.quota,
+            checkpoint_interval=self.interval(scenario),
+            cache_retained_share=scenario.retained,
             disable_overlap_schedule=not self.overlap,
             forward_retract_interval=scenario.forward_retract_interval,
             priority_scheduling_preemption_threshold=1 if self.policy == "priority" else None,
@@ -143,6 +149,8 @@ class Scenario:
     rows: int = ROWS
     max_overtaken: int = 64
     fair_decode_rows: int = 8
+    checkpoints: int = 0  # pages between two
+    retained: float = 0.5  # share of the pool that hints may retain
     room: int = 1  # sequences of full length that a tight pool holds
     tiers: str | None = None  # a write policy, or no tier below the device
     host_ratio: float = 1.0
@@ -198,6 +206,8 @@ class Scenario:
             max_overtaken=rng.choice([1, 4, 64]),
             fair_decode_rows=rng.choice([1, 2, 8]),
             room=rng.choice([1, 1, 2, 4]),
+            checkpoints=rng.choice([0, 0, 1, 3]),
+            retained=rng.choice([0.0, 0.5, 1.0]),
             tiers=rng.choice([None, *WritePolicy]),
             host_ratio=rng.choice([0.3, 1.0, 4.0]),
             slow_copies=rng.choice([0.0, 0.3]),

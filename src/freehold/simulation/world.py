@@ -17,6 +17,7 @@ from freehold.scheduler.scheduler import PauseMode
 from freehold.scheduler.states import TRANSITIONS, Event, RequestState
 from freehold.simulation.asked import request_of
 from freehold.simulation.assembly import SimulatedModel, assemble
+from freehold.simulation.bounds import check_bounds
 from freehold.simulation.compiling import Compiling
 from freehold.simulation.engine import WrongKV
 from freehold.simulation.fair_shares import FairShares
@@ -28,6 +29,7 @@ from freehold.simulation.scenario import EOS_TOKENS, LONGEST, VOCAB_SIZE, Happen
 from freehold.step import Step, TokenLogprobs
 
 AUDIT_INTERVAL = 8  # iterations
+CENSUS_INTERVAL = 64
 ITERATIONS_MAX = 20_000
 RETRACTIONS_MAX = 12  # of one request, where nothing but memory forces them
 STEP_SECONDS = 0.004
@@ -151,6 +153,8 @@ class World:
         if self.iteration % AUDIT_INTERVAL == 0:
             self.memory.audit()
             self._check_content()
+        if self.iteration % CENSUS_INTERVAL == 0:
+            check_bounds(self.scheduler, len(self.requests))
         self._poison()
 
     @property
@@ -376,6 +380,9 @@ class World:
         assert counts.lease == counts.pinned == counts.limbo == counts.transfer == 0, f"leaked: {counts}"
         self.scheduler.flush_cache()
         self.memory.audit()
+        if self._mirror is not None:
+            self._mirror.follow()
+        check_bounds(self.scheduler, len(self.requests))
         deeper = [] if self.memory.tiers is None else [pages.pool for pages in self.memory.tiers.host.pages]
         for pool in [*self.memory.pools, *deeper]:
             assert pool.free_count == pool.capacity, "pages are not back after a flush"

@@ -5,16 +5,20 @@ class OutOfPages(Exception):
     """An allocation asked for more pages than are free. Nothing was changed."""
 
 
-class OwnershipError(Exception):
-    """A move named a page that its alleged owner does not own. Always a bug; nothing was changed.
+class BrokenInvariant(Exception):
+    """Something that must always hold does not. Always a bug, and the engine can't go on."""
+
+
+class OwnershipError(BrokenInvariant):
+    """A move named a page that its alleged owner does not own. Nothing was changed.
 
     The message carries the page, both owners and the page's recent history.
     """
 
 
-class LeaseError(Exception):
+class LeaseError(BrokenInvariant):
     """A lease was used against its contract, for example released twice."""
 
 
-class AuditError(Exception):
+class AuditError(BrokenInvariant):
     """The recount of all pages disagrees with the ledger."""

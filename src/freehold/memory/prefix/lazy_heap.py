@@ -24,22 +24,23 @@ class LazyHeap(Generic[Item]):
 
     def __init__(self, key: Callable[[Item], Any | None]):
         self._key = key
-        self._heap: list[tuple[Any, int, Item]] = []
-        self._entries: dict[Item, int] = {}  # the number of each item's entry; others in the heap are stale
-        self._number = 0
+        self._heap: list[tuple[Any, int]] = []  # keys, and numbers of entries
+        self._items: dict[int, Item] = {}  # by the number of their entry: those of stale entries are gone
+        self._numbers: dict[Item, int] = {}
+        self._count = 0
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._numbers)
 
     def __contains__(self, item: Item) -> bool:
-        return item in self._entries
+        return item in self._numbers
 
     def __iter__(self) -> Iterator[Item]:
-        return iter(self._entries)
+        return iter(self._numbers)
 
     def push(self, item: Item) -> None:
         """Add an item that has a key. Do nothing if it is in the heap."""
-        if item not in self._entries:
+        if item not in self._numbers:
             self.lower(item)
 
     def lower(self, item: Item) -> None:
@@ -48,31 +49,35 @@ class LazyHeap(Generic[Item]):
         if key is None:
             self.forget(item)
             return
-        self._number += 1
-        self._entries[item] = self._number
-        heapq.heappush(self._heap, (key, self._number, item))
+        self._items.pop(self._numbers.get(item, 0), None)
+        self._count += 1
+        self._numbers[item] = self._count
+        self._items[self._count] = item
+        heapq.heappush(self._heap, (key, self._count))
         self._tidy()
 
     def forget(self, item: Item) -> None:
         """Take an item out, if it is there."""
-        if self._entries.pop(item, None) is not None:
+        number = self._numbers.pop(item, None)
+        if number is not None:
+            del self._items[number]
             self._tidy()
 
     def _tidy(self) -> None:
         """Drop stale entries once they are the greater part."""
-        if len(self._heap) > 2 * len(self._entries) + STALE_MAX:
-            self._heap = [entry for entry in self._heap if self._entries.get(entry[2]) == entry[1]]
+        if len(self._heap) > 2 * len(self._items) + STALE_MAX:
+            self._heap = [entry for entry in self._heap if entry[1] in self._items]
             heapq.heapify(self._heap)
 
     def peek(self) -> Item | None:
         """Return the item with the smallest key, or None."""
         while self._heap:
-            entered, number, item = self._heap[0]
-            is_current = self._entries.get(item) == number
-            if is_current and self._key(item) == entered:
+            key, number = self._heap[0]
+            item = self._items.get(number)
+            if item is not None and self._key(item) == key:
                 return item
             heapq.heappop(self._heap)
-            if is_current:
+            if item is not None:
                 self.lower(item)
         return None
 
@@ -80,16 +85,16 @@ class LazyHeap(Generic[Item]):
         """Take out the item with the smallest key."""
         item = self.peek()
         if item is not None:
-            del self._entries[item]
             heapq.heappop(self._heap)
+            del self._items[self._numbers.pop(item)]
         return item
 
     def checking(self) -> Iterator[None]:
         """Look for items without an entry in the heap, in slices. Nothing may change meanwhile. Raises AuditError."""
         found = 0
-        for at, (_, number, item) in enumerate(self._heap):
-            found += self._entries.get(item) == number
+        for at, (_, number) in enumerate(self._heap):
+            found += number in self._items
             if at % ENTRIES_AT_ONCE == ENTRIES_AT_ONCE - 1:
                 yield
-        if found != len(self._entries):
-            raise AuditError(f"a queue has {len(self._entries)} items, {found} of them can come out of it")
+        if found != len(self._numbers):
+            raise AuditError(f"a queue has {len(self._numbers)} items, {found} of them can come out of it")

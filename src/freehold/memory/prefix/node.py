@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -145,3 +145,7 @@ class Match:
     known: int
     version: int
     last: Node | None = None
+
+    def without_nodes(self) -> Match:
+        """The same for those who keep it for longer: nodes leave the tree, and should not be kept in memory by it."""
+        return replace(self, node=None, last=None)

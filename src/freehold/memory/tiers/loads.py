@@ -7,7 +7,7 @@ and several requests wait for one load.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -16,6 +16,7 @@ from freehold.arrays import Int32, Int64
 from freehold.memory.ledger import owner
 from freehold.memory.prefix.node import Match, PinKind
 from freehold.memory.prefix.tree import PrefixTree
+from freehold.memory.tails import Tail
 from freehold.memory.tiers.host import HostTier
 from freehold.memory.tiers.reach import Reach
 from freehold.memory.tiers.transfer import Hold, Transfer, TransferTable
@@ -26,7 +27,7 @@ from freehold.prefix_keys import KeyChain
 class RoomMaker(Protocol):
     """What a load needs of `Room`, which explains it."""
 
-    def make_for(self, needed: Sequence[int], may_unpin: bool = False, keep: str | None = None) -> bool: ...
+    def make_for(self, needed: Sequence[int], may_unpin: bool = False, keep: Tail | None = None) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -88,14 +89,14 @@ class Loads:
         """The number of a load that brings the first of these pages, if there is one."""
         return self._underway.get(plan.keys[min(int(part[0]) for part in plan.columns if len(part))])
 
-    def begin(self, plan: LoadPlan, is_alone: bool) -> int | None:
-        """Load what is planned -> the transfer's number; None if there is no room. `is_alone`: nobody runs, so that
-        even operators' pins give way."""
+    def begin(self, plan: LoadPlan, is_alone: bool, keep: Tail | None = None) -> int | None:
+        """Load what is planned -> the transfer's number; None if there is no room. `is_alone`: no request runs, so that
+        even operators' pins give way; `keep` does not."""
         match = plan.match
         hold = self._hold_base(match, plan.boundary)
         names = [[plan.keys[column] for column in part.tolist()] for part in plan.columns]
         reads = [pages.hold(part) for pages, part in zip(self._host.pages, names, strict=True)]
-        if not self._room.make_for(plan.page_counts, may_unpin=is_alone):
+        if not self._room.make_for(plan.page_counts, is_alone, keep):
             self._let_go(hold, reads)
             return None
         number = self._transfers.next_number()
@@ -106,8 +107,10 @@ class Loads:
         ]
         self._underway.update({key: number for part in names for key in part})
 
+        kept = replace(plan, match=match.without_nodes())
+
         def finish(transfer: Transfer, outcome: Outcome) -> None:
-            self._finish(plan, transfer, outcome)
+            self._finish(kept, transfer, outcome)
 
         self._transfers.begin(
             Order(number, Kind.LOAD, reads, device, names), finish, device=device, hold=hold, reads=reads

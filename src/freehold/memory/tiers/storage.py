@@ -31,9 +31,16 @@ TIMEOUT_S = 1.0
 class PrefetchPolicy(StrEnum):
     """How long a request waits for what is fetched from storage."""
 
-    BEST_EFFORT = "best_effort"  # not at all: it has what has come when it is its turn
-    WAIT_COMPLETE = "wait_complete"  # to the end, but not for what is late
+    BEST_EFFORT = "best_effort"  # not at all: it uses what has arrived
+    WAIT_COMPLETE = "wait_complete"  # to the end, but no longer than a fetch may take
     TIMEOUT = "timeout"  # TIMEOUT_S at most
+
+
+_PATIENCE_S = {
+    PrefetchPolicy.BEST_EFFORT: 0.0,
+    PrefetchPolicy.WAIT_COMPLETE: LATE_S[Kind.FETCH],
+    PrefetchPolicy.TIMEOUT: TIMEOUT_S,
+}
 
 
 @dataclass
@@ -41,11 +48,10 @@ class Prefetch:
     """The prefix of a sequence on its way from storage to the host: first storage is asked what it has (`found`), then
     that is fetched in pieces. `was_there`: tokens that could be had without it; `boundary`: with it. `wanted_by` counts
     requests that have not ended: once that is 0 nothing more is fetched, and the pages of an order in flight stay with
-    it until it ends. `begun`: seconds of the scheduler's clock."""
+    it until it ends."""
 
     namespace: Namespace
     keys: KeyChain
-    begun: float
     found: Present
     was_there: int
     probed: int  # columns
@@ -147,21 +153,16 @@ class Storage:
             return None
         if prefetch is None:
             found = [np.zeros(columns, np.bool_) for _ in self._host.pages]
-            prefetch = Prefetch(
-                namespace, keys, self._transfers.now, found, was_there, there if self._reach.full else 0
-            )
+            prefetch = Prefetch(namespace, keys, found, was_there, there if self._reach.full else 0)
             self._underway[keys[first]] = prefetch
             self._go_on(prefetch)
         prefetch.wanted_by += 1
         return prefetch
 
-    def is_awaited(self, prefetch: Prefetch) -> bool:
-        """Whether requests have to wait for it."""
-        if prefetch.is_over or self._policy is PrefetchPolicy.BEST_EFFORT:
-            return False
-        seconds = self._transfers.now - prefetch.begun
-        is_patient = self._policy is PrefetchPolicy.WAIT_COMPLETE
-        return seconds <= (LATE_S[Kind.FETCH] if is_patient else TIMEOUT_S)
+    @property
+    def patience(self) -> float:
+        """Seconds that a request waits for what is fetched."""
+        return _PATIENCE_S[self._policy]
 
     def _go_on(self, prefetch: Prefetch) -> None:
         """Ask storage for the next columns; if it has no more, fetch."""

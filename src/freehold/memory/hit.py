@@ -1,0 +1,25 @@
+"""What of a sequence is cached: a prefix in the tree and, behind it, the tail that a session has parked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from freehold.memory.prefix.node import Match
+from freehold.memory.tails import Tail
+
+
+@dataclass(frozen=True)
+class Hit:
+    """Takes no resource, so making room may leave it stale (`Memory.is_current`). A stale one can't be leased."""
+
+    match: Match
+    tail: Tail | None = None
+
+    @property
+    def length(self) -> int:
+        """Tokens that need not be computed."""
+        return self.match.length if self.tail is None else self.tail.end
+
+    def covered(self, page_size: int) -> int:
+        """Tokens that its pages have room for."""
+        return self.match.length + (0 if self.tail is None else page_size)

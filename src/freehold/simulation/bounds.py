@@ -1,0 +1,149 @@
+"""The oracle of growth: no container of scheduler and memory has more entries than what it is kept for.
+
+`docs/memory.md` states the same bounds, with what happens at each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from freehold.scheduler.scheduler import Scheduler
+from freehold.simulation.census import Census
+
+SMALL = 64  # a container that never has more entries has no bound of its own
+NOT_OURS = ("Simulated", "Vocabulary", "Compiling", "_Pending", "Order", "StepFuture", "_InFlight")
+
+# "Class.attribute" of all objects of the class together -> how many entries there may be, in terms of `Sizes`.
+BOUNDS = {
+    "Scheduler.requests": "requests",
+    "WaitingQueue._lines": "requests",
+    "WaitingQueue._sorted": "most_requests",
+    "WaitingQueue._unranked": "requests",
+    "Line._sorted": "requests",
+    "Line._entries": "requests",
+    "Line._by_number": "requests",
+    "Shares._accounts": "requests",
+    "Shares._free": "most_requests",
+    "Shares._left": "4",
+    "Shares._debts": "1024",
+    "FairSteps._last": "rows",
+    "FairSteps._next_last": "rows",
+    "StepTime._rows": "rows",
+    "StepTime._seconds": "rows",
+    "Lifecycle._deadlines": "6 * most_requests + 1025",
+    "Lifecycle.ended": "most_requests",
+    "Lifecycle.row_starts": "rows",
+    "Request.transitions": "28 * requests",
+    "Request.seconds_in": "28 * requests",
+    "Request.logprobs": "tokens * requests",
+    "Request.prompt_logprobs": "tokens * requests",
+    "LeaseTable.leases": "rows",
+    "LeaseTable._free_rows": "rows",
+    "LeaseTable._limbo_rows": "rows",
+    "PagePool._limbo": "2 * limbo",
+    "PrefixTree._roots": "nodes",
+    "PrefixTree._nodes": "nodes",
+    "Node.children": "nodes",
+    "Node.pages": "groups * nodes",
+    "Node.pins": "4 * nodes",
+    "Node.keys": "columns + nodes",
+    "PageTables._log": "groups * (1 + 2 * rows)",
+    "TailTable._tails": "tails",
+    "Tail.pages": "groups * tails",
+    "PinTable._pins": "pins",
+    "LazyHeap._items": "(2 + 2 * groups) * nodes + pins",
+    "LazyHeap._numbers": "(2 + 2 * groups) * nodes + pins",
+    "LazyHeap._heap": "2 * ((2 + 2 * groups) * nodes + pins) + 65 * heaps",
+    "ReuseQueue._queues": "4 * nodes + 4",
+    "FairEviction._queues": "nodes + 1",
+    "FairEviction.page_counts": "nodes",
+    "PrefixHistory._evictions": "4096",
+    "PrefixHistory._due": "2 * 4096 + 1025",
+    "PageAges.hit": "24 * (1 + groups)",
+    "PageAges.evicted": "24 * (1 + groups)",
+    "ReuseStatistics._waits": "512",
+    "ReuseStatistics._worth": "104",
+    "Prefetch.found": "groups * (requests + prefetches)",
+    "Storage._underway": "prefetches",
+    "Storage._queue": "16384",
+    "TransferTable._transfers": "transfers",
+    "Transfer.device": "groups * transfers",
+    "Transfer.host": "groups * transfers",
+    "Transfer.reads": "groups * transfers",
+    "KeyChain._digests": "tokens // page_size * (requests + transfers + prefetches)",
+    "HostPages._on_device": "groups * columns",
+    "HostPages._mirrors": "entries",
+    "HostPages._alone": "entries",
+    "Backup._waiting": "nodes",
+    "Backup._rescued": "groups + 3 * moving",
+    "Loads._underway": "moving",
+    "EventLog._told": "columns + entries + 2",
+    "EventLog._coming": "transfers * 256 + columns",
+    "EventLog._events": "0",
+}
+
+
+class Grown(AssertionError):
+    """A container keeps what it has no use for."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What there is now. `most_requests`: at one time, so far."""
+
+    requests: int
+    most_requests: int
+    rows: int
+    tokens: int
+    page_size: int
+    groups: int
+    limbo: int
+    moving: int  # device pages that transfers own
+    nodes: int
+    columns: int
+    heaps: int
+    tails: int
+    pins: int
+    transfers: int
+    prefetches: int
+    entries: int
+
+    @classmethod
+    def of(cls, scheduler: Scheduler, census: Census, most_requests: int) -> Sizes:
+        memory = scheduler.memory
+        tiers = memory.tiers
+        return cls(
+            requests=len(scheduler.requests),
+            most_requests=most_requests,
+            rows=memory.shape.row_count,
+            tokens=memory.shape.token_limit,
+            page_size=memory.page_size,
+            groups=len(memory.groups),
+            limbo=sum(pool.limbo_count for pool in memory.pools),
+            moving=0 if tiers is None else sum(tiers.device_pages(group) for group in range(len(memory.groups))),
+            nodes=sum(1 for _ in memory.tree.nodes()),
+            columns=memory.tree.page_count,
+            heaps=census.objects["LazyHeap"],
+            tails=len(memory.tails),
+            pins=len(memory.pins),
+            transfers=0 if tiers is None else len(tiers.transfers),
+            prefetches=census.objects["Prefetch"],
+            entries=0 if tiers is None else sum(len(pages) for pages in tiers.host.pages),
+        )
+
+
+def check_bounds(scheduler: Scheduler, most_requests: int) -> Census:
+    """Count all that can be reached from the scheduler. Raises Grown."""
+    census = Census(scheduler)
+    sizes = asdict(Sizes.of(scheduler, census, most_requests))
+    for where, entries in census.entries.items():
+        if where.startswith(NOT_OURS):
+            continue
+        limit = eval(BOUNDS[where], {}, sizes) if where in BOUNDS else SMALL
+        if entries > limit:
+            raise Grown(f"{where} has {entries} entries, the bound is {BOUNDS.get(where, SMALL)} = {limit}")
+    if census.objects["Request"] > sizes["requests"]:
+        raise Grown(f"{census.objects['Request']} requests are kept, {sizes['requests']} are alive")
+    if census.objects["Node"] > sizes["nodes"]:
+        raise Grown(f"{census.objects['Node']} nodes are kept, {sizes['nodes']} are in the tree")
+    return census
