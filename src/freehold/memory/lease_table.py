@@ -183,6 +183,8 @@ class LeaseTable:
         """Pages of each group that a new row, whose first `covered` tokens have their pages, needs to cover a prompt up
         to `target`: what `lacking` will say once it is leased and has these checkpoints."""
         columns = pages_to_cover(np.array([max(target - covered, 0)]), self.page_size)
+        if not self._has_states:
+            return [int(columns[0])] * len(self.pools)
         is_decoding = np.zeros(1, np.bool_)
         states = self._state_columns(np.array([covered]), columns, is_decoding, np.array([checkpoints], np.int64))
         return self._by_group(columns, states)

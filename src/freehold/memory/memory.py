@@ -103,8 +103,6 @@ class Memory:
         self.tree.replace_weights()
         if self.tiers is not None:
             self.tiers.host.clear()
-        if self.events is not None:
-            self.events.cleared()
 
     def retain(self, lease: Lease, hint: Retention, now: float) -> int:
         """Keep what the lease has published for as long as the hint says -> tokens that are kept."""

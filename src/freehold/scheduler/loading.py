@@ -31,7 +31,7 @@ class Loading:
             request.deeper.prefetch = self._prefetch(tiers, tiers.storage, request, now)
 
     def go_on(self, request: Request) -> None:
-        """Begin the request's own prefetch once the one that it has joined, of a sequence that begins alike, is over."""
+        """Begin the request's own prefetch once the one that it has joined, of another sequence, is over."""
         tiers, deeper = self._memory.tiers, request.deeper
         if tiers is None or tiers.storage is None or deeper.prefetch is None:
             return
@@ -50,7 +50,7 @@ class Loading:
         tiers, deeper = self._memory.tiers, request.deeper
         if tiers is None:
             return False
-        if tiers.storage is not None and deeper.prefetch is not None and not deeper.prefetch.is_over:
+        if tiers.storage is not None and deeper.prefetch is not None and tiers.storage.is_coming(deeper.prefetch):
             if tiers.transfers.now < deeper.deadline:
                 return True
         return deeper.load is not None and tiers.transfers.is_awaited(deeper.load)

@@ -70,6 +70,7 @@ def assemble(
         plan = TierPlan(counts, sizes_of_pages, names, tiers.identity, tiers.write_policy, tiers.prefetch_policy)
         mover = SimulatedMover(engine, shape.groups, counts, tiers.faults, tiers.storage)
     memory = Memory(shape, plan, mover, events)
+    memory.replace_weights(b"%d" % engine.weights)
     vocabulary = Vocabulary(**vocabulary_fields(model.vocab_size, model.eos_tokens))
     guessed = config.speculative_num_draft_tokens if config.speculative_algorithm else 0
     cost = DraftCost(guessed, forced=config.forced_limit)

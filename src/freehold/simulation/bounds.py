@@ -11,7 +11,7 @@ from freehold.scheduler.scheduler import Scheduler
 from freehold.simulation.census import Census
 
 SMALL = 64  # a container that never has more entries has no bound of its own
-NOT_OURS = ("Simulated", "Vocabulary", "Compiling", "_Pending", "Order", "StepFuture", "_InFlight")
+NOT_OURS = ("Vocabulary", "Order", "_InFlight")
 
 # "Class.attribute" of all objects of the class together -> how many entries there may be, in terms of `Sizes`.
 BOUNDS = {
@@ -67,6 +67,7 @@ BOUNDS = {
     "Storage._underway": "prefetches",
     "Storage._queue": "16384",
     "TransferTable._transfers": "transfers",
+    "Transfer.finish": "groups * 256 * transfers",
     "Transfer.device": "groups * transfers",
     "Transfer.host": "groups * transfers",
     "Transfer.reads": "groups * transfers",

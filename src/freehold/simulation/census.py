@@ -62,7 +62,10 @@ class Census:
 
 
 def _is_ours(value: Any) -> bool:
-    return type(value).__module__.startswith("freehold.") and not isinstance(value, (int, str, tuple))
+    """Whether it is part of scheduler or memory: not of what is simulated around them."""
+    module = type(value).__module__
+    is_ours = module.startswith("freehold.") and not module.startswith("freehold.simulation")
+    return is_ours and not isinstance(value, (int, str, tuple))
 
 
 def _attributes(thing: Any) -> Iterator[tuple[str, Any]]:

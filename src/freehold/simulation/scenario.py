@@ -120,6 +120,8 @@ class Verb(StrEnum):
     WEIGHTS = "weights"
     FLUSH = "flush"
     EVICT = "evict"  # pages of prefixes, as if others needed them
+    RESTART = "restart"  # the engine's process ends, and another one begins where an operator had brought it
+    CURSE = "curse"  # looking a request up fails from now on
     FORK = "fork"  # a session
     REWIND = "rewind"  # a session, to a share of its tokens
     CLOSE = "close"  # a session
@@ -330,7 +332,7 @@ def _troubles(rng: random.Random) -> Iterator[Happening]:
         at = rng.randrange(5, 150)
         yield Happening(at, Verb.PAUSE, {"mode": rng.choice(["abort", "retract", "retract", "in_place", "in_place"])})
         if rng.random() < 0.5:
-            yield Happening(at + 1, Verb.WEIGHTS)
+            yield Happening(at + 1, Verb.WEIGHTS, {"source": rng.choice("012")})
         yield Happening(at + rng.choice([1, 5, 30]), Verb.RESUME)
     if rng.random() < 0.3:
         yield Happening(rng.randrange(5, 150), Verb.FAIL)
@@ -339,4 +341,10 @@ def _troubles(rng: random.Random) -> Iterator[Happening]:
         yield Happening(at, Verb.EXHAUST, {"leaving": rng.choice([0, 1, 3])})
         yield Happening(at + rng.choice([1, 10, 40]), Verb.RESTORE)
     if rng.random() < 0.3:
-        yield Happening(rng.randrange(5, 150), rng.choice([Verb.FLUSH, Verb.WEIGHTS]))
+        yield Happening(rng.randrange(5, 150), Verb.FLUSH)
+    if rng.random() < 0.3:
+        yield Happening(rng.randrange(5, 150), Verb.WEIGHTS, {"source": rng.choice("012")})
+    for _ in range(rng.choice([0, 0, 0, 1, 2])):
+        yield Happening(rng.randrange(20, 250), Verb.RESTART)
+    for _ in range(rng.choice([0, 0, 1])):
+        yield Happening(rng.randrange(0, 60), Verb.CURSE, {"id": f"r{rng.randrange(REQUESTS)}"})

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from freehold.memory import Lease, OwnershipError
+from freehold.arrays import Int32
+from freehold.memory import Hit, Lease, OwnershipError
 from freehold.memory.events import EventLog
 from freehold.scheduler.request import FinishKind, Request
 from freehold.scheduler.results import StepOutput
@@ -29,7 +30,7 @@ from freehold.simulation.scenario import EOS_TOKENS, LONGEST, VOCAB_SIZE, Happen
 from freehold.step import Step, TokenLogprobs
 
 AUDIT_INTERVAL = 8  # iterations
-CENSUS_INTERVAL = 64
+CENSUS_INTERVAL = 256
 ITERATIONS_MAX = 20_000
 RETRACTIONS_MAX = 12  # of one request, where nothing but memory forces them
 STEP_SECONDS = 0.004
@@ -78,35 +79,55 @@ class World:
 
     def __init__(self, scenario: Scenario):
         self.scenario = scenario
-        config = self.config = scenario.config
-        limit = max(LONGEST, (config.num_pages or 1) * config.page_size)
-        model = SimulatedModel(VOCAB_SIZE, EOS_TOKENS, scenario.draft_rate, scenario.cell.cache_groups(scenario))
+        self.config = scenario.config
         self.clock = Clock()
-        # The spare row is for the ballast.
-        events = None if scenario.tiers is None else EventLog(config.page_size)
-        server = assemble(config, limit, model, self.clock, spare_rows=1, tiers=scenario.simulated_tiers, events=events)
-        self._mirror = None if events is None else Mirror(events, config.page_size)
-        self.memory, self.engine, self.scheduler = server.memory, server.engine, server.scheduler
-        self.mover = server.mover
         self.iteration = 0
         self.requests: dict[str, Request] = {}
-        self._delivered: dict[str, list[int]] = defaultdict(list)
-        self._delivered_logprobs: dict[str, list[TokenLogprobs]] = defaultdict(list)
-        self._compiling = Compiling(self.scheduler)
-        self._liveness = Liveness(self.scheduler)
-        self._fair_shares = FairShares(self.scheduler)
-        self.engine.observe = self._observe
+        self._tiers = scenario.simulated_tiers  # with a storage that outlives the engine
+        self._settings: dict[Verb, str] = {}  # what an operator has asked for, which outlives it, too
+        self._cursed: set[str] = set()  # requests
+        self._gone: set[str] = set()  # requests whose grammar could not be compiled, or whose engine ended
+        self._steps_before = 0  # of engines that have ended
+        self._start()
         self._pending = sorted(scenario.happenings, key=lambda happening: happening.at)[::-1]
         self._aborts: list[dict[str, Any]] = []
         self._histories: dict[str, list[int]] = {}  # of sessions: the tokens of their finished turns
         self._closing: set[str] = set()
         self._closed: set[str] = set()
-        self._refused: set[str] = set()  # requests whose grammar could not be compiled
         self._busy: dict[str, str] = {}  # session -> the request that is its turn
-        self._ballast: Lease | None = None
-        self._release_at: int | None = None
         self._log = hashlib.blake2b(digest_size=8)
         self._summary = Summary()
+
+    def _start(self) -> None:
+        """A new engine."""
+        scenario, config = self.scenario, self.config
+        limit = max(LONGEST, (config.num_pages or 1) * config.page_size)
+        model = SimulatedModel(VOCAB_SIZE, EOS_TOKENS, scenario.draft_rate, scenario.cell.cache_groups(scenario))
+        events = None if scenario.tiers is None else EventLog(config.page_size)
+        # The spare row is for the ballast.
+        server = assemble(config, limit, model, self.clock, spare_rows=1, tiers=self._tiers, events=events)
+        self._mirror = None if events is None else Mirror(events, config.page_size)
+        self.memory, self.engine, self.scheduler = server.memory, server.engine, server.scheduler
+        self.mover = server.mover
+        self._delivered: dict[str, list[int]] = defaultdict(list)
+        self._delivered_logprobs: dict[str, list[TokenLogprobs]] = defaultdict(list)
+        self._compiling = Compiling(self.scheduler)
+        self._liveness = Liveness(self.scheduler)
+        self._fair_shares = FairShares(self.scheduler)
+        self._ballast: Lease | None = None
+        self._release_at: int | None = None
+        self._first = len(self.requests)  # of those that this engine has got
+        self.engine.observe = self._observe
+        look_up = self.memory.look_up
+
+        def look_up_or_fail(salt: str, tokens: Int32, *rest: Any, **named: Any) -> Hit:
+            if any(tokens is self.requests[name].tokens for name in self._cursed):
+                raise RuntimeError("looking it up was told to fail")
+            return look_up(salt, tokens, *rest, **named)
+
+        self.memory.look_up = look_up_or_fail
+        for verb, argument in self._settings.items():
+            self._operate(verb, argument)
 
     def run(self) -> Summary:
         """To the end. Raises Violation."""
@@ -154,7 +175,7 @@ class World:
             self.memory.audit()
             self._check_content()
         if self.iteration % CENSUS_INTERVAL == 0:
-            check_bounds(self.scheduler, len(self.requests))
+            check_bounds(self.scheduler, len(self.requests) - self._first)
         self._poison()
 
     @property
@@ -185,23 +206,47 @@ class World:
             self.memory.tree.evictor.evict(arguments["pages"], "others")
         elif verb in (Verb.PIN, Verb.UNPIN):
             self._pin(verb, arguments)
+        elif verb is Verb.RESTART:
+            self._restart()
+        elif verb is Verb.CURSE:
+            self._cursed |= {arguments["id"]} & self.requests.keys()
         elif verb in (Verb.FORK, Verb.REWIND, Verb.CLOSE):
             self._edit_session(verb, arguments)
         else:
-            self._operate(verb, arguments)
+            self._operate(verb, next(iter(arguments.values()), ""))
 
-    def _operate(self, verb: Verb, arguments: dict[str, Any]) -> None:
-        """What an operator does waits for the steps in flight, so they are held no longer."""
+    def _operate(self, verb: Verb, argument: str) -> None:
+        """What an operator does waits for the steps in flight, so they are held no longer. What is set is set again in
+        the engines that follow."""
         self.engine.hold, self._release_at = False, None
         self.engine.release()
         if verb is Verb.PAUSE:
-            self.scheduler.pause(PauseMode(arguments["mode"]))
+            self.scheduler.pause(PauseMode(argument))
         elif verb is Verb.RESUME:
             self.scheduler.resume()
         elif verb is Verb.WEIGHTS:
-            self.scheduler.update_weights("other")
+            self.scheduler.update_weights(argument)
         else:
             self.scheduler.flush_cache()
+        if verb in (Verb.PAUSE, Verb.WEIGHTS):
+            self._settings = {**self._settings, verb: argument}
+        elif verb is Verb.RESUME:
+            self._settings.pop(Verb.PAUSE, None)
+
+    def _restart(self) -> None:
+        """Requests are lost with their engine, and with them the turns that they were. Sessions go on."""
+        lost = {name for name, request in self.requests.items() if request.state is not RequestState.ENDED} - self._gone
+        self._gone |= lost
+        self._steps_before += self.engine.steps_run
+        for session, name in list(self._busy.items()):
+            if name in lost:
+                self._end_turn(session)
+        self._start()
+
+    def _end_turn(self, session: str) -> None:
+        del self._busy[session]
+        if session in self._closing:
+            self._close(session)
 
     def _pin(self, verb: Verb, arguments: dict[str, Any]) -> None:
         name = arguments["name"]
@@ -260,11 +305,9 @@ class World:
         """Requests whose grammar is there go to the scheduler; it has never seen those whose grammar can't be."""
         self._compiling.advance(self.iteration, self.clock.now)
         for request in self._compiling.refused:
-            self._refused.add(request.id)
+            self._gone.add(request.id)
             if request.session is not None:
-                del self._busy[request.session]
-                if request.session in self._closing:
-                    self._close(request.session)
+                self._end_turn(request.session)
         self._compiling.refused.clear()
 
     def _abort_who_is_there(self) -> None:
@@ -275,7 +318,7 @@ class World:
             if order["state"] in ("any", request.state.value):
                 self._compiling.abort(request.id)
                 self._compiling.abort(request.id)  # a second time does nothing
-            if request.state is RequestState.ENDED or request.id in self._refused:
+            if request.state is RequestState.ENDED or request.id in self._gone:
                 self._aborts.remove(order)
 
     def _exhaust(self, leaving: int) -> None:
@@ -317,7 +360,7 @@ class World:
         for request in output.ended:
             self._check(request)
         self._log.update(repr((self.iteration, output.tokens, [request.id for request in output.ended])).encode())
-        self._summary.steps = self.engine.steps_run
+        self._summary.steps = self._steps_before + self.engine.steps_run
         self._summary.sequences += len(self.scheduler.running)
 
     def _check(self, request: Request) -> None:
@@ -329,17 +372,16 @@ class World:
         finish = request.finish
         assert finish is not None
         if request.session is not None:
-            del self._busy[request.session]
             if finish.is_complete:
                 self._histories[request.session] = request.tokens.tolist()
                 self._closed.discard(request.session)
-            if request.session in self._closing:
-                self._close(request.session)
+            self._end_turn(request.session)
         if finish.kind is FinishKind.ERROR:
             verbs = {happening.verb for happening in self.scenario.happenings}
             grammar = request.grammar
             has_failed = isinstance(grammar, SimulatedGrammar) and len(request.output) == grammar.fails
-            assert has_failed or verbs & {Verb.FAIL, Verb.EXHAUST}, f"{request.id}: {finish.message}"
+            is_expected = has_failed or verbs & {Verb.FAIL, Verb.EXHAUST} or request.id in self._cursed
+            assert is_expected, f"{request.id}: {finish.message}"
         if not self.scenario.forward_retract_interval and not self.config.priority_scheduling_preemption_threshold:
             assert request.retractions <= RETRACTIONS_MAX, f"{request.id}: retracted {request.retractions} times"
         self._summary.retractions += request.retractions
@@ -382,14 +424,14 @@ class World:
         self.memory.audit()
         if self._mirror is not None:
             self._mirror.follow()
-        check_bounds(self.scheduler, len(self.requests))
+        check_bounds(self.scheduler, len(self.requests) - self._first)
         deeper = [] if self.memory.tiers is None else [pages.pool for pages in self.memory.tiers.host.pages]
         for pool in [*self.memory.pools, *deeper]:
             assert pool.free_count == pool.capacity, "pages are not back after a flush"
         assert not list(self.memory.tree.namespaces()), "an empty namespace was kept"
         assert len(self.requests) == sum(h.verb is Verb.SUBMIT for h in self.scenario.happenings)
         ended = (name for name, request in self.requests.items() if request.state is RequestState.ENDED)
-        assert self.requests.keys() - self._refused == set(ended)
+        assert self.requests.keys() - self._gone == set(ended)
 
     def _history(self, error: Exception) -> str:
         if isinstance(error, WrongKV) and error.page:

@@ -22,10 +22,11 @@ class Prefixes(Protocol):
 
     version: int
     page_size: int
-    watchers: list[Watcher]
     rescuer: Rescuer | None
 
     def node(self, serial: int) -> Node: ...
+
+    def followers(self, node: Node) -> list[Watcher]: ...
 
     def reconsider(self, node: Node) -> None: ...
 
@@ -205,7 +206,7 @@ class BoundedPages:
         self._tree.version += 1
         self.page_count -= len(columns)
         pages = node.pages[self.number]
-        for watcher in self._tree.watchers:
+        for watcher in self._tree.followers(node):
             watcher.vanished(node, self.number, columns)
         rescued = None if self._tree.rescuer is None else self._tree.rescuer.take(node, self.number, columns)
         gone = pages[columns if rescued is None else np.setdiff1d(columns, rescued)]

@@ -211,9 +211,13 @@ class PrefixTree:
     def _keys_after(self, node: Node, tokens: Int32) -> list[bytes]:
         return [] if self.seed is None else chain(node.keys[-1], tokens, self.page_size)
 
+    def followers(self, node: Node) -> list[Watcher]:
+        """Who is told of pages that a node gets or loses."""
+        return self.watchers if node.namespace.weights == self.weights else []
+
     def _tell_appeared(self, node: Node, pages: list[Int32]) -> None:
         """The last columns of a node are new, with `pages` of each group."""
-        for watcher in self.watchers:
+        for watcher in self.followers(node):
             for group, part in enumerate(pages):
                 watcher.appeared(node, group, node.page_count - len(part) + part.nonzero()[0])
 
@@ -228,7 +232,7 @@ class PrefixTree:
                 bounded.pool.move(mine[holes], source, owner.node(node.serial))
                 have[holes] = mine[holes]
                 bounded.added(node, int(np.count_nonzero(holes)))
-                for watcher in self.watchers:
+                for watcher in self.followers(node):
                     watcher.appeared(node, bounded.number, holes.nonzero()[0])
 
     def pages_after(self, at: Node, node: Node, group: int) -> Int32:
@@ -302,7 +306,7 @@ class PrefixTree:
         """Take the last pages of a leaf, all of it if need be, out of the tree. They are the caller's to give back."""
         self.version += 1
         first = node.page_count - page_count
-        for watcher in self.watchers:
+        for watcher in self.followers(node):
             for group, pages in enumerate(node.pages):
                 watcher.vanished(node, group, first + pages[first:].nonzero()[0])
         self._count(node, -page_count)
@@ -363,6 +367,8 @@ class PrefixTree:
     def replace_weights(self) -> None:
         """What the weights so far have computed is never found again: it leaves the tree now, or when its last pin is
         dropped."""
+        for watcher in self.watchers:
+            watcher.cleared()
         self.weights += 1
         self.flush()
 

@@ -9,7 +9,11 @@ from freehold.memory.prefix.node import Node
 
 
 class Watcher(Protocol):
-    """Told after each change, column by column of a node. It must not change the tree."""
+    """Told after each change, column by column of a node. It must not change the tree.
+
+    Pages that weights from before have computed are none of its business: it is told that all have gone when the
+    weights change (`cleared`), and nothing more of those that are still held.
+    """
 
     def appeared(self, node: Node, group: int, columns: Int64) -> None:
         """The node has pages of a group in `columns` [n] now."""
@@ -17,6 +21,10 @@ class Watcher(Protocol):
 
     def vanished(self, node: Node, group: int, columns: Int64) -> None:
         """It will have none there: told before the node forgets the keys of these columns."""
+        ...
+
+    def cleared(self) -> None:
+        """Other weights compute from now on: what they find is nothing."""
         ...
 
     def left(self, node: Node) -> None:

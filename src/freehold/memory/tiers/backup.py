@@ -65,6 +65,10 @@ class Backup:
     def vanished(self, node: Node, group: int, columns: Int64) -> None:
         self._host.pages[group].vanished(node.keys_at(columns))
 
+    def cleared(self) -> None:
+        for pages in self._host.pages:
+            pages.cleared()
+
     def left(self, node: Node) -> None:
         self._waiting.pop(node.serial, None)
 

@@ -121,6 +121,12 @@ class HostPages:
             if (page := self._mirrors.pop(key, None)) is not None:
                 self._alone[key] = page
 
+    def cleared(self) -> None:
+        """The device has none of them any more."""
+        self._on_device.clear()
+        self._alone.update(self._mirrors)
+        self._mirrors.clear()
+
     def hold(self, keys: Sequence[bytes]) -> Int32:
         """Entries stay for as long as somebody reads them -> their pages. Raises KeyError."""
         found: list[int] = []

@@ -48,10 +48,11 @@ class Prefetch:
     """The prefix of a sequence on its way from storage to the host: first storage is asked what it has (`found`), then
     that is fetched in pieces. `was_there`: tokens that could be had without it; `boundary`: with it. `wanted_by` counts
     requests that have not ended: once that is 0 nothing more is fetched, and the pages of an order in flight stay with
-    it until it ends."""
+    it until it ends. `begun`: when its newest order did, in seconds of the scheduler's clock."""
 
     namespace: Namespace
     keys: KeyChain
+    begun: float
     found: Present
     was_there: int
     probed: int  # columns
@@ -153,11 +154,17 @@ class Storage:
             return None
         if prefetch is None:
             found = [np.zeros(columns, np.bool_) for _ in self._host.pages]
-            prefetch = Prefetch(namespace, keys, found, was_there, there if self._reach.full else 0)
+            prefetch = Prefetch(
+                namespace, keys, self._transfers.now, found, was_there, there if self._reach.full else 0
+            )
             self._underway[keys[first]] = prefetch
             self._go_on(prefetch)
         prefetch.wanted_by += 1
         return prefetch
+
+    def is_coming(self, prefetch: Prefetch) -> bool:
+        """Whether it goes on, and is not late."""
+        return not prefetch.is_over and self._transfers.now - prefetch.begun <= LATE_S[Kind.FETCH]
 
     @property
     def patience(self) -> float:
@@ -173,6 +180,7 @@ class Storage:
         asked = np.arange(prefetch.probed, end)
         keys = self._names([[prefetch.keys[column] for column in asked.tolist()] for _ in self._host.pages])
         order = Order(self._transfers.next_number(), Kind.PROBE, (), keys=keys)
+        prefetch.begun = self._transfers.now
         self._transfers.begin(order, lambda _, outcome: self._probed(prefetch, asked, outcome))
 
     def _probed(self, prefetch: Prefetch, asked: Int64, outcome: Outcome) -> None:
@@ -218,6 +226,7 @@ class Storage:
             return False
         keys = [[prefetch.keys[column] for column in part.tolist()] for part in columns]
         prefetch.pieces += 1
+        prefetch.begun = self._transfers.now
         for pages, part in zip(self._host.pages, columns, strict=True):
             if pages.events is not None:
                 pages.events.fetched(prefetch.keys, part)
