@@ -61,10 +61,8 @@ def test_what_events_say():
     assert branch.parent == stored.keys[3]
     assert list(branch.keys) == chain(stored.keys[3], TOKENS[:4] + 100, 4)
     memory.replace_weights()
-    *removed, cleared = log.take()
-    assert {key for event in removed for key in event.keys} == {*stored.keys, *branch.keys}
-    assert isinstance(cleared, Cleared)
-    assert all(isinstance(event, Removed) for event in removed)
+    (cleared,) = log.take()
+    assert isinstance(cleared, Cleared), "one word for all that is gone"
 
 
 def test_the_host_tells_too():
