@@ -106,6 +106,10 @@ class SimulatedMover:
         for one in due:
             self._end(one)
 
+    def end_oldest(self) -> None:
+        """End the order that was given first."""
+        self._end(self._pending[0])
+
     def finish(self) -> None:
         """End everything, late as it may be."""
         for one in list(self._pending):

@@ -10,24 +10,28 @@ from typing import Any
 import numpy as np
 
 from freehold.config import EngineConfig
+from freehold.memory import Lease, WritePolicy
 from freehold.memory.prefix.node import Node
 from freehold.sampling_params import SamplingParams
 from freehold.scheduler.request import Request
 from freehold.scheduler.scheduler import PauseMode
 from freehold.scheduler.states import Event, RequestState
-from freehold.simulation.assembly import SimulatedModel, assemble
+from freehold.simulation.assembly import SimulatedModel, SimulatedTiers, assemble
 from freehold.simulation.liveness import Liveness
 from freehold.simulation.oracle import check_end
 
-# The first two begin alike; the third is short. In a scope with a session the second is the turn after the first.
-PROMPTS = ([1, 2, 3], [1, 2, 4, 5], [6])
-MAX_TOKENS = (3, 2, 2)
-TOKEN_LIMIT = 8
+# The first two begin alike; the third is short. In a scope with a session the second is the turn after the first. With
+# a fork that is the fork's, and both have ended when exploring begins; the third is the same turn of the session itself,
+# beside a fourth.
+PROMPTS = ([1, 2, 3], [1, 2, 4, 5], [6], [6])
+MAX_TOKENS = (3, 2, 2, 2)
+TURN = [9, 9, 9]  # what a session's second turn asks
 ITERATIONS_MAX = 120  # in which all must have ended once nothing more happens to them
 ABORTS_MAX = 1
 RETRACTIONS_MAX = 1
 PAUSES_MAX = 1
 EVICTIONS_MAX = 2
+HOST_PAGES = 4
 
 
 class ActionKind(StrEnum):
@@ -40,7 +44,10 @@ class ActionKind(StrEnum):
     PAUSE = "pause"
     CONTINUE = "continue"
     CLOSE = "close"  # the session
-    EVICT = "evict"  # a page, for somebody else
+    EVICT = "evict"  # a page, for others
+    TAKE = "take"  # all free pages, for others, until ...
+    GIVE = "give"  # ... they come back
+    COPY = "copy"  # the oldest transfer ends
     WEIGHTS = "weights"
 
 
@@ -64,10 +71,17 @@ class Scope:
     policy: str = "fcfs"
     session: bool = False
     speculation: str | None = None
+    fork: bool = False
+    tier: WritePolicy | None = None  # a host of HOST_PAGES
+
+    @property
+    def token_limit(self) -> int:
+        return 12 if self.fork else 8
 
     def __str__(self) -> str:
         loop = "overlap" if self.overlap else "sync"
-        extra = ("+session" if self.session else "") + (f"+{self.speculation}" if self.speculation else "")
+        parts = ("session" if self.session else "", "fork" if self.fork else "", self.speculation, self.tier)
+        extra = "".join(f"+{part}" for part in parts if part)
         return f"{self.requests} requests, {self.pages} pages of {self.page_size}, {loop}, {self.policy}{extra}"
 
 
@@ -78,7 +92,13 @@ def scopes() -> list[Scope]:
     with_session = [replace(scope, session=True) for scope in plain if scope.page_size == 2]
     other = [replace(scope, policy=policy) for scope in plain[4:8] for policy in ("lpm", "priority")]
     draft = [replace(scope, speculation="draft") for scope in plain[:4]]
-    return [*plain, *with_session, *other, *draft]
+    tiers = [
+        Scope(4, 2, pages, overlap, session=True, fork=True, tier=tier)
+        for tier in (WritePolicy.WRITE_THROUGH, WritePolicy.WRITE_BACK)
+        for pages in (6, 8)
+        for overlap in (True, False)
+    ]
+    return [*plain, *with_session, *other, *draft, *tiers]
 
 
 class SmallWorld:
@@ -100,14 +120,18 @@ class SmallWorld:
             speculative_num_draft_tokens=2,
         )
         self._clock = 0.0
-        # One more row, for whoever comes while a late step still has one.
-        server = assemble(config, TOKEN_LIMIT, SimulatedModel(vocab_size=50, eos_tokens=(7,)), lambda: self._clock, 1)
+        tiers = None if scope.tier is None else SimulatedTiers(scope.tier, HOST_PAGES / scope.pages)
+        model = SimulatedModel(vocab_size=50, eos_tokens=(7,))
+        # One more row for a request that comes while a late step still has one, and one for what others take.
+        server = assemble(config, scope.token_limit, model, lambda: self._clock, 2, tiers)
         self.memory, self.engine, self.scheduler = server.memory, server.engine, server.scheduler
+        self.mover = server.mover
         self.engine.hold = True
         self.memory.tree.history.limit = 0
         growth = self.scheduler.growth
         growth.share, growth.fall = 0.0, 1.0  # it would make every state a new one
         self._requests: list[Request] = []
+        self._taken: Lease | None = None
         self._delivered: dict[str, list[int]] = {}
         self._liveness = Liveness(self.scheduler)
         self._left = {
@@ -118,7 +142,13 @@ class SmallWorld:
             ActionKind.FAIL: 1,
             ActionKind.WEIGHTS: 1,
             ActionKind.CLOSE: 1,
+            ActionKind.TAKE: 0 if scope.tier is None else 1,
         }
+        if scope.tier is not None:  # without them there are states enough
+            self._left |= dict.fromkeys((ActionKind.RETRACT, ActionKind.PAUSE, ActionKind.FAIL, ActionKind.WEIGHTS), 0)
+        for number in range(2 if scope.fork else 0):
+            self._arrive(number)
+            self._run_on()
 
     # -- what can happen ------------------------------------------------------------------------------------
 
@@ -146,7 +176,14 @@ class SmallWorld:
             found += self._limited(Action(ActionKind.EVICT))
         if count and self.scope.requests == 2:
             found += self._limited(Action(ActionKind.WEIGHTS))
-        if not self._is_busy(1) and len(self.memory.tails):
+        if self._taken is not None:
+            found.append(Action(ActionKind.GIVE))
+        elif self.memory.free_page_count and self.memory.leases.free_row_count:
+            found += self._limited(Action(ActionKind.TAKE))
+        if self.mover is not None and self.mover.pending:
+            found.append(Action(ActionKind.COPY))
+        is_open = any(request.session == "s" for request in scheduler.requests.values())
+        if not is_open and "s" in dict(self.memory.tails):
             found += self._limited(Action(ActionKind.CLOSE))
         return found
 
@@ -155,6 +192,8 @@ class SmallWorld:
 
     def _is_busy(self, number: int) -> bool:
         """Whether request `number` is a turn that must wait for another one's end."""
+        if self.scope.fork:
+            return False
         if not self.scope.session or number > 1:
             return False
         return any(request.session and request.state is not RequestState.ENDED for request in self._requests)
@@ -175,14 +214,27 @@ class SmallWorld:
             assert lease is not None
             scheduler.lifecycle.retract(lease.row, Event.RETRACTED)
         elif kind is ActionKind.EVICT:
-            self.memory.tree.evictor.evict(1, "somebody else")
+            self.memory.tree.evictor.evict(3 if self.scope.fork else 1, "others")
+        elif kind is ActionKind.TAKE:
+            self._taken = self.memory.leases.open(self.memory.match("others", np.zeros(1, np.int32)))
+            self._taken.extend(min(self.memory.free_page_count * self.memory.page_size, self.scope.token_limit))
+        elif kind is ActionKind.GIVE:
+            self._give()
+        elif kind is ActionKind.COPY:
+            assert self.mover is not None
+            self.mover.end_oldest()
         elif kind is ActionKind.CLOSE:
             scheduler.forget_session("s")
-            assert not len(self.memory.tails), "a closed session left its tail"
+            assert "s" not in dict(self.memory.tails), "a closed session left its tail"
         else:
             self._operate(kind, argument)
         for group, pool in enumerate(self.memory.pools):
             self.engine.poison(pool.free_pages(), group)
+
+    def _give(self) -> None:
+        if self._taken is not None:
+            self._taken.release()
+            self._taken = None
 
     def check(self) -> None:
         """Recount all pages."""
@@ -198,9 +250,12 @@ class SmallWorld:
             self.scheduler.update_weights("other")
 
     def _arrive(self, number: int) -> None:
-        prompt, session = PROMPTS[number], "s" if self.scope.session and number < 2 else None
-        if session and number == 1:
-            prompt = [*self._requests[0].tokens.tolist(), 9][: TOKEN_LIMIT - 2]
+        session = "s" if self.scope.session and number < 2 else None
+        if self.scope.fork:
+            session = ("s", "fork", "s", None)[number]
+        prompt = PROMPTS[number]
+        if session and number:
+            prompt = [*self._requests[0].tokens.tolist(), *TURN][: self.scope.token_limit - 2]
         most = min(MAX_TOKENS[number], self.memory.capacity_tokens - len(prompt) + 1)
         logprobs = 0 if number == 1 else None
         request = Request(
@@ -225,22 +280,31 @@ class SmallWorld:
             self._delivered.setdefault(request.id, []).append(token)
         for request in output.ended:
             assert self._delivered.get(request.id, []) == request.output.tolist(), f"{request.id}: tokens lost"
-            check_end(request, 50, (7,), TOKEN_LIMIT)
+            check_end(request, 50, (7,), self.scope.token_limit)
 
     def finish(self) -> None:
         """Nothing more happens: all that are there must end as they should, and everything must come back."""
         if self.scheduler.paused is not None:
             self.apply(Action(ActionKind.CONTINUE))
+        self._give()
+        self._run_on()
+        failed = [request.id for request in self._requests if request.finish and request.finish.kind == "error"]
+        may_fail = not self._left[ActionKind.FAIL] or not self._left[ActionKind.TAKE]
+        assert not failed or may_fail, f"{failed} failed, although no step has"
+        self.scheduler.flush_cache()
+        self.memory.audit()
+        deeper = [] if self.memory.tiers is None else [pages.pool for pages in self.memory.tiers.host.pages]
+        assert all(pool.free_count == pool.capacity for pool in [*self.memory.pools, *deeper]), "pages are not back"
+
+    def _run_on(self) -> None:
+        """Until all requests have ended, and all copies."""
         for _ in range(ITERATIONS_MAX):
+            if self.mover is not None:
+                self.mover.finish()
             if not self.scheduler.requests and not self.scheduler.has_work:
                 break
             self.apply(Action(ActionKind.RESULT if self.scheduler.in_flight_count else ActionKind.ITERATE))
         assert not self.scheduler.requests, f"no end: waiting for {self.scheduler.waits_for()}"
-        failed = [request.id for request in self._requests if request.finish and request.finish.kind == "error"]
-        assert not failed or not self._left[ActionKind.FAIL], f"{failed} failed, although no step has"
-        self.scheduler.flush_cache()
-        self.memory.audit()
-        assert all(pool.free_count == pool.capacity for pool in self.memory.pools), "pages are not back"
 
     # -- what it is -----------------------------------------------------------------------------------------
 
@@ -274,11 +338,42 @@ class _Portrait:
             self._memory.leases.free_row_count,
             scheduler.paused,
             scheduler.growth.share,
+            0 if self._world._taken is None else self._world._taken.allocated,  # pyright: ignore[reportPrivateUsage]
             sorted(self._world._left.items()),  # pyright: ignore[reportPrivateUsage]
+            self._deeper(),
         ]
 
     def _request(self, request: Request) -> Any:
-        return request.state, len(request.output), request.setbacks, request.cached_tokens is None, request.finish
+        deeper = request.deeper
+        waits_for = self._scheduler.loading.is_awaited(request), deeper.load_count, deeper.begin, deeper.end
+        is_new = request.cached_tokens is None
+        return request.state, len(request.output), request.setbacks, is_new, request.finish, waits_for
+
+    def _deeper(self) -> Any:
+        """Host and transfers."""
+        tiers, mover = self._memory.tiers, self._world.mover
+        if tiers is None or mover is None:
+            return None
+        names: dict[int, int] = {}
+
+        def named(pages: Any) -> list[int]:
+            return [names.setdefault(page, len(names)) for page in pages.tolist()]
+
+        host = tiers.host.pages[0]
+        entries = [
+            (key, host.is_mirror(key), int(host.readers[page]), names.setdefault(page, len(names)))
+            for key, page in host.entries()
+        ]
+        transfers = [
+            (
+                one.order.kind, named(one.order.host[0]), self._pages([one.order.device[0]]),
+                [len(part) for part in one.device], None if one.hold is None else (one.hold.kind, one.hold.node.end),
+                self._fence(one.fence), one.order.number in mover.pending,
+            )
+            for one in tiers.transfers
+        ]  # fmt: skip
+        backup = tiers.backup
+        return entries, transfers, backup.portrait(), host.pool.free_count
 
     def _row(self, row: int) -> Any:
         running, leases = self._scheduler.running, self._memory.leases

@@ -229,6 +229,11 @@ class Backup:
         for pages, keys in zip(self._host.pages, transfer.order.keys, strict=True):
             pages.arrived(keys)
 
+    def portrait(self) -> list[tuple[int, bytes]]:
+        """What waits, in order: where prefixes end, with the key of their last page."""
+        evicted = [(0, key) for parts in self._rescued for keys, _ in parts for key in keys]
+        return [*((node.end, node.keys[-1]) for node in self._waiting.values()), *evicted]
+
     # -- for counting ---------------------------------------------------------------------------------
 
     def rescued_pages(self, group: int) -> Int32:
