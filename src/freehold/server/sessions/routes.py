@@ -75,6 +75,7 @@ def _card(session: Session) -> dict[str, Any]:
         "tokens": session.tokens,
         "turns": session.turns,
         "active": session.turn is not None,
+        "waiting": len(session.line),
         "closing": session.closing,
         "last_used": session.last_used,
         "timeout": settings.timeout,

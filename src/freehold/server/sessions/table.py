@@ -121,8 +121,10 @@ class Turn:
         session, timeout = self.session, asked.timeout
         if timeout is not None:
             timeout = max(timeout - (time.monotonic() - self._lined_up), LEAST_TIMEOUT_S)
-        namespace = session.settings.namespace
-        return Options(asked.priority, namespace, timeout, session.key, asked.retention, adapter=asked.adapter)
+        return Options(
+            asked.priority, session.settings.namespace, timeout, session.key, asked.retention, asked.client,
+            asked.adapter,
+        )  # fmt: skip
 
     def fitted(self, params: SamplingParams) -> SamplingParams:
         """With what the session's capacity leaves for output."""
