@@ -198,6 +198,7 @@ BROKEN = {
     "messages that are no JSON": "messages = '['",
     "messages that are no text": "messages = CAST(X'22ff22' AS TEXT)",
     "settings that are no object": "settings = '3'",
+    "ends that are no lengths": "settings = '{\"ends\": [99999999999]}'",
 }
 
 

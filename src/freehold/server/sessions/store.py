@@ -192,7 +192,7 @@ def _damage() -> Iterator[None]:
     """Raises sqlite3.DatabaseError for a row that makes no sense, texts that are none included."""
     try:
         yield
-    except (ValueError, TypeError, AttributeError, sqlite3.OperationalError) as error:
+    except (ValueError, TypeError, AttributeError, OverflowError, sqlite3.OperationalError) as error:
         raise sqlite3.DatabaseError(f"a session can't be read: {error}") from error
 
 
