@@ -228,7 +228,7 @@ MUTANTS = [
         "        elif session.line:\n",
     ),
     Mutant(
-        "who waits for a session comes last in, first out",
+        "of turns that wait for a session the last comes first",
         "the server",
         "server/sessions/table.py",
         "session.line.pop(0), time.time()",

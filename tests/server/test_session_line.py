@@ -1,4 +1,4 @@
-"""The line before a session: first come, first served, and whoever leaves at any time leaves nothing behind."""
+"""The line before a session: first come, first served. A turn that leaves at any time leaves nothing behind."""
 
 import asyncio
 import random
@@ -103,7 +103,7 @@ def test_the_line_is_first_come_first_served(sessions, session):
         assert ([] if session.turn is None else [session.turn]) + session.line == line
 
 
-def test_closing_refuses_those_who_have_not_begun(sessions, session):
+def test_closing_refuses_turns_that_have_not_begun(sessions, session):
     async def close_them() -> None:
         begun = await take(sessions, 1)
         waiting = [asyncio.create_task(take(sessions, number)) for number in (2, 3)]

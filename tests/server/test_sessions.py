@@ -146,7 +146,7 @@ def test_turns_come_in_the_order_of_their_arrival(client, busy):
     assert short.result().json()["usage"]["prompt_tokens"] == long.result().json()["usage"]["total_tokens"] + 1
 
 
-def test_who_waits_may_leave_and_runs_out_of_time(client, url, busy):
+def test_a_turn_that_waits_may_leave_and_runs_out_of_time(client, url, busy):
     session, first, add = busy
     assert "timed out" in turn(client, session, "x", session_wait=True, timeout=0.1).json()["error"]["message"]
     leaver = HTTPConnection(url.removeprefix("http://"))
@@ -160,7 +160,7 @@ def test_who_waits_may_leave_and_runs_out_of_time(client, url, busy):
     assert last.result().json()["usage"]["prompt_tokens"] == 1
 
 
-def test_closing_refuses_who_waits(client, busy):
+def test_closing_refuses_turns_that_wait(client, busy):
     session, first, add = busy
     waiting = [add(turn, "x"), add(chat, "x")]
     client.delete(f"/v1/sessions/{session}")

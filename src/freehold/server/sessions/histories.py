@@ -13,14 +13,14 @@ class Histories:
     """Conversations by name, and what turns in flight and branches hold, in at most `limit` bytes together.
 
     A conversation that is on disk is given up for others, the least recently used first, and read again when it is
-    used. A value that somebody has at that time stays valid. Only the output of turns in flight may exceed the limit.
+    used. Values in use stay valid. Only the output of turns in flight may exceed the limit.
     """
 
     def __init__(self, store: SessionStore, limit: int):
         self._store = store
         self._limit = limit
         self._kept: dict[str, Conversation] = {}  # the least recently used first
-        self._held: dict[object, int] = {}  # bytes by who holds them
+        self._held: dict[object, int] = {}  # bytes by holder
         self.nbytes = 0  # of both
 
     def of(self, name: str) -> Conversation:

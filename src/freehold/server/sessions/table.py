@@ -250,7 +250,7 @@ class SessionTable:
 
     def fork(self, session: Session, name: str | None) -> Session:
         """A session with the history so far; pages are shared through the prefix tree, and what does not
-        fill a page is computed again by whoever comes second. Raises what `open` does, and SessionsFull."""
+        fill a page is computed again by the one that comes second. Raises what `open` does, and SessionsFull."""
         conversation = self.conversation(session)
         self.memory.make_room(conversation.nbytes)
         child = self.open(name, session.settings, conversation)
