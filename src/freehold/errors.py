@@ -121,6 +121,12 @@ class StoreFailed(Unavailable):
     """The disk took nothing: what was to be stored has not happened."""
 
 
+class SessionsFull(Unavailable):
+    """The histories of sessions have all the memory that they may have."""
+
+    default_field = "session_id"
+
+
 class QueueFull(Unavailable):
     """Too many requests are waiting."""
 

@@ -33,60 +33,59 @@ class Turns(RuleBasedStateMachine):
     def start(self, which):
         self.llm = self.engines[which]
         self.llm.scheduler.flush_cache()
-        self.conversations = [Conversation(capacity=150)]
+        self.conversations = [Conversation()]
         self.number = 0
 
     def begin(self, data, new, count):
         at = data.draw(st.integers(0, len(self.conversations) - 1))
         conversation = self.conversations[at]
         try:
-            whole = conversation.begin(new)
+            whole = conversation.begin(np.array(new, np.int32), capacity=150)
         except TurnRefused:
-            assert len(conversation.tokens) + len(new) > 150
+            assert conversation.length + len(new) >= 150
             return None
         self.number += 1
         params = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
-        request = Request(f"turn-{self.number}", np.array(whole, np.int32), params, session=f"c{at}")
+        request = Request(f"turn-{self.number}", whole, params, session=f"c{at}")
         self.llm.scheduler.add(request)
-        return conversation, whole, request
+        return at, whole, request
 
     @rule(data=st.data(), new=tokens, count=st.integers(1, 6))
     def turn(self, data, new, count):
         begun = self.begin(data, new, count)
         if begun is None:
             return
-        conversation, whole, request = begun
+        at, whole, request = begun
         while request.finish is None or self.llm.scheduler.has_work:
             self.llm.scheduler.step()
         assert request.finish.kind is FinishKind.LENGTH
         (expected,) = self.cold.generate([whole], request.params)
         assert request.output.tolist() == expected.token_ids
-        conversation.commit(whole, request.output.tolist())
+        self.conversations[at] = self.conversations[at].after(whole, request.output.tolist())
 
     @rule(data=st.data(), new=tokens, steps=st.integers(0, 4))
     def abandoned_turn(self, data, new, steps):
         begun = self.begin(data, new, 30)
         if begun is None:
             return
-        conversation, _, request = begun
-        before = list(conversation.tokens)
+        at, _, request = begun
+        before = self.conversations[at].tokens.tolist()
         for _ in range(steps):
             self.llm.scheduler.step()
         self.llm.scheduler.abort(request.id)
         while self.llm.scheduler.has_work:
             self.llm.scheduler.step()
-        conversation.abandon()
-        assert conversation.tokens == before
+        assert self.conversations[at].tokens.tolist() == before
 
     @rule(data=st.data(), share=st.floats(0, 1))
     def rewind(self, data, share):
-        conversation = data.draw(st.sampled_from(self.conversations))
-        conversation.rewind(int(share * len(conversation.tokens)))
+        at = data.draw(st.integers(0, len(self.conversations) - 1))
+        self.conversations[at] = self.conversations[at].rewound(int(share * self.conversations[at].length))
 
     @precondition(lambda self: len(self.conversations) < 4)
     @rule(data=st.data())
     def fork(self, data):
-        self.conversations.append(data.draw(st.sampled_from(self.conversations)).fork())
+        self.conversations.append(data.draw(st.sampled_from(self.conversations)))
 
     @rule(what=st.sampled_from(["tails", "some", "all", "weights"]))
     def memory_is_taken_away(self, what):

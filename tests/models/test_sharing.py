@@ -77,25 +77,25 @@ def test_prefix_hits_batches_and_retraction(name, page_size, folders, cold):
 @pytest.mark.parametrize(("name", "page_size"), CASES)
 def test_conversations_with_forks_and_rewinds(name, page_size, folders, cold):
     rng, short = np.random.default_rng(page_size), replace(GREEDY, max_tokens=6)
-    conversations = [Conversation(capacity=300)]
+    conversations = [Conversation()]
     with LLM(folders(name), page_size=page_size, chunked_prefill_size=32, **EXACT) as llm:
         for number in range(14):
             at = int(rng.integers(len(conversations)))
             conversation = conversations[at]
             match rng.integers(4):
                 case 0 if len(conversations) < 4:
-                    conversations.append(conversation.fork())
+                    conversations.append(conversation)
                 case 1:
-                    conversation.rewind(int(rng.random() * len(conversation.tokens)))
+                    conversation = conversation.rewound(int(rng.random() * conversation.length))
                 case 2:
                     llm.scheduler.memory.tree.evictor.evict(3, "a test")
-            whole = conversation.begin(rng.integers(2, 258, int(rng.integers(1, 30))).tolist())
-            request = Request(f"turn-{number}", np.array(whole, np.int32), short, session=f"c{at}")
+            whole = conversation.begin(rng.integers(2, 258, int(rng.integers(1, 30)), np.int32))
+            request = Request(f"turn-{number}", whole, short, session=f"c{at}")
             llm.scheduler.add(request)
             while request.finish is None or llm.scheduler.has_work:
                 llm.scheduler.step()
-            assert request.output.tolist() == cold(name, whole, short)[0]
-            conversation.commit(whole, request.output.tolist())
+            assert request.output.tolist() == cold(name, whole.tolist(), short)[0]
+            conversations[at] = conversation.after(whole, request.output.tolist())
         llm.scheduler.memory.audit()
 
 
@@ -136,18 +136,18 @@ def test_speculation_changes_nothing(name, page_size, how, folders):
 def test_turns_beside_a_draft_model_that_rests(name, folders, cold):
     """While nothing is drafted its KV would lag. A state can't: what a turn leaves behind goes on from it."""
     options = {"speculative_algorithm": "draft", "speculative_draft_model_path": folders("llama"), **EXACT}
-    rng, short, conversation = np.random.default_rng(1), replace(GREEDY, max_tokens=6), Conversation(capacity=300)
+    rng, short, conversation = np.random.default_rng(1), replace(GREEDY, max_tokens=6), Conversation()
     resting = mock.patch.object(DraftBudget, "choose", lambda budget, rows, step_tokens: np.zeros(len(rows), np.int64))
     with LLM(folders(name), page_size=64, disable_overlap_schedule=True, **options) as llm, resting:
         for number in range(5):
-            whole = conversation.begin(rng.integers(2, 258, 9).tolist())
-            request = Request(f"turn-{number}", np.array(whole, np.int32), short, session="c")
+            whole = conversation.begin(rng.integers(2, 258, 9, np.int32))
+            request = Request(f"turn-{number}", whole, short, session="c")
             llm.scheduler.add(request)
             while request.finish is None or llm.scheduler.has_work:
                 llm.scheduler.step()
-            assert request.output.tolist() == cold(name, whole, short)[0]
+            assert request.output.tolist() == cold(name, whole.tolist(), short)[0]
             assert number == 0 or (request.cached_tokens or 0) >= len(whole) - 9 - 1
-            conversation.commit(whole, request.output.tolist())
+            conversation = conversation.after(whole, request.output.tolist())
 
 
 @pytest.mark.parametrize("name", ["mistral", "gemma3", "mamba2", "qwen3-next"])

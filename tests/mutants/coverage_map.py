@@ -32,7 +32,7 @@ MEASURED = [
     ["tests/memory"],
     ["tests/engine/test_grammars.py", "tests/server/test_constraints.py"],
     ["tests/text", "tests/test_llm.py", "tests/server/test_session_table.py", "tests/server/test_engine_loop.py",
-     "tests/server/test_continuation.py",
+     "tests/server/test_session_line.py", "tests/server/test_session_memory.py", "tests/server/test_continuation.py",
      "tests/server/test_errors.py", "tests/server/test_restarts.py",
      "tests/server/test_engine_child.py"],
 ]  # fmt: skip

@@ -1,5 +1,6 @@
 """How a chat goes on behind tokens that are there."""
 
+import numpy as np
 import pytest
 
 from freehold.server.sessions.continuation import continuation
@@ -31,7 +32,7 @@ def test_an_answer_that_was_cut_is_ended_first(tokenizer):
 def test_only_the_last_turn_need_be_found(tokenizer):
     """What a session holds before it may have been written in another way."""
     turn = tokens_of(tokenizer, ANSWERED)
-    tokens = [*tokenizer.encode("of another kind", False), *turn]
+    tokens = np.concatenate([tokenizer.encode("of another kind", False), turn])
     begin = len(tokens) - len(turn)
     assert continuation(tokenizer, tokens, begin, "Before. " + ANSWERED, "Before. " + ANSWERED + NEXT) == "\n" + NEXT
 

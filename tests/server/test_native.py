@@ -261,6 +261,10 @@ def test_branching_sessions(url):
     three = generate(url, input_ids=[30], session_params={"id": session, "rid": "root", "drop_previous_output": True})
     assert three["meta_info"]["prompt_tokens"] == 4
     assert "not one of" in message(url, input_ids=[1], session_params={"id": session, "rid": "nobody"})
+    for replaced in (None, "root"):
+        params = {"id": session, "rid": replaced, "replace": True}
+        assert "context length" in message(url, input_ids=[5] * 9000, session_params=params), "nothing was replaced"
+    generate(url, input_ids=[1], session_params={"id": session, "rid": "one"})
     generate(url, input_ids=[1], session_params={"id": session, "rid": "root", "replace": True})
     assert "not one of" in message(url, input_ids=[1], session_params={"id": session, "rid": "one"})
     post(url, "/close_session", session_id=session)

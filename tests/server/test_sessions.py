@@ -1,10 +1,15 @@
 """Sessions over HTTP: turns, aborts, forks, rewinds, closing, expiry, and a kill."""
 
+import itertools
+import json
 import os
+import re
 import signal
 import subprocess
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection
 
 import httpx
 import pytest
@@ -79,6 +84,91 @@ def test_one_turn_at_a_time_unless_asked_to_wait(client):
     first.join()
     assert answers[0].status_code == third.status_code == 200
     assert third.json()["usage"]["prompt_tokens"] == answers[0].json()["usage"]["total_tokens"] + 1
+
+
+LONG = "-" * 20_000  # tokenized in a thread; few tokens
+
+
+def chat(client, session, text, **fields):
+    body = {"model": "m", "messages": [{"role": "user", "content": text}], "max_tokens": 4, "temperature": 0}
+    return client.post("/v1/chat/completions", json={**body, "session_id": session, "session_wait": True, **fields})
+
+
+def test_long_turns_that_wait_are_all_answered(client):
+    session = open_session(client)
+    with ThreadPoolExecutor(5) as threads:
+        answers = list(threads.map(lambda number: chat(client, session, f"{number}{LONG}"), range(5)))
+    assert [answer.status_code for answer in answers] == [200] * 5
+    used = sorted((answer.json()["usage"] for answer in answers), key=lambda usage: usage["prompt_tokens"])
+    for before, after in itertools.pairwise(used):
+        assert after["prompt_tokens"] > before["total_tokens"], "each saw all that were before it"
+    card = client.get(f"/v1/sessions/{session}", params={"token_ids": True}).json()
+    assert (card["turns"], card["tokens"]) == (5, used[-1]["total_tokens"])
+    text = client.post("/detokenize", json={"tokens": card["token_ids"]}).json()["prompt"]
+    assert sorted(re.findall(r"user\n(\d)-", text)) == list("01234")
+    client.delete(f"/v1/sessions/{session}")
+
+
+@pytest.fixture
+def busy(client):
+    """A session with a turn in flight, and what adds one to its line -> a future of its answer."""
+    session = open_session(client, capacity=2000)
+    with ThreadPoolExecutor(8) as threads:
+        first = threads.submit(turn, client, session, "Once", max_tokens=1900)
+        wait_for(lambda: client.get(f"/v1/sessions/{session}").json()["active"])
+
+        def add(send=turn, *arguments, **fields):
+            before = client.get(f"/v1/sessions/{session}").json()["waiting"]
+            answer = threads.submit(send, client, session, *arguments, session_wait=True, **fields)
+            wait_for(lambda: client.get(f"/v1/sessions/{session}").json()["waiting"] == before + 1)
+            return answer
+
+        yield session, first, add
+        client.delete(f"/v1/sessions/{session}", params={"abort": True})
+
+
+def end(client, answer):
+    """End the only turn that runs."""
+    client.post("/abort_request", json={"abort_all": True})
+    assert answer.result().json()["choices"][0]["finish_reason"] == "abort"
+
+
+def test_turns_come_in_the_order_of_their_arrival(client, busy):
+    session, first, add = busy
+    long = add(chat, LONG)
+    refused = add(turn, [1] * 2000)
+    short = add(turn, " two")
+    native = {"text": "x", "session_params": {"id": session}}
+    assert client.post("/generate", json=native).status_code == 400
+    assert chat(client, session, "x", n=2).json()["error"]["param"] == "n"
+    end(client, first)
+    assert "capacity is 2000" in refused.result().json()["error"]["message"]
+    assert short.result().json()["usage"]["prompt_tokens"] == long.result().json()["usage"]["total_tokens"] + 1
+
+
+def test_a_turn_that_waits_may_leave_and_runs_out_of_time(client, url, busy):
+    session, first, add = busy
+    assert "timed out" in turn(client, session, "x", session_wait=True, timeout=0.1).json()["error"]["message"]
+    leaver = HTTPConnection(url.removeprefix("http://"))
+    body = {"prompt": "x", "session_id": session, "session_wait": True}
+    leaver.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+    wait_for(lambda: client.get(f"/v1/sessions/{session}").json()["waiting"] == 1)
+    last = add(turn, " two")
+    leaver.close()
+    wait_for(lambda: client.get(f"/v1/sessions/{session}").json()["waiting"] == 1)
+    end(client, first)
+    assert last.result().json()["usage"]["prompt_tokens"] == 1
+
+
+def test_closing_refuses_turns_that_wait(client, busy):
+    session, first, add = busy
+    waiting = [add(turn, "x"), add(chat, "x")]
+    client.delete(f"/v1/sessions/{session}")
+    for answer in waiting:
+        assert answer.result().status_code == 409
+        assert "close was requested" in answer.result().json()["error"]["message"]
+    assert not first.done()
+    end(client, first)
 
 
 @pytest.mark.parametrize("delay", [0.0, 0.05, 0.4])

@@ -10,6 +10,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from freehold.arrays import Int32
 from freehold.conversation import Conversation
 from freehold.llm import LLM
 from freehold.sampling_params import SamplingParams
@@ -30,13 +31,13 @@ class _Client:
         self._number = 0
         self.rng = np.random.default_rng(0)
 
-    def tokens(self, count: int) -> list[int]:
-        return self.rng.integers(1000, 40_000, count).tolist()
+    def tokens(self, count: int) -> Int32:
+        return self.rng.integers(1000, 40_000, count, np.int32)
 
-    def submit(self, prompt: list[int], count: int, session: str | None = None) -> Request:
+    def submit(self, prompt: Int32, count: int, session: str | None = None) -> Request:
         self._number += 1
         params = replace(GREEDY, max_tokens=count)
-        request = Request(f"b{self._number}", np.array(prompt, np.int32), params, session=session)
+        request = Request(f"b{self._number}", prompt, params, session=session)
         self._llm.scheduler.add(request)
         return request
 
@@ -44,7 +45,7 @@ class _Client:
         while self._llm.scheduler.has_work:
             self._llm.scheduler.step()
 
-    def first_token_seconds(self, prompt: list[int], session: str | None = None) -> float:
+    def first_token_seconds(self, prompt: Int32, session: str | None = None) -> float:
         started = time.perf_counter()
         self.submit(prompt, 1, session)
         self.finish()
@@ -81,13 +82,13 @@ def _first_tokens(client: _Client) -> tuple[float, float, float]:
         whole = conversation.begin(client.tokens(CONTEXT))
         request = client.submit(whole, 1, f"s{number}")
         client.finish()
-        conversation.commit(whole, request.output.tolist())
+        conversation = conversation.after(whole, request.output.tolist())
         context = client.tokens(CONTEXT)
         client.first_token_seconds(context)
         new = client.tokens(TURN)
         measured = (
             client.first_token_seconds(conversation.begin(new), f"s{number}"),
-            client.first_token_seconds([*context, *new]),
+            client.first_token_seconds(np.concatenate([context, new])),
             client.first_token_seconds(client.tokens(CONTEXT + TURN)),
         )
         if number:  # the first round warms up
@@ -106,15 +107,15 @@ def _throughput(sessions: bool) -> float:
         started, count = time.perf_counter(), 0
         for length in (HISTORY, NEW):
             for first in range(0, SESSIONS, 16):
-                batch = list(enumerate(conversations))[first : first + 16]
-                wholes = [conversation.begin(client.tokens(length)) for _, conversation in batch]
+                batch = range(first, first + 16)
+                wholes = [conversations[i].begin(client.tokens(length)) for i in batch]
                 requests = [
                     client.submit(whole, OUTPUT, f"s{i}" if sessions else None)
-                    for (i, _), whole in zip(batch, wholes, strict=True)
+                    for i, whole in zip(batch, wholes, strict=True)
                 ]
                 client.finish()
-                for (_, conversation), whole, request in zip(batch, wholes, requests, strict=True):
-                    conversation.commit(whole, request.output.tolist())
+                for i, whole, request in zip(batch, wholes, requests, strict=True):
+                    conversations[i] = conversations[i].after(whole, request.output.tolist())
                     count += 1
         llm.scheduler.audit()
         return count / (time.perf_counter() - started)

@@ -66,7 +66,7 @@ def create_app(
     keys = Keys.of(config)
     traces = None if config.otlp_traces_endpoint is None else Traces(config.otlp_traces_endpoint)
     store = SessionStore(config.session_store, config.session_store_recover)
-    sessions = SessionTable(engine, store)
+    sessions = SessionTable(engine, store, config.session_memory_bytes)
     responses = ResponseStore(config.session_store, config.response_ttl)
     served = ServedFormat(engine, config.tool_call_parser, config.reasoning_parser)
 

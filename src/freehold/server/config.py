@@ -12,6 +12,7 @@ SERVER, ACCESS, LOGS = "Server", "Access", "Logs"
 AUTO, NONE = "auto", "none"
 TOOL_CALL_PARSERS = (AUTO, NONE, *TOOL_FORMATS)
 REASONING_PARSERS = (AUTO, NONE, *THINKING, "gpt_oss")
+SESSION_BYTES_DEFAULT = 1 << 30
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 
 
@@ -35,6 +36,14 @@ class ServerConfig:
     )
     session_store_recover: bool = option(
         False, "Put a damaged session store aside, and keep what can be read of it.", SERVER
+    )
+    session_memory_bytes: int = option(
+        SESSION_BYTES_DEFAULT,
+        "Bytes of histories of sessions in memory, such as 1GB. Beyond it they are read from the session store when "
+        "they are used; without one, turns are refused.",
+        SERVER,
+        Limits(least=1024),
+        is_size=True,
     )
     tool_call_parser: str = option(
         AUTO, "How the model writes tool calls. auto: as its chat template shows. none: no tools.", SERVER,

@@ -11,9 +11,9 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 from fastapi import APIRouter, Request, Response
 
+from freehold.arrays import Int32
 from freehold.errors import FreeholdError, InvalidParameter
 from freehold.ipc.async_engine import AsyncEngine
 from freehold.ipc.protocol import Options
@@ -25,8 +25,8 @@ from freehold.server.requests.job import Generator, Job, Output
 from freehold.server.requests.response import respond
 from freehold.server.router import router
 from freehold.server.served_models import ServedModels
-from freehold.server.sessions.branches import BranchTurn
-from freehold.server.sessions.table import Session, SessionTable, Turn
+from freehold.server.sessions.table import Session, SessionTable
+from freehold.server.sessions.turns import closed_on_failure
 from freehold.step import TokenLogprobs
 from freehold.text.tokenizer import Tokenizer
 
@@ -74,24 +74,23 @@ async def _samples(
     params = [sampling.params(probe) for sampling, probe in zip(samplings, probes, strict=True)]
     generator.check_outputs(count, params[0].n, "text" if body.text is not None else "input_ids")
     rids = _rids(body, count, engine)
-    session = natives.find(body, client, count * params[0].n)
-    ids = [await _token_ids(prompt, engine) for prompt in prompts]
-    for tokens, probe in zip(ids, probes, strict=True):
-        _check_prompt(tokens, probe, session, engine)
-    turn: Turn | BranchTurn | None = None
-    if session is not None and body.session_params is not None:
-        turn = natives.begin(session, body.session_params, rids[0], ids[0])
-        ids = [turn.tokens]
-    options = _options(body, session, client, adapter)
-    if session is not None:
-        session.adapter = adapter
-    samples: list[_Sample] = []
-    for rid, tokens, sampling, one, probe in zip(rids, ids, samplings, params, probes, strict=True):
-        fitted = sampling.fitted(one, room(len(tokens), engine))
-        skip = sampling.skip_special_tokens is not False
-        job = Job(rid, [np.array(tokens, np.int32)], fitted, options, "input_ids", client, skip, turn)
-        samples += [_Sample(job, sampling, probe) for _ in range(fitted.n)]
-    return samples, is_list or len(samples) > 1
+    turn = natives.turn(body, client, rids[0], count * params[0].n)
+    with closed_on_failure(turn):
+        ids = [await _token_ids(prompt, engine) for prompt in prompts]
+        for tokens, probe in zip(ids, probes, strict=True):
+            _check_prompt(tokens, probe, turn is not None, engine)
+        if turn is not None and body.session_params is not None:
+            natives.begin(turn, body.session_params, ids[0])
+            turn.session.adapter = adapter
+            ids = [turn.tokens]
+        options = _options(body, None if turn is None else turn.session, client, adapter)
+        samples: list[_Sample] = []
+        for rid, tokens, sampling, one, probe in zip(rids, ids, samplings, params, probes, strict=True):
+            fitted = sampling.fitted(one, room(len(tokens), engine))
+            skip = sampling.skip_special_tokens is not False
+            job = Job(rid, [tokens], fitted, options, "input_ids", client, skip, turn)
+            samples += [_Sample(job, sampling, probe) for _ in range(fitted.n)]
+        return samples, is_list or len(samples) > 1
 
 
 def _options(body: GenerateBody, session: Session | None, client: Client, adapter: str) -> Options:
@@ -103,9 +102,9 @@ def _options(body: GenerateBody, session: Session | None, client: Client, adapte
     return Options(body.priority or 0, salt, body.timeout, name, retention, adapter=adapter)
 
 
-def _check_prompt(tokens: list[int], probe: Probe | None, session: Session | None, engine: AsyncEngine) -> None:
-    if session is None:
-        if not tokens:
+def _check_prompt(tokens: Int32, probe: Probe | None, is_turn: bool, engine: AsyncEngine) -> None:
+    if not is_turn:
+        if not len(tokens):
             raise InvalidParameter("input_ids", "must not be empty")
         room(len(tokens), engine)
     if probe is not None and probe.start > len(tokens):
@@ -252,10 +251,10 @@ def _rids(body: GenerateBody, count: int, engine: AsyncEngine) -> list[str]:
     return rids
 
 
-async def _token_ids(prompt: str | list[int], engine: AsyncEngine) -> list[int]:
+async def _token_ids(prompt: str | list[int], engine: AsyncEngine) -> Int32:
     if isinstance(prompt, str):
-        return (await engine.encode(prompt, True)).tolist()
+        return await engine.encode(prompt, True)
     try:
-        return check_token_ids(prompt, engine.info.vocab_size).tolist()
+        return check_token_ids(prompt, engine.info.vocab_size)
     except InvalidParameter as error:
         raise InvalidParameter("input_ids", str(error)) from None

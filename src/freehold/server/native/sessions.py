@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+from freehold.arrays import Int32
 from freehold.errors import BadRequest, InvalidParameter, NoSuchSession, SessionBusy
 from freehold.ipc.async_engine import AsyncEngine
 from freehold.server.access.clients import Client
 from freehold.server.native.schema import GenerateBody, SessionParams
-from freehold.server.sessions.branches import BranchTurn
+from freehold.server.sessions.branch_turn import BranchTurn
 from freehold.server.sessions.table import Session, SessionTable, Turn
 from freehold.text.tokenizer import Tokenizer
 
 
 class NativeSessions:
-    """The session that a body names, and its turns."""
+    """Turns of the sessions that bodies name."""
 
     def __init__(self, engine: AsyncEngine, table: SessionTable):
         self._engine = engine
         self._table = table
 
-    def find(self, body: GenerateBody, client: Client, outputs: int) -> Session | None:
-        """None for a request without one. Raises BadRequest (as the contract says) for
-        a session that can't take this turn."""
+    def turn(self, body: GenerateBody, client: Client, rid: str, outputs: int) -> Turn | BranchTurn | None:
+        """One that has its session, where branches have none to themselves; None for a request without a session. To be
+        closed, whatever comes of it. Raises BadRequest, as the contract says, for a session that can't take it."""
         params = body.session_params
         if params is None or params.id is None:
             return None
@@ -28,36 +29,30 @@ class NativeSessions:
             raise InvalidParameter("session_params", "takes one prompt and one output, not a batch")
         try:
             session = self._table.get(params.id, client)
+            if session.settings.branching:
+                return BranchTurn(session, self._table.memory, rid)
+            _refuse_branching(params)
+            return self._table.line_up(session)
         except NoSuchSession as error:
             raise BadRequest(str(error), "session_params") from error
-        if not session.settings.branching:
-            _refuse_branching(params)
-            if session.turn is not None:
-                raise BadRequest(f"session {session.id} already has an active request")
-        if session.closing:
-            raise BadRequest(f"close was requested for session {session.id}")
-        return session
+        except SessionBusy as error:
+            raise BadRequest(str(error)) from error
 
-    def begin(self, session: Session, params: SessionParams, rid: str, tokens: list[int]) -> Turn | BranchTurn:
-        """Start a turn with new input, if the whole of it fits. Raises BadRequest;
-        then nothing has changed."""
+    def begin(self, turn: Turn | BranchTurn, params: SessionParams, tokens: Int32) -> None:
+        """Begin with new input int32 [n], if the whole of it fits. Raises BadRequest; then nothing has changed."""
+        session = turn.session
         new = _without_bos(tokens, session, self._engine.tokenizer)
-        if not session.settings.branching:
-            room(len(session.conversation.tokens) + len(new), self._engine)
-            try:
-                return self._table.begin(session, new)
-            except SessionBusy as error:
-                raise BadRequest(str(error)) from error
-        whole, gone = session.branches.begin(rid, params, new)
-        turn = BranchTurn(session.id, session.branches, rid, whole)
         try:
-            room(len(whole), self._engine)
-        except InvalidParameter:
-            turn.close()
-            raise
-        for name in gone:
-            self._engine.abort(name)
-        return turn
+            if isinstance(turn, Turn):
+                room(session.tokens + len(new), self._engine)
+                turn.begin(new)
+            else:
+                whole = session.branches.whole(params, new)
+                room(len(whole), self._engine)
+                for name in turn.begin(params, whole):
+                    self._engine.abort(name)
+        except SessionBusy as error:
+            raise BadRequest(str(error)) from error
 
 
 def room(length: int, engine: AsyncEngine) -> int:
@@ -78,7 +73,7 @@ def _refuse_branching(params: SessionParams) -> None:
             raise InvalidParameter(f"session_params.{name}", "is not for streaming sessions")
 
 
-def _without_bos(tokens: list[int], session: Session, tokenizer: Tokenizer) -> list[int]:
+def _without_bos(tokens: Int32, session: Session, tokenizer: Tokenizer) -> Int32:
     """A turn after the first does not begin with BOS again."""
-    has_history = bool(session.conversation.tokens)
-    return tokens[1:] if has_history and tokens[:1] == [tokenizer.bos_token] and tokenizer.adds_bos else tokens
+    begins_again = tokenizer.adds_bos and session.tokens > 0 and tokens[:1].tolist() == [tokenizer.bos_token]
+    return tokens[1:] if begins_again else tokens

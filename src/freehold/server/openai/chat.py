@@ -9,7 +9,6 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 from fastapi import APIRouter, Request, Response
 
 from freehold.errors import InvalidParameter
@@ -27,7 +26,7 @@ from freehold.server.requests.response import respond
 from freehold.server.router import router
 from freehold.server.served_models import ServedModels
 from freehold.server.sessions.table import SessionTable
-from freehold.server.sessions.turns import chat_turn, session_of
+from freehold.server.sessions.turns import begin_chat, turn_of
 from freehold.step import TokenLogprobs
 from freehold.text.answers.answer import Answer
 from freehold.text.answers.events import CallStart, Content, Event, Reasoning
@@ -56,25 +55,22 @@ def chat_routes(
             separates_thoughts=body.separate_reasoning is not False,
         )
         rendering, client = replace(body.rendering, tools=wanted.offer.shown), client_of(request)
-        session = await session_of(sessions, client, body, params)
-        turn = None
-        if session is not None:
-            chat = await chat_turn(session, engine, body.messages, rendering)
-            text, params = chat.text, replace(params, constraint=wanted.constraint(chat.text))
-            options = body.options(client, adapter, body.retained(None), (session.key, session.settings.namespace))
-            turn = chat.begin(sessions)
-            session.adapter = adapter
-            prompt, params = np.array(turn.tokens, np.int32), turn.fitted(params)
-        else:
-            text = rendering.text(tokenizer, for_template(body.messages))
+        async with turn_of(sessions, request, body, params) as turn:
+            if turn is not None:
+                text = await begin_chat(turn, sessions, engine, body.messages, rendering)
+                turn.session.adapter = adapter
+                prompt, params = turn.tokens, turn.fitted(params)
+                options = turn.options(body.options(client, adapter, body.retained(None)))
+            else:
+                text = rendering.text(tokenizer, for_template(body.messages))
+                prompt = await engine.encode(text, add_special_tokens=False)
+                marked = up_to_breakpoint(body.messages)
+                end = None if marked is None else await tokens_before(engine, prompt, rendering, marked)
+                options = body.options(client, adapter, body.retained(len(prompt), end))
             params = replace(params, constraint=wanted.constraint(text))
-            prompt = await engine.encode(text, add_special_tokens=False)
-            marked = up_to_breakpoint(body.messages)
-            end = None if marked is None else await tokens_before(engine, prompt, rendering, marked)
-            options = body.options(client, adapter, body.retained(len(prompt), end))
-        name, skip = f"chatcmpl-{uuid.uuid4().hex}", body.skip_special_tokens is not False
-        job = Job(name, [prompt], params, options, "messages", client, skip, turn, wanted.expected(text))
-        return await respond(request, _Answer(generator, job, body, tokenizer, model), body.stream, turn)
+            name, skip = f"chatcmpl-{uuid.uuid4().hex}", body.skip_special_tokens is not False
+            job = Job(name, [prompt], params, options, "messages", client, skip, turn, wanted.expected(text))
+            return await respond(request, _Answer(generator, job, body, tokenizer, model), body.stream, turn)
 
     return routes
 

@@ -10,7 +10,6 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-import numpy as np
 from fastapi import APIRouter, Request, Response
 
 from freehold.arrays import Int32
@@ -26,7 +25,7 @@ from freehold.server.requests.response import respond
 from freehold.server.router import router
 from freehold.server.served_models import ServedModels
 from freehold.server.sessions.table import SessionTable
-from freehold.server.sessions.turns import session_of
+from freehold.server.sessions.turns import turn_of
 from freehold.step import TokenLogprobs
 from freehold.text.tokenizer import Tokenizer
 
@@ -45,23 +44,21 @@ def completion_routes(
         params = body.sampling(engine.tokenizer.defaults, body.max_tokens, body.logprobs, echo)
         client = client_of(request)
         generator.check_outputs(len(body.prompts), params.n, "prompt")
-        prompts = await tokens_of(body.prompts, "prompt", engine, body.session_id is not None)
-        name, skip = f"cmpl-{uuid.uuid4().hex}", body.skip_special_tokens is not False
-        session = await session_of(sessions, client, body, params)
-        if session is None:
-            retention = body.retained(max(map(len, prompts)))
-            job = Job(name, prompts, params, body.options(client, adapter, retention), "prompt", client, skip)
-        elif len(prompts) != 1:
+        if body.session_id is not None and len(body.prompts) != 1:
             raise InvalidParameter("prompt", "must be one prompt for a turn of a session")
-        else:
-            options = body.options(client, adapter, body.retained(None), (session.key, session.settings.namespace))
-            turn = sessions.begin(session, prompts[0].tolist())
-            session.adapter = adapter
-            job = Job(
-                name, [np.array(turn.tokens, np.int32)], turn.fitted(params), options, "prompt", client, skip, turn
-            )
-        answer = _Answer(generator, job, body, engine.tokenizer, model)
-        return await respond(request, answer, body.stream, job.turn)
+        name, skip = f"cmpl-{uuid.uuid4().hex}", body.skip_special_tokens is not False
+        async with turn_of(sessions, request, body, params) as turn:
+            prompts = await tokens_of(body.prompts, "prompt", engine, turn is not None)
+            if turn is None:
+                options = body.options(client, adapter, body.retained(max(map(len, prompts))))
+            else:
+                options = turn.options(body.options(client, adapter, body.retained(None)))
+                turn.begin(prompts[0])
+                turn.session.adapter = adapter
+                prompts, params = [turn.tokens], turn.fitted(params)
+            job = Job(name, prompts, params, options, "prompt", client, skip, turn)
+            answer = _Answer(generator, job, body, engine.tokenizer, model)
+            return await respond(request, answer, body.stream, turn)
 
     return routes
 

@@ -85,12 +85,10 @@ class SamplingBody(CacheHints, ConstraintFields):
             constraint=self.constraint(),
         )
 
-    def options(
-        self, client: Client, adapter: str, retention: Retention | None, session: tuple[str, str] | None = None
-    ) -> Options:
-        """`session` is (its key, its namespace) if this is a turn of one."""
-        name, namespace = session or (None, client.namespace(self.cache_salt))
-        return Options(self.priority or 0, namespace, self.timeout, name, retention, adapter=adapter)
+    def options(self, client: Client, adapter: str, retention: Retention | None) -> Options:
+        """Of a request that is no turn of a session."""
+        namespace = client.namespace(self.cache_salt)
+        return Options(self.priority or 0, namespace, self.timeout, None, retention, adapter=adapter)
 
     @property
     def wants_usage(self) -> bool:

@@ -18,7 +18,7 @@ from freehold.sampling_params import SamplingParams
 from freehold.server.access.clients import Client
 from freehold.server.answers.reading import OutputReader
 from freehold.server.operator.metrics import Metrics
-from freehold.server.sessions.branches import BranchTurn
+from freehold.server.sessions.branch_turn import BranchTurn
 from freehold.server.sessions.table import Turn
 from freehold.step import TokenLogprobs
 from freehold.text.answers.answer import Answer

@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from freehold.errors import Aborted, FreeholdError
 from freehold.server.errors import anthropic_error, as_api_error, error_body, responses_error
-from freehold.server.sessions.branches import BranchTurn
+from freehold.server.sessions.branch_turn import BranchTurn
 from freehold.server.sessions.table import Turn
 
 Chunks = AsyncGenerator[dict[str, Any]]
@@ -71,7 +71,7 @@ async def respond(
         if turn is not None:
             ending.callback(turn.close)
         if not streams:
-            return await _unless_disconnected(request, answer.whole())
+            return await unless_disconnected(request, answer.whole())
         chunks = answer.stream()
         ending.push_async_callback(chunks.aclose)
         first = await anext(chunks)
@@ -100,8 +100,8 @@ async def _encoded(first: dict[str, Any], rest: Chunks, events: EventFormat) -> 
     yield events.closing
 
 
-async def _unless_disconnected(request: Request, work: Any) -> Any:
-    """Await `work`, but cancel it when the client goes away."""
+async def unless_disconnected(request: Request, work: Any) -> Any:
+    """Await `work`, but cancel it when the client goes away: then raises Aborted."""
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_disconnect(request))
     try:

@@ -119,9 +119,10 @@ async def _prompt(
     whole = rendering.text(tokenizer, [*leading, *turn.messages])
     if before is not None:
         known = replace(rendering, add_generation_prompt=False).text(tokenizer, [*leading, *before.messages])
-        rest = continuation(tokenizer, before.tokens, 0, known, whole)
+        tokens = np.array(before.tokens, np.int32)
+        rest = continuation(tokenizer, tokens, 0, known, whole)
         if rest is not None:
-            return whole, np.concatenate([np.array(before.tokens, np.int32), await engine.encode(rest, False)])
+            return whole, np.concatenate([tokens, await engine.encode(rest, False)])
     return whole, await engine.encode(whole, False)
 
 

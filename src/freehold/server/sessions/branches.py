@@ -4,76 +4,70 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+
+from freehold.arrays import Int32
+from freehold.conversation import NO_TOKENS
 from freehold.errors import TurnRefused
-from freehold.ipc.streams import Delta
 from freehold.server.native.schema import SessionParams
 
 
 @dataclass
 class Branch:
-    """A request of the session: its whole input and, once it has finished, its output."""
+    """A request of the session: its whole input int32 [n] and, once it has finished, its output int32 [m]."""
 
-    tokens: list[int]
-    output: list[int] | None = None
+    tokens: Int32
+    output: Int32 | None = None
     parent: str | None = None
 
 
-class BranchTurn:
-    """A request of a branching session in flight; what it comes to is observed like the turn of a conversation."""
-
-    def __init__(self, session_id: str, tree: BranchTree, rid: str, tokens: list[int]):
-        self.session_id = session_id
-        self.tokens = tokens
-        self.request_id = rid
-        self._tree = tree
-        self._output: list[int] = []
-
-    def observe(self, delta: Delta) -> None:
-        self._output += delta.tokens
-        if delta.ended is not None and delta.ended.is_complete:
-            self._tree.finish(self.request_id, self._output)
-
-    def close(self) -> None:
-        """Idempotent."""
-        self._tree.abandon(self.request_id)
-
-
-@dataclass
+@dataclass(eq=False)
 class BranchTree:
     """The requests of one session by id."""
 
     branches: dict[str, Branch] = field(default_factory=dict[str, Branch])
 
-    def begin(self, rid: str, params: SessionParams, new: list[int]) -> tuple[list[int], list[str]]:
-        """Add a request -> (its whole input, the ids of requests to abort). Raises TurnRefused."""
-        gone: list[str] = []
-        if params.rid is None:
-            history: list[int] = []
-            if params.replace:
-                gone = [name for name, branch in self.branches.items() if branch.output is None]
-                self.branches.clear()
-        else:
-            history = self._history(params, gone)
-        if params.offset is not None:
-            history = history[: params.offset] if params.offset >= 0 else history
-        whole = [*history, *new]
-        if not whole:
-            raise TurnRefused("the turn has no tokens")
-        self.branches[rid] = Branch(whole, parent=params.rid)
-        return whole, gone
+    @property
+    def nbytes(self) -> int:
+        outputs = [branch.output for branch in self.branches.values() if branch.output is not None]
+        return sum(tokens.nbytes for tokens in (*outputs, *(branch.tokens for branch in self.branches.values())))
 
-    def _history(self, params: SessionParams, gone: list[str]) -> list[int]:
-        branch = self.branches.get(params.rid or "")
+    def whole(self, params: SessionParams, new: Int32) -> Int32:
+        """The whole input int32 [n] of a request with `new` tokens. Raises TurnRefused."""
+        history = self._history(params)
+        if params.offset is not None and params.offset >= 0:
+            history = history[: params.offset]
+        whole = np.concatenate([history, new])
+        if not len(whole):
+            raise TurnRefused("the turn has no tokens")
+        return whole
+
+    def _history(self, params: SessionParams) -> Int32:
+        if params.rid is None:
+            return NO_TOKENS
+        branch = self.branches.get(params.rid)
         if branch is None:
             raise TurnRefused(f"session_params.rid: request {params.rid} is not one of the session's")
-        if params.replace:
-            gone += self._drop_children(params.rid or "")
-            if branch.output is None:
-                gone.append(params.rid or "")
-                branch.output = []
-        if branch.output is None:
+        if branch.output is None and not params.replace:
             raise TurnRefused(f"session_params.rid: request {params.rid} has not finished")
-        return branch.tokens if params.drop_previous_output else [*branch.tokens, *branch.output]
+        if branch.output is None or params.drop_previous_output:
+            return branch.tokens
+        return np.concatenate([branch.tokens, branch.output])
+
+    def begin(self, rid: str, params: SessionParams, whole: Int32) -> list[str]:
+        """Add a request with this input -> the ids of requests to abort, which it replaces."""
+        gone: list[str] = []
+        if params.replace and params.rid is None:
+            gone = [name for name, branch in self.branches.items() if branch.output is None]
+            self.branches.clear()
+        elif params.replace and params.rid is not None:
+            gone = self._drop_children(params.rid)
+            parent = self.branches[params.rid]
+            if parent.output is None:
+                gone.append(params.rid)
+                parent.output = NO_TOKENS
+        self.branches[rid] = Branch(whole, parent=params.rid)
+        return gone
 
     def _drop_children(self, rid: str) -> list[str]:
         gone: list[str] = []
@@ -83,7 +77,7 @@ class BranchTree:
                 gone.append(name)
         return gone
 
-    def finish(self, rid: str, output: list[int]) -> None:
+    def finish(self, rid: str, output: Int32) -> None:
         if rid in self.branches:
             self.branches[rid].output = output
 

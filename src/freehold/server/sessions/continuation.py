@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
+from freehold.arrays import Int32
 from freehold.text.tokenizer import Tokenizer
 
 
-def continuation(tokenizer: Tokenizer, tokens: Sequence[int], begin: int, before: str, whole: str) -> str | None:
-    """The text that follows `tokens`, which end with an answer, in a chat that is `before` up to there and `whole` with
-    what is new. Tokens from `begin` on are compared with the text.
+def continuation(tokenizer: Tokenizer, tokens: Int32, begin: int, before: str, whole: str) -> str | None:
+    """The text that follows `tokens` int32 [n], which end with an answer, in a chat that is `before` up to there and
+    `whole` with what is new. Tokens from `begin` on are compared with the text.
 
     The tokens stay as they were sampled. None where the template does not simply go on behind them: it trims, drops
     thoughts of earlier turns, or writes calls in another way.
     """
-    last = tokens[-1]
+    last = int(tokens[-1])
     end = len(tokens) - (last in tokenizer.eos_tokens)
-    written = tokenizer.decode(tokens[begin:end], skip_special_tokens=False).lstrip()
+    written = tokenizer.decode(tokens[begin:end].tolist(), skip_special_tokens=False).lstrip()
     at = before.rfind(written) if begin else 0 if before.lstrip().startswith(written) else -1
     if not written or at < 0 or not whole.startswith(before):
         return None

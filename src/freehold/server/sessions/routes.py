@@ -37,10 +37,11 @@ def session_routes(engine: AsyncEngine, table: SessionTable) -> APIRouter:
         """With what is cached of it: whole pages in the prefix tree, and the tail behind them; and with its
         tokens, if asked for."""
         found = table.get(name, client_of(request))
-        tokens = [*found.conversation.tokens, 0]  # the last token of a prompt is always computed
-        argument = {"tokens": tokens, **found.scope, "session": found.key}
+        tokens = table.conversation(found).tokens.tolist()
+        # The last token of a prompt is always computed.
+        argument = {"tokens": [*tokens, 0], **found.scope, "session": found.key}
         card = {**_card(found), "cached": await engine.call("lookup", argument)}
-        return {**card, "token_ids": list(found.conversation.tokens)} if token_ids else card
+        return {**card, "token_ids": tokens} if token_ids else card
 
     @routes.post("/v1/sessions/{name}/fork")
     async def fork(request: Request, name: str, body: ForkBody | None = None) -> dict[str, Any]:
@@ -56,23 +57,25 @@ def session_routes(engine: AsyncEngine, table: SessionTable) -> APIRouter:
     async def close(request: Request, name: str, abort: bool = False) -> dict[str, Any]:
         """At the end of the turn that runs, or with `abort` at once."""
         found = table.get(name, client_of(request))
+        turn = found.turn
         table.close(found, abort)
-        if abort:
+        if abort and turn is not None:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(table.wait_until_idle(found), ABORT_TIMEOUT_S)
+                await asyncio.wait_for(turn.is_over.wait(), ABORT_TIMEOUT_S)
         return {"id": name, "object": "session.deleted", "deleted": found.turn is None}
 
     return routes
 
 
 def _card(session: Session) -> dict[str, Any]:
-    conversation, settings = session.conversation, session.settings
+    settings = session.settings
     return {
         "id": session.id,
         "object": "session",
-        "tokens": len(conversation.tokens),
-        "turns": conversation.turns,
+        "tokens": session.tokens,
+        "turns": session.turns,
         "active": session.turn is not None,
+        "waiting": len(session.line),
         "closing": session.closing,
         "last_used": session.last_used,
         "timeout": settings.timeout,

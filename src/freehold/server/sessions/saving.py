@@ -7,7 +7,6 @@ import time
 import uuid
 from typing import Any
 
-import numpy as np
 from fastapi import APIRouter, Request
 
 from freehold.arrays import Int32
@@ -29,7 +28,7 @@ def saving_routes(engine: AsyncEngine, table: SessionTable) -> APIRouter:
     async def save(request: Request, name: str, body: SaveBody | None = None) -> dict[str, Any]:
         """Copy the session's whole pages to the deepest tier, whatever the write policy is."""
         found = table.get(name, client_of(request))
-        argument = {"tokens": found.conversation.tokens, **found.scope}
+        argument = {"tokens": table.conversation(found).tokens.tolist(), **found.scope}
         end = time.monotonic() + (body or SaveBody()).timeout
         while True:
             saved = await engine.call("save", argument)
@@ -42,15 +41,14 @@ def saving_routes(engine: AsyncEngine, table: SessionTable) -> APIRouter:
         """Bring the session's KV back to the device before its next turn: from the tiers that have it, and what none
         has is computed."""
         found = table.get(name, client_of(request))
-        history = list(found.conversation.tokens)
-        tokens = np.array(history, np.int32)
+        tokens = table.conversation(found).tokens
         by_tier = dict.fromkeys(("device", "host", "storage"), 0)
-        if history:
+        if len(tokens):
             by_tier |= await _compute(engine, tokens, found)
         cached = sum(by_tier.values())
         return {
-            "id": name, "object": "session.restored", "tokens": len(history), "cached_tokens": by_tier,
-            "computed_tokens": len(history) - cached,
+            "id": name, "object": "session.restored", "tokens": len(tokens), "cached_tokens": by_tier,
+            "computed_tokens": len(tokens) - cached,
         }  # fmt: skip
 
     return routes

@@ -8,32 +8,39 @@ import json
 import sqlite3
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
+from freehold.arrays import Int32
+from freehold.conversation import Conversation
 from freehold.errors import StoreFailed
 from freehold.server.sqlite_errors import failing_as
 
 UNSTORED = "the session store can't be written"
+UNREAD = "the session can't be read from the store"
+TOKEN_BYTES = 4
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS sessions (
     id TEXT PRIMARY KEY, tokens BLOB NOT NULL, turns INTEGER NOT NULL, messages TEXT NOT NULL, settings TEXT NOT NULL
 )
 """
+# Tokens are not read, only how many bytes they have: NULL if they are no bytes.
+_SUMMARIES = """
+SELECT id, CASE typeof(tokens) WHEN 'blob' THEN length(tokens) END, turns, messages, settings FROM sessions
+"""
 
 
 @dataclass(frozen=True)
 class StoredSession:
-    """`ends` are the lengths of the history after each turn."""
+    """What is known of a session without its history, which has so many tokens and turns."""
 
     id: str
-    tokens: list[int]
-    ends: list[int]
-    messages: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    settings: dict[str, Any] = field(default_factory=dict[str, Any])
+    tokens: int
+    turns: int
+    settings: dict[str, Any]
 
 
 class SessionStore:
@@ -63,16 +70,25 @@ class SessionStore:
                 ) from None
             self._database = _recovered(Path(path))
 
-    def __iter__(self) -> Iterator[StoredSession]:
-        for row in [] if self._database is None else self._database.execute("SELECT * FROM sessions"):
-            yield _session(row)
+    @property
+    def is_on_disk(self) -> bool:
+        return self._database is not None
 
-    def save(self, session: StoredSession) -> None:
+    def __iter__(self) -> Iterator[StoredSession]:
+        yield from [] if self._database is None else _summaries(self._database)
+
+    def load(self, name: str) -> Conversation:
+        """One that was saved. Raises StoreFailed if it can't be read."""
+        assert self._database is not None
+        with failing_as(UNREAD):
+            return _loaded(self._database, name)[0]
+
+    def save(self, name: str, conversation: Conversation, settings: dict[str, Any]) -> None:
         """Raises StoreFailed; then the disk has what it had."""
         if self._database is not None:
             with failing_as(UNSTORED):
                 self._catch_up(self._database)
-                _write(self._database, session)
+                _write(self._database, name, conversation, settings)
 
     def delete(self, name: str) -> None:
         """On disk as soon as there is room for that."""
@@ -119,8 +135,8 @@ def _opened(path: Path) -> sqlite3.Connection:
         if verdict != "ok":
             raise sqlite3.DatabaseError(verdict)
         database.execute(_SCHEMA)
-        for row in database.execute("SELECT * FROM sessions"):
-            _session(row)
+        for _ in _summaries(database):
+            pass
     except BaseException:
         database.close()
         raise
@@ -139,26 +155,49 @@ def _recovered(path: Path) -> sqlite3.Connection:
     with contextlib.closing(old), contextlib.suppress(sqlite3.DatabaseError):
         for (name,) in old.execute("SELECT id FROM sessions").fetchall():
             with contextlib.suppress(sqlite3.DatabaseError):
-                row = old.execute("SELECT * FROM sessions WHERE id = ?", (name,)).fetchone()
-                _write(database, _session(row))
+                _write(database, name, *_loaded(old, name))
     return database
 
 
-def _session(row: tuple[Any, ...]) -> StoredSession:
-    """Raises sqlite3.DatabaseError for one that can't be."""
-    try:
-        name, tokens, turns, messages, settings = row
-        ids: list[int] = np.frombuffer(tokens, np.int32).tolist()
+def _summaries(database: sqlite3.Connection) -> Iterator[StoredSession]:
+    """One at a time, messages and settings checked. Raises sqlite3.DatabaseError for a row that can't be read."""
+    with _damage():
+        for name, size, turns, messages, settings in database.execute(_SUMMARIES):
+            kept = json.loads(settings)
+            _ends(kept, size, turns)
+            json.loads(messages)
+            yield StoredSession(name, size // TOKEN_BYTES, turns, kept)
+
+
+def _loaded(database: sqlite3.Connection, name: str) -> tuple[Conversation, dict[str, Any]]:
+    """The history and the settings of a session. Raises sqlite3.DatabaseError if they can't be read."""
+    with _damage():
+        found = database.execute("SELECT tokens, turns, messages, settings FROM sessions WHERE id = ?", (name,))
+        tokens, turns, messages, settings = found.fetchone()
+        json.loads(messages)
         kept = json.loads(settings)
-        # Where the ends were not kept, all turns count as the last one.
-        ends: list[int] = kept.pop("ends", [len(ids)] * turns)
-        return StoredSession(name, ids, ends, json.loads(messages), kept)
-    except (ValueError, TypeError) as error:
+        ends = _ends(kept, len(tokens), turns)
+        return Conversation((np.frombuffer(tokens, np.int32),), ends, messages), kept
+
+
+def _ends(settings: dict[str, Any], size: int, turns: int) -> Int32:
+    """Taken out of the settings. Where they were not kept, all turns count as the last one."""
+    if size % TOKEN_BYTES:
+        raise ValueError(f"{size} bytes are no whole number of tokens")
+    return np.array(settings.pop("ends", [size // TOKEN_BYTES] * turns), np.int32)
+
+
+@contextlib.contextmanager
+def _damage() -> Iterator[None]:
+    """Raises sqlite3.DatabaseError for a row that makes no sense, texts that are none included."""
+    try:
+        yield
+    except (ValueError, TypeError, AttributeError, OverflowError, sqlite3.OperationalError) as error:
         raise sqlite3.DatabaseError(f"a session can't be read: {error}") from error
 
 
-def _write(database: sqlite3.Connection, session: StoredSession) -> None:
-    tokens = np.array(session.tokens, np.int32).tobytes()
-    settings = json.dumps({**session.settings, "ends": session.ends})
-    row = (session.id, tokens, len(session.ends), json.dumps(session.messages), settings)
+def _write(database: sqlite3.Connection, name: str, conversation: Conversation, settings: dict[str, Any]) -> None:
+    tokens = b"".join(part.data for part in conversation.parts)
+    kept = json.dumps({**settings, "ends": conversation.ends.tolist()})
+    row = (name, tokens, conversation.turns, conversation.messages, kept)
     database.execute("INSERT OR REPLACE INTO sessions VALUES (?, ?, ?, ?, ?)", row)

@@ -7,25 +7,28 @@ name's tail. So whatever happens to the engine's memory, a session can go on.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
 import time
 import uuid
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
 
-from freehold.conversation import Conversation
-from freehold.errors import InvalidParameter, NoSuchSession, SessionBusy, StoreFailed
+from freehold.arrays import Int32
+from freehold.conversation import NO_TOKENS, Conversation, with_messages
+from freehold.errors import InvalidParameter, NoSuchSession, SessionBusy, TimedOut
 from freehold.ipc.async_engine import AsyncEngine
+from freehold.ipc.protocol import Options
 from freehold.ipc.streams import Delta
 from freehold.sampling_params import SamplingParams
 from freehold.server.access.clients import Client
+from freehold.server.config import ServerConfig
 from freehold.server.sessions.branches import BranchTree
-from freehold.server.sessions.store import SessionStore, StoredSession
+from freehold.server.sessions.histories import Histories
+from freehold.server.sessions.store import SessionStore
 from freehold.text.answers.answer import Answer
 
 EXPIRY_INTERVAL_S = 1.0
+LEAST_TIMEOUT_S = 0.001
 SESSION_ID = r"[A-Za-z0-9_.:@-]{1,200}"
 
 
@@ -41,23 +44,21 @@ class SessionSettings:
     owner: str = ""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Session:
-    """`id` is its owner's name for it."""
+    """`id` is its owner's name for it. Its history has so many `tokens` and `turns`. `turn` has the session, and those
+    in `line` wait for it, first come first."""
 
     id: str
     settings: SessionSettings
-    conversation: Conversation
-    messages: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    tokens: int = 0
+    turns: int = 0
     adapter: str = ""  # that of the newest turn
     last_used: float = field(default_factory=time.time)
     branches: BranchTree = field(default_factory=BranchTree)
     closing: bool = False
     turn: Turn | None = None
-    idle: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def __post_init__(self) -> None:
-        self.idle.set()
+    line: list[Turn] = field(default_factory=list["Turn"])
 
     @property
     def key(self) -> str:
@@ -69,22 +70,74 @@ class Session:
         """Where its KV is: what the engine's procedures call it."""
         return {"namespace": self.settings.namespace, "adapter": self.adapter}
 
+    def check_open(self) -> None:
+        """Raises SessionBusy."""
+        if self.closing:
+            raise SessionBusy(f"close was requested for session {self.id}")
+
 
 class Turn:
-    """One turn in flight. `commit` makes it history; closed without that, it leaves no trace."""
+    """One turn of a session. It comes to have the session, begins, and is over; it may be closed at any time before.
+    What it has said when it ends becomes history; closed without that, it leaves no trace."""
 
-    def __init__(self, table: SessionTable, session: Session, tokens: list[int]):
+    def __init__(self, table: SessionTable, session: Session):
         self._table = table
         self.session = session
         self.session_id = session.id
-        self.tokens = tokens
+        self.has_come = asyncio.Event()  # set too if the session is closed before
+        self.is_over = asyncio.Event()
+        self.tokens = NO_TOKENS  # until it has begun
         self.request_id = ""
-        self.messages: list[dict[str, Any]] | None = None  # of a chat, up to the answer
+        self._lined_up = time.monotonic()
+        self._before = Conversation()  # once it has begun, without its tokens
+        self._messages: str | None = None  # of a chat, up to the answer
         self._output: list[int] = []
         self._answer = Answer()
 
+    async def wait(self, timeout: float | None = None) -> None:
+        """Until this turn has the session. Raises SessionBusy if that is closed before, TimedOut after `timeout`
+        seconds."""
+        try:
+            await asyncio.wait_for(self.has_come.wait(), timeout)
+        except TimeoutError:
+            message = f"timed out after {timeout:g} s, waiting for the turns of session {self.session_id} before"
+            raise TimedOut(message) from None
+        self.session.check_open()
+
+    def begin(self, new: Int32, keep: int | None = None, messages: str | None = None) -> None:
+        """Have all tokens: `new` input after the history, or after its first `keep` tokens. `messages` of a chat are
+        all up to the answer. Raises SessionBusy, TurnRefused, SessionsFull or StoreFailed."""
+        session = self.session
+        session.check_open()
+        assert session.turn is self
+        before = self._table.conversation(session)
+        tokens = before.begin(new, keep, session.settings.capacity)
+        self._table.memory.hold(self, tokens.nbytes + len(messages or ""))
+        self.tokens, self._messages = tokens, messages
+        self._before = replace(before, parts=())
+
+    def options(self, asked: Options) -> Options:
+        """Those of its request: as asked for, in what is left of the time since it lined up."""
+        session, timeout = self.session, asked.timeout
+        if timeout is not None:
+            timeout = max(timeout - (time.monotonic() - self._lined_up), LEAST_TIMEOUT_S)
+        return Options(
+            asked.priority, session.settings.namespace, timeout, session.key, asked.retention, asked.client,
+            asked.adapter,
+        )  # fmt: skip
+
+    def fitted(self, params: SamplingParams) -> SamplingParams:
+        """With what the session's capacity leaves for output."""
+        capacity = self.session.settings.capacity
+        if capacity is None:
+            return params
+        room = capacity - len(self.tokens)
+        most = room if params.max_tokens is None else min(params.max_tokens, room)
+        return replace(params, max_tokens=most, min_tokens=min(params.min_tokens, most))
+
     def observe(self, delta: Delta) -> None:
-        """Take note of output. The end of it is saved before anybody hears of it."""
+        """Take note of output. The end of it is saved before anybody hears of it: raises StoreFailed, and then the
+        turn has not happened."""
         self._output += delta.tokens
         self._answer.add(delta.events)
         if delta.ended is None:
@@ -96,48 +149,38 @@ class Turn:
             self.close()
 
     def _commit(self) -> None:
-        """The turn has happened if it is on disk. Raises StoreFailed; then it has not."""
-        session = self.session
-        with self._table.changing(session):
-            session.conversation.commit(self.tokens, self._output)
-            if self.messages is not None:
-                session.messages = [*self.messages, self._answer.as_message()]
-
-    def fitted(self, params: SamplingParams) -> SamplingParams:
-        """With what the session's capacity leaves for output."""
-        capacity = self.session.settings.capacity
-        if capacity is None:
-            return params
-        room = capacity - len(self.tokens)
-        most = room if params.max_tokens is None else min(params.max_tokens, room)
-        return replace(params, max_tokens=most, min_tokens=min(params.min_tokens, most))
+        self._table.memory.hold(self, 0)  # its tokens are the history's from here on
+        messages = self._messages
+        if messages is not None:
+            messages = with_messages(messages, [self._answer.as_message()])
+        self._table.change(self.session, self._before.after(self.tokens, self._output, messages))
 
     def close(self) -> None:
-        """The turn is over, whatever came of it. Idempotent: the next one may have begun."""
+        """The turn is over, whatever came of it, and the next one in line comes. Idempotent."""
         session = self.session
-        if session.turn is not self:
-            return
-        session.conversation.abandon()
-        session.turn, session.last_used = None, time.time()
-        session.idle.set()
-        if session.closing:
-            self._table.drop(session)
+        if self in session.line:
+            session.line.remove(self)
+        if session.turn is self:
+            self._table.memory.hold(self, 0)
+            session.turn, session.last_used = None, time.time()
+            self.is_over.set()
+            self._table.go_on(session)
 
 
 class SessionTable:
-    """Used from one event loop. A client's names are unique; a closed session's name is free again."""
+    """Used from one event loop. A client's names are unique; a closed session's name is free again. `memory` has
+    histories."""
 
-    def __init__(self, engine: AsyncEngine, store: SessionStore):
+    def __init__(self, engine: AsyncEngine, store: SessionStore, memory_bytes: int = ServerConfig.session_memory_bytes):
         self._engine = engine
-        self._store = store
+        self.memory = Histories(store, memory_bytes)
         self._sessions: dict[str, Session] = {}
         for stored in store:
             settings = SessionSettings(**stored.settings)
             if settings.branching:
                 continue  # its branches are not kept
-            conversation = Conversation(stored.tokens, settings.capacity, stored.ends)
             name = stored.id.removeprefix(f"{settings.owner}/")
-            session = Session(name, settings, conversation, stored.messages)
+            session = Session(name, settings, stored.tokens, stored.turns)
             self._sessions[session.key] = session
 
     def __len__(self) -> int:
@@ -146,15 +189,21 @@ class SessionTable:
     def __iter__(self) -> Iterator[Session]:
         return iter(self._sessions.values())
 
-    def open(self, name: str | None, settings: SessionSettings) -> Session:
-        """Raises SessionBusy if the owner uses the name already, InvalidParameter if it can't be one."""
+    def open(
+        self,
+        name: str | None,
+        settings: SessionSettings,
+        conversation: Conversation = Conversation(),  # noqa: B008, it can't change
+    ) -> Session:
+        """With this history. Raises SessionBusy if the owner uses the name already, InvalidParameter if it can't be
+        one, or StoreFailed."""
         name = uuid.uuid4().hex if name is None else name
         if not re.fullmatch(SESSION_ID, name):
             raise InvalidParameter("session_id", "must be 1 to 200 letters, digits, and any of . _ : @ -")
-        session = Session(name, settings, Conversation(capacity=settings.capacity))
+        session = Session(name, settings)
         if session.key in self._sessions:
             raise SessionBusy(f"session id {name} is already open")
-        self.save(session)
+        self.change(session, conversation)
         self._sessions[session.key] = session
         return session
 
@@ -171,74 +220,64 @@ class SessionTable:
         """All that the client may use."""
         return [session for session in self if client.may_use(session.settings.owner)]
 
-    def begin(self, session: Session, new: Sequence[int], keep: int | None = None) -> Turn:
-        """Start a turn with new input after the history, or after its first `keep` tokens. Raises SessionBusy
-        or TurnRefused; then nothing has changed."""
-        if session.closing:
-            raise SessionBusy(f"close was requested for session {session.id}")
-        if session.turn is not None:
+    def conversation(self, session: Session) -> Conversation:
+        """Its history. Raises StoreFailed if it can't be read."""
+        return self.memory.of(session.key)
+
+    def change(self, session: Session, conversation: Conversation) -> None:
+        """Give it this history, on disk first. Raises StoreFailed; then nothing has changed."""
+        self.memory.put(session.key, conversation, asdict(session.settings))
+        session.tokens, session.turns = conversation.length, conversation.turns
+
+    def line_up(self, session: Session, waits: bool = False) -> Turn:
+        """A turn that has the session, or if another one has it, and this one `waits`, comes after those before it.
+        To be closed, whatever comes of it. Raises SessionBusy."""
+        session.check_open()
+        if session.turn is not None and not waits:
             raise SessionBusy(f"session {session.id} already has an active request")
-        turn = Turn(self, session, session.conversation.begin(new, keep))
-        session.turn = turn
-        session.idle.clear()
-        session.last_used = time.time()
+        turn = Turn(self, session)
+        session.line.append(turn)
+        self.go_on(session)
         return turn
 
-    async def wait_until_idle(self, session: Session) -> None:
-        """Until no turn is in flight; another waiter may be faster."""
-        await session.idle.wait()
+    def go_on(self, session: Session) -> None:
+        """To the next turn in line, if no other has the session."""
+        if session.turn is None and session.closing:
+            self._drop(session)
+        elif session.turn is None and session.line:
+            session.turn, session.last_used = session.line.pop(0), time.time()
+            session.turn.has_come.set()
 
     def fork(self, session: Session, name: str | None) -> Session:
         """A session with the history so far; pages are shared through the prefix tree, and what does not
-        fill a page is computed again by whoever comes second."""
-        child = self.open(name, session.settings)
-        try:
-            with self.changing(child):
-                child.conversation = session.conversation.fork()
-                child.messages = list(session.messages)
-                child.adapter = session.adapter
-        except StoreFailed:
-            self.drop(child)
-            raise
+        fill a page is computed again by the one that comes second. Raises what `open` does, and SessionsFull."""
+        conversation = self.conversation(session)
+        self.memory.make_room(conversation.nbytes)
+        child = self.open(name, session.settings, conversation)
+        child.adapter = session.adapter
         return child
 
-    @contextlib.contextmanager
-    def changing(self, session: Session) -> Iterator[None]:
-        """What is changed inside is saved, or undone: raises StoreFailed."""
-        before = session.conversation, replace(session.conversation), session.messages
-        yield
-        try:
-            self.save(session)
-        except StoreFailed:
-            session.conversation, state, session.messages = before
-            vars(session.conversation).update(vars(state))
-            raise
-
     def rewind(self, session: Session, to: int) -> None:
-        """Raises SessionBusy or TurnRefused."""
+        """Raises SessionBusy, TurnRefused or StoreFailed."""
         if session.turn is not None:
             raise SessionBusy(f"session {session.id} has an active request")
-        with self.changing(session):
-            session.conversation.rewind(to)
-            session.messages = []  # they can't be cut at a token
+        self.change(session, self.conversation(session).rewound(to))
 
     def close(self, session: Session, abort: bool = False) -> None:
-        """Now, or at the end of the turn that runs; with `abort` that turn ends at once."""
+        """Now, or at the end of the turn that runs; with `abort` that turn ends at once. Those in line are refused."""
         session.closing = True
-        if session.turn is None:
-            self.drop(session)
-        elif abort:
+        for turn in session.line:
+            turn.has_come.set()
+        session.line.clear()
+        if session.turn is not None and abort:
             self._engine.abort(session.turn.request_id)
+        self.go_on(session)
 
-    def drop(self, session: Session) -> None:
+    def _drop(self, session: Session) -> None:
         if self._sessions.pop(session.key, None) is not None:
-            self._store.delete(session.key)
+            self.memory.hold(session.branches, 0)
+            self.memory.drop(session.key)
             self._engine.forget_session(session.key)
-
-    def save(self, session: Session) -> None:
-        settings = {name: getattr(session.settings, name) for name in SessionSettings.__dataclass_fields__}
-        conversation = session.conversation
-        self._store.save(StoredSession(session.key, conversation.tokens, conversation.ends, session.messages, settings))
 
     async def expire(self) -> None:
         """Forever: close what has been idle for too long."""

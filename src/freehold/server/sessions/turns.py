@@ -1,65 +1,70 @@
-"""From the body of an OpenAI request with a session to a turn of that session."""
+"""How routes take turns of sessions: in line, and with the tokens that a chat's new messages come to."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+import contextlib
+import json
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 
-from freehold.arrays import Int32
-from freehold.errors import InvalidParameter, SessionBusy
+from fastapi import Request
+
+from freehold.conversation import with_messages
+from freehold.errors import InvalidParameter
 from freehold.ipc.async_engine import AsyncEngine
 from freehold.sampling_params import SamplingParams
-from freehold.server.access.clients import Client
+from freehold.server.access.clients import client_of
 from freehold.server.openai.schema import Message, SamplingBody, for_template
 from freehold.server.requests.prompt import Rendering
+from freehold.server.requests.response import unless_disconnected
+from freehold.server.sessions.branch_turn import BranchTurn
 from freehold.server.sessions.continuation import continuation
-from freehold.server.sessions.table import Session, SessionTable, Turn
+from freehold.server.sessions.table import SessionTable, Turn
 
 
-async def session_of(table: SessionTable, client: Client, body: SamplingBody, params: SamplingParams) -> Session | None:
-    """The session that the body names, idle if it may wait for that. Raises NoSuchSession or
-    InvalidParameter."""
+@contextlib.contextmanager
+def closed_on_failure(turn: Turn | BranchTurn | None) -> Iterator[None]:
+    """Close the turn, if there is one, if what is done inside fails. Afterwards its response closes it."""
+    try:
+        yield
+    except BaseException:
+        if turn is not None:
+            turn.close()
+        raise
+
+
+@contextlib.asynccontextmanager
+async def turn_of(
+    table: SessionTable, request: Request, body: SamplingBody, params: SamplingParams
+) -> AsyncIterator[Turn | None]:
+    """A turn that has the session which the body names, after those in line if it may wait; None without a session.
+    `closed_on_failure`. Raises NoSuchSession, SessionBusy, TimedOut, Aborted or InvalidParameter."""
     if body.session_id is None:
-        return None
+        yield None
+        return
     if params.n > 1:
         raise InvalidParameter("n", "must be 1 for a turn of a session")
-    session = table.get(body.session_id, client)
-    while body.session_wait and session.turn is not None and not session.closing:
-        await table.wait_until_idle(session)
-    return session
+    turn = table.line_up(table.get(body.session_id, client_of(request)), bool(body.session_wait))
+    with closed_on_failure(turn):
+        if not turn.has_come.is_set():
+            await unless_disconnected(request, turn.wait(body.timeout))
+        yield turn
 
 
-@dataclass(frozen=True)
-class ChatTurn:
-    """A turn of a chat that has not begun. `text` is all that the answer follows; of the session's tokens the first
-    `keep` stay, all if that is None, with `new` ones behind them. `messages` are all of the chat's."""
-
-    session: Session
-    history: list[dict[str, Any]]
-    messages: list[dict[str, Any]]
-    text: str
-    new: Int32
-    keep: int | None
-
-    def begin(self, table: SessionTable) -> Turn:
-        """Raises SessionBusy or TurnRefused; then nothing has changed."""
-        if self.session.messages is not self.history:
-            raise SessionBusy(f"session {self.session.id} has changed meanwhile")
-        turn = table.begin(self.session, self.new.tolist(), self.keep)
-        turn.messages = self.messages
-        return turn
-
-
-async def chat_turn(session: Session, engine: AsyncEngine, messages: list[Message], rendering: Rendering) -> ChatTurn:
-    """`messages` are only the new ones. Raises InvalidParameter."""
-    tokenizer, history = engine.tokenizer, session.messages
+async def begin_chat(
+    turn: Turn, table: SessionTable, engine: AsyncEngine, messages: list[Message], rendering: Rendering
+) -> str:
+    """Begin a turn with `messages` that are new -> the text of the whole chat. Raises InvalidParameter and what
+    `Turn.begin` does."""
+    tokenizer, conversation = engine.tokenizer, table.conversation(turn.session)
+    history = json.loads(conversation.messages)
     new = for_template(messages, history)
     whole = rendering.text(tokenizer, [*history, *new])
     keep, text = None, whole
     if history:
         before = replace(rendering, add_generation_prompt=False).text(tokenizer, history)
-        ends = session.conversation.ends
-        begin = ends[-2] if len(ends) > 1 else 0
-        rest = continuation(tokenizer, session.conversation.tokens, begin, before, whole)
+        begin = int(conversation.ends[-2]) if conversation.turns > 1 else 0
+        rest = continuation(tokenizer, conversation.tokens, begin, before, whole)
         keep, text = (0, whole) if rest is None else (None, rest)
-    return ChatTurn(session, history, [*history, *new], whole, await engine.encode(text, False), keep)
+    turn.begin(await engine.encode(text, False), keep, with_messages(conversation.messages, new))
+    return whole

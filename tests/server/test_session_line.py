@@ -1,0 +1,143 @@
+"""The line before a session: first come, first served. A turn that leaves at any time leaves nothing behind."""
+
+import asyncio
+import random
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from freehold.errors import SessionBusy, TimedOut
+from freehold.ipc.protocol import Ended, Options
+from freehold.ipc.streams import Delta
+from freehold.sampling_params import SamplingParams
+from freehold.server.access.clients import Client
+from freehold.server.openai.schema import CompletionBody
+from freehold.server.sessions.store import SessionStore
+from freehold.server.sessions.table import Session, SessionSettings, SessionTable, Turn
+from freehold.server.sessions.turns import turn_of
+
+BODY = CompletionBody(prompt="", session_id="s", session_wait=True)
+
+
+@pytest.fixture
+def sessions():
+    engine = SimpleNamespace(forget_session=lambda name: None, abort=lambda request_id: None)
+    return SessionTable(engine, SessionStore(None))
+
+
+@pytest.fixture
+def session(sessions):
+    return sessions.open("s", SessionSettings())
+
+
+def finish(turn: Turn) -> None:
+    turn.observe(Delta(0, "", [7], [], Ended("r", "stop", 1, 0, 1, 0, 0.0)))
+
+
+async def take(sessions: SessionTable, number: int) -> Turn:
+    """A turn as a route has it: it waits, tokenizes, begins, and is its response's to close."""
+    request = SimpleNamespace(state=SimpleNamespace(client=Client()), receive=asyncio.Event().wait)
+    async with turn_of(sessions, request, BODY, SamplingParams()) as turn:
+        assert turn is not None
+        for _ in range(2):
+            await asyncio.sleep(0)
+        turn.begin(np.array([number], np.int32))
+        return turn
+
+
+def check_idle(sessions: SessionTable, session: Session, tokens: list[int]) -> None:
+    assert sessions.conversation(session).tokens.tolist() == tokens
+    assert (session.turn, session.line) == (None, [])
+    assert sessions.memory.nbytes == sessions.conversation(session).nbytes, "something is held for ever"
+
+
+async def cancel_first_of_two(sessions: SessionTable, session: Session, ticks: int) -> bool:
+    """After so many turns of the event loop. The turn before both ends at the eighth -> whether there was anything to
+    cancel."""
+    before = await take(sessions, 1)
+    first, second = (asyncio.create_task(take(sessions, number)) for number in (2, 3))
+    for tick in range(ticks):
+        if tick == 8:
+            assert len(session.line) == 2
+            finish(before)
+        await asyncio.sleep(0)
+    first.cancel()
+    await asyncio.wait({first})
+    if not first.cancelled():
+        finish(first.result())
+    if session.turn is before:
+        finish(before)
+    finish(await asyncio.wait_for(second, 10))
+    check_idle(sessions, session, [1, 7, 3, 7] if first.cancelled() else [1, 7, 2, 7, 3, 7])
+    return first.cancelled()
+
+
+def test_a_turn_that_is_cancelled_at_any_await_gives_its_place_on(sessions):
+    cancelled = []
+    for ticks in range(24):
+        session = sessions.open("s", SessionSettings())
+        cancelled.append(asyncio.run(cancel_first_of_two(sessions, session, ticks)))
+        sessions.close(session)
+    assert cancelled == sorted(cancelled, reverse=True)
+    assert 12 <= sum(cancelled) < 20, "it was cancelled after each await, and last not at all"
+
+
+def test_the_line_is_first_come_first_served(sessions, session):
+    rng, line = random.Random(0), []
+    for _ in range(500):
+        kind = rng.choice(["wait", "wait", "now", "leave", "finish"])
+        if kind == "wait" or (kind == "now" and not line):
+            line.append(sessions.line_up(session, waits=kind == "wait"))
+        elif kind == "now":
+            with pytest.raises(SessionBusy, match="active request"):
+                sessions.line_up(session)
+        elif kind == "leave" and line:
+            line.pop(rng.randrange(len(line))).close()
+        elif line:
+            turn = line.pop(0)
+            turn.begin(np.array([1], np.int32))
+            finish(turn)
+            turn.close()  # a second time: the next one has the session
+        assert [turn.has_come.is_set() for turn in line] == [True, *[False] * len(line)][: len(line)]
+        assert ([] if session.turn is None else [session.turn]) + session.line == line
+
+
+def test_closing_refuses_turns_that_have_not_begun(sessions, session):
+    async def close_them() -> None:
+        begun = await take(sessions, 1)
+        waiting = [asyncio.create_task(take(sessions, number)) for number in (2, 3)]
+        while len(session.line) < 2:
+            await asyncio.sleep(0)
+        sessions.close(session)
+        for error in await asyncio.gather(*waiting, return_exceptions=True):
+            assert isinstance(error, SessionBusy)
+            assert "close was requested" in str(error)
+        assert len(sessions) == 1
+        finish(begun)
+        assert len(sessions) == 0
+
+    asyncio.run(close_them())
+
+
+def test_a_turn_that_tokenizes_while_its_session_is_closed_does_not_begin(sessions, session):
+    turn = sessions.line_up(session)
+    sessions.close(session, abort=True)
+    with pytest.raises(SessionBusy, match="close was requested"):
+        turn.begin(np.array([1], np.int32))
+    turn.close()
+    assert len(sessions) == 0
+    assert turn.is_over.is_set()
+
+
+def test_the_time_of_a_request_covers_its_waiting(sessions, session, monkeypatch):
+    sessions.line_up(session)
+    turn = sessions.line_up(session, waits=True)
+    with pytest.raises(TimedOut, match=r"timed out after 0\.001 s"):
+        asyncio.run(turn.wait(0.001))
+    now = turn._lined_up + 4
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    asked = Options(priority=3, timeout=10.0, client="c", adapter="a", namespace="other")
+    assert turn.options(asked) == Options(priority=3, timeout=6.0, session="s", client="c", adapter="a")
+    assert turn.options(Options(timeout=3.0)).timeout == 0.001
+    assert turn.options(Options()).timeout is None
