@@ -40,9 +40,10 @@ class _Verdict(Enum):
 class _Prospect:
     """What a request would start with if it were admitted now: a `load` that brings more of its prefix first, or a
     lease that has `needed` pages of each group up to `target` tokens and keeps states at `checkpoints`. `miss` says why
-    not more is cached, `key` names the first page that it would compute."""
+    not more is cached, `key` names the first page that it would compute; `is_alone`: no other request runs."""
 
     hit: Hit
+    is_alone: bool
     target: int
     checkpoints: Sequence[int]
     needed: Sequence[int]
@@ -150,7 +151,7 @@ class Admission:
         self._loading.go_on(request)
         prospect = self._look_at(request, budget, reserved, sharing, may_load=True)
         if isinstance(prospect, _Prospect) and prospect.load is not None:
-            if self._loading.begin(request, prospect.load, len(self._running) == 0, prospect.hit.tail):
+            if self._loading.begin(request, prospect.load, prospect.is_alone, prospect.hit.tail):
                 return _Verdict.WAITS
             prospect = self._look_at(request, budget, reserved, sharing, may_load=False)
         if isinstance(prospect, _Verdict):
@@ -190,15 +191,15 @@ class Admission:
             return _Verdict.NO_ROOM
         miss = memory.explain_miss(match, tokens, request.computed_from) if request.cached_tokens is None else None
         load = self._loading.plan(request, match) if may_load and not self._queue.is_due(request) else None
-        size = memory.page_size
+        size, is_alone = memory.page_size, len(self._running) == 0
         target = hit.length + budget.offer(request.client_number, len(tokens) - hit.length)
         # Where the prompt ends, and where others went on differently: the next one can begin there.
         checkpoints = (len(request.prompt) - 1) // size * size, match.known
         needed = memory.leases.needs_of_a_row(hit.covered(size), target, checkpoints)
-        if load is None and not memory.room.can_be_made(needed, hit, may_unpin=len(self._running) == 0):
+        if load is None and not memory.room.can_be_made(needed, hit, may_unpin=is_alone):
             return _Verdict.NO_ROOM
         key = memory.tree.next_page_key(match, tokens)
-        return _Prospect(hit, target, checkpoints, needed, key, None if miss is None else str(miss), load)
+        return _Prospect(hit, is_alone, target, checkpoints, needed, key, None if miss is None else str(miss), load)
 
     def waits(self, request: Request, match: Match, sharing: set[PageKey]) -> bool:
         """Whether another request computes the next page that this one would compute, or a load brings it: it can have
@@ -217,7 +218,7 @@ class Admission:
         making room cannot evict it."""
         memory, hit = self._memory, prospect.hit
         lease = memory.leases.open(hit.match)
-        if not memory.room.make_for(prospect.needed, len(self._running) == 0, keep=hit.tail):
+        if not memory.room.make_for(prospect.needed, prospect.is_alone, keep=hit.tail):
             lease.withdraw()
             return None
         if hit.tail is not None:

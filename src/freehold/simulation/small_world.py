@@ -21,7 +21,7 @@ from freehold.simulation.liveness import Liveness
 from freehold.simulation.oracle import check_end
 
 # The first two begin alike; the third is short. In a scope with a session the second is the turn after the first. With
-# a fork that is the fork's, and both have ended when exploring begins; the third is the same turn of the session itself,
+# a fork that is the fork's, and both have ended when exploring begins; the third is the same turn of the session,
 # beside a fourth.
 PROMPTS = ([1, 2, 3], [1, 2, 4, 5], [6], [6])
 MAX_TOKENS = (3, 2, 2, 2)

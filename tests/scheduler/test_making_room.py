@@ -1,0 +1,97 @@
+"""What was looked up before room was made is looked up again; and what a row will need is known before it is leased."""
+
+import numpy as np
+import pytest
+
+from freehold.config import EngineConfig
+from freehold.memory import CacheGroup, WritePolicy
+from freehold.memory.lease_table import LeaseTable
+from freehold.sampling_params import SamplingParams
+from freehold.scheduler.request import Request
+from freehold.simulation.assembly import SimulatedModel, SimulatedTiers
+from harness import Harness
+
+FULL = CacheGroup()
+
+
+def greedy(max_tokens: int) -> SamplingParams:
+    return SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+
+
+def turn(h: Harness, name: str, prompt: list[int], session: str | None = "s", max_tokens: int = 3) -> Request:
+    request = Request(name, np.array(prompt, np.int32), greedy(max_tokens), session=session)
+    h.scheduler.add(request)
+    while h.scheduler.has_work or h.mover.pending:
+        h.mover.finish()
+        h.step()
+    return request
+
+
+@pytest.mark.parametrize("policy", list(WritePolicy))
+@pytest.mark.parametrize("left", [0, 1, 2])
+def test_a_turn_whose_load_finds_no_room_goes_on_with_its_own_tail(policy, left):
+    """Another session has computed what this turn will, and the host has it. Loading it would take more than there is,
+    and room could be made of the turn's own tail."""
+    config = EngineConfig(page_size=4, num_pages=16, max_running_requests=2, chunked_prefill_size=1)
+    h = Harness(config, token_limit=64, tiers=SimulatedTiers(policy, 4.0))
+    first = turn(h, "first", list(range(9)))
+    ahead = [*first.tokens.tolist(), *range(50, 58)]
+    turn(h, "ahead", [*ahead, 7], session="other")
+    turn(h, "again", [*ahead, 7], session=None)
+    h.memory.tails.forget("other")
+    h.memory.tree.evictor.evict(h.memory.tree.page_count - 2, "a test")
+    while h.scheduler.has_work or h.mover.pending:
+        h.mover.finish()
+        h.step()
+    assert "s" in dict(h.memory.tails)
+    ballast = h.memory.leases.open(h.memory.match("ballast", np.zeros(1, np.int32)))
+    ballast.extend(4 * (h.memory.free_page_count - left))
+    second = Request("second", np.array(ahead[:18], np.int32), greedy(1), session="s")
+    h.scheduler.add(second)
+    for _ in range(2):
+        h.mover.finish()
+        h.step()
+    ballast.release()
+    while h.scheduler.has_work or h.mover.pending:
+        h.mover.finish()
+        h.step()
+    assert second.finish.kind == "length"
+    assert second.cached_tokens >= 11, "its tail was given up"
+
+
+@pytest.mark.parametrize("interval", [0, 16, 64, 512])
+@pytest.mark.parametrize("rows", [1, 2, 6])
+def test_prompts_fill_a_model_with_states_whatever_the_interval(interval, rows):
+    """Each keeps a state every so many tokens, so that memory is full of them after a few."""
+    states = CacheGroup("state", lookback=1, is_state=True)
+    count = rows * states.pages_of_a_row(16, 512, interval)
+    group = CacheGroup("state", lookback=1, is_state=True, page_count=count)
+    config = EngineConfig(
+        page_size=16, num_pages=1000, max_running_requests=rows, chunked_prefill_size=512, checkpoint_interval=interval
+    )
+    h = Harness(config, token_limit=2200, model=SimulatedModel(groups=(FULL, group)))
+    rng = np.random.default_rng(0)
+    for _ in range(8):
+        h.submit(rng.integers(0, 900, 2000).tolist(), greedy(4))
+    ended = h.run()
+    assert [request.finish.kind for request in ended] == ["length"] * 8
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_what_a_new_row_needs_is_what_it_lacks_once_it_is_leased(seed):
+    rng = np.random.default_rng(seed)
+    size = int(rng.choice([1, 4, 16]))
+    groups = [FULL, CacheGroup("state", 1, True, 200), CacheGroup("window", int(rng.integers(1, 40)), False, 400)]
+    config = EngineConfig(
+        page_size=size, num_pages=300, checkpoint_interval=int(rng.choice([0, size, 3 * size])), chunked_prefill_size=32
+    )
+    h = Harness(config, token_limit=128, model=SimulatedModel(groups=tuple(groups[: int(rng.integers(1, 4))])))
+    leases: LeaseTable = h.memory.leases
+    lease = leases.open(h.memory.match("", np.zeros(1, np.int32)))
+    covered = size * int(rng.integers(0, 4))
+    lease.extend(covered)
+    target = int(rng.integers(0, 100))
+    checkpoints = tuple(size * rng.integers(0, 100 // size + 1, 2))
+    lease.keep_checkpoints(*checkpoints)
+    shortage = leases.lacking(np.array([lease.row]), np.array([target]), np.zeros(1, np.bool_))
+    assert leases.needs_of_a_row(covered, target, checkpoints) == list(shortage.pages)
