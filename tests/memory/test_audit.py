@@ -101,7 +101,7 @@ def lose_an_entry(memory):
     """The node counts as queued, and eviction never meets it."""
     for queue in memory.tree.candidates.heaps():
         if evictable(memory) in queue:
-            queue._heap = [entry for entry in queue._heap if entry[1] != queue._numbers[evictable(memory)]]
+            queue._sorted.remove(queue._entries[evictable(memory)])
 
 
 def forget_a_level(memory):

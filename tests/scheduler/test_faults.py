@@ -1,4 +1,4 @@
-"""A fault in looking at one request ends that one; a fault in moving pages ends the engine. Each call is failed once."""
+"""A fault in looking at one request ends that one, a fault in moving pages the engine. Each call is failed once."""
 
 import sys
 from types import FrameType

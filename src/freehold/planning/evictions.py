@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from freehold.memory import Memory, MemoryShape
-from freehold.memory.prefix.lazy_heap import LazyHeap
+from freehold.memory.prefix.keyed_queue import KeyedQueue
 from freehold.memory.prefix.node import Namespace
 from freehold.planning.trace import Arrival
 
@@ -94,7 +94,7 @@ def _optimal_hits(paths: list[list[int]], page_count: int) -> int:
         for page in path:
             uses[page].append(now)
     cached: dict[int, Block] = {}
-    queue, hits = LazyHeap(optimum), 0
+    queue, hits = KeyedQueue(optimum), 0
     for now, path in enumerate(paths):
         found = 0
         while found < len(path) and path[found] in cached:
@@ -116,11 +116,11 @@ def _optimal_hits(paths: list[list[int]], page_count: int) -> int:
             block.next_used = uses[block.page][following] if following < len(uses[block.page]) else NEVER
             block.pinned = False
         if blocks and blocks[-1].evictable:
-            queue.lower(blocks[-1])  # its next use has changed, whichever way
+            queue.put(blocks[-1])  # its next use has changed, whichever way
     return hits
 
 
-def _evict(cached: dict[int, Block], queue: LazyHeap[Block]) -> bool:
+def _evict(cached: dict[int, Block], queue: KeyedQueue[Block]) -> bool:
     block = queue.pop()
     if block is None:
         return False
@@ -130,5 +130,5 @@ def _evict(cached: dict[int, Block], queue: LazyHeap[Block]) -> bool:
     if parent is not None:
         parent.child_count -= 1
         if parent.evictable:
-            queue.lower(parent)  # it may have an entry from before, with a nearer use
+            queue.put(parent)  # it may have an entry from before, with a nearer use
     return True

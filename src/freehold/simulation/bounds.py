@@ -51,9 +51,8 @@ BOUNDS = {
     "TailTable._tails": "tails",
     "Tail.pages": "groups * tails",
     "PinTable._pins": "pins",
-    "LazyHeap._items": "(2 + 2 * groups) * nodes + pins",
-    "LazyHeap._numbers": "(2 + 2 * groups) * nodes + pins",
-    "LazyHeap._heap": "2 * ((2 + 2 * groups) * nodes + pins) + 65 * heaps",
+    "KeyedQueue._items": "(2 + 2 * groups) * nodes + pins",
+    "KeyedQueue._entries": "(2 + 2 * groups) * nodes + pins",
     "ReuseQueue._queues": "4 * nodes + 4",
     "FairEviction._queues": "nodes + 1",
     "FairEviction.page_counts": "nodes",
@@ -102,7 +101,6 @@ class Sizes:
     moving: int  # device pages that transfers own
     nodes: int
     columns: int
-    heaps: int
     tails: int
     pins: int
     transfers: int
@@ -124,7 +122,6 @@ class Sizes:
             moving=0 if tiers is None else sum(tiers.device_pages(group) for group in range(len(memory.groups))),
             nodes=sum(1 for _ in memory.tree.nodes()),
             columns=memory.tree.page_count,
-            heaps=census.objects["LazyHeap"],
             tails=len(memory.tails),
             pins=len(memory.pins),
             transfers=0 if tiers is None else len(tiers.transfers),

@@ -11,7 +11,7 @@ from freehold.memory.group import CacheGroup
 from freehold.memory.ledger import owner
 from freehold.memory.ledger.errors import LeaseError
 from freehold.memory.ledger.pool import FreedPages, PagePool
-from freehold.memory.prefix.lazy_heap import LazyHeap
+from freehold.memory.prefix.keyed_queue import KeyedQueue
 from freehold.memory.prefix.node import Match, Node
 from freehold.memory.prefix.retention import DONE, PRIORITY_MAX
 from freehold.memory.prefix.watcher import Rescuer, Watcher
@@ -54,8 +54,8 @@ class BoundedPages:
         self._read_until: Int64 = np.zeros(pool.capacity + 1, np.int64)  # the last step that may read a page
         # Nodes that have pages to give: `inner` ones that their end does not look back on, `ends` any. A node that has
         # none is dropped when it surfaces; it is offered again when a page of it comes, or has no reader any more.
-        self.inner: LazyHeap[Node] = LazyHeap(lambda node: (node.last_used, -node.end))
-        self.ends: LazyHeap[Node] = LazyHeap(lambda node: (node.level, node.last_used, -node.end))
+        self.inner: KeyedQueue[Node] = KeyedQueue(lambda node: (node.last_used, -node.end))
+        self.ends: KeyedQueue[Node] = KeyedQueue(lambda node: (node.level, node.last_used, -node.end))
 
     @property
     def evictable_count(self) -> int:
@@ -125,13 +125,14 @@ class BoundedPages:
 
     def offer(self, node: Node) -> None:
         """A node may have more pages to give than before."""
-        self.inner.push(node)
-        self.ends.push(node)
+        self.inner.put(node)
+        self.ends.put(node)
 
     def reconsider(self, node: Node) -> None:
-        """The level of a node has become lower."""
-        if node in self.ends:
-            self.ends.lower(node)
+        """A node was used, or retained, or not any more."""
+        for queue in (self.inner, self.ends):
+            if node in queue:
+                queue.put(node)
 
     def removed(self, count: int, pages: Int32, node: Node, freed: FreedPages) -> None:
         """`count` pages of a leaf's end leave the tree with it; of them `pages` [n], or 0, are nobody's then."""
@@ -180,7 +181,7 @@ class BoundedPages:
                 self.inner.pop()
                 aside += [node] if len(unread) else []
         for node in aside:
-            self.inner.push(node)
+            self.inner.put(node)
         return given
 
     def _evict_ends(self, count: int, may_be_read: bool, level: int, freed: FreedPages) -> int:
@@ -194,7 +195,7 @@ class BoundedPages:
                 self.ends.pop()
                 aside += [node] if len(unread) else []
         for node in aside:
-            self.ends.push(node)
+            self.ends.put(node)
         return given
 
     def _in_use(self, node: Node, columns: Int64) -> Bool:

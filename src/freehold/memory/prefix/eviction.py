@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from freehold.memory.prefix.lazy_heap import LazyHeap
+from freehold.memory.prefix.keyed_queue import KeyedQueue
 from freehold.memory.prefix.reuse import CLASSES, ReuseStatistics, class_of
 
 if TYPE_CHECKING:
@@ -38,12 +38,12 @@ POLICIES: dict[str, Callable[[Node], Key]] = {"lru": lru, "lfu": lfu, "fifo": fi
 REUSE = "reuse"  # what is least likely to be asked for soon, as `ReuseStatistics` have learned
 
 
-Candidates = LazyHeap["Node"]
+Candidates = KeyedQueue["Node"]
 
 
 def candidates(policy: Callable[[Node], Key]) -> Candidates:
     """A queue of evictable leaves."""
-    return LazyHeap(lambda node: policy(node) if node.evictable else None)
+    return KeyedQueue(lambda node: policy(node) if node.evictable else None)
 
 
 class ReuseQueue:
@@ -61,39 +61,33 @@ class ReuseQueue:
     def __contains__(self, node: Node) -> bool:
         return any(node in queue for queue in self._queues)
 
-    def push(self, node: Node) -> None:
-        """Make an evictable leaf a candidate. Do nothing if it is one."""
-        self._queues[class_of(node.hits)].push(node)
-
-    def lower(self, node: Node) -> None:
-        """The node's level may have become smaller."""
-        self._queues[class_of(node.hits)].lower(node)
+    def put(self, node: Node) -> None:
+        """Have a leaf where it belongs now, if it can be evicted."""
+        kind = class_of(node.hits)
+        for other in range(CLASSES):
+            if other != kind:
+                self._queues[other].forget(node)
+        self._queues[kind].put(node)
 
     def forget(self, node: Node) -> None:
         """The node has left the tree."""
         for queue in self._queues:
             queue.forget(node)
 
-    def heaps(self) -> Iterator[LazyHeap[Node]]:
+    def heaps(self) -> Iterator[KeyedQueue[Node]]:
         """All that it consists of, for the audit."""
         yield from self._queues
 
     def peek(self) -> Node | None:
         """The one to go next, or None."""
-        heads = [node for kind in range(CLASSES) if (node := self._head(kind)) is not None]
+        heads = [node for queue in self._queues if (node := queue.peek()) is not None]
         return min(heads, key=self._worth) if heads else None
 
     def pop(self) -> Node | None:
         """The same, taken out."""
         node = self.peek()
-        return None if node is None else self._queues[class_of(node.hits)].pop()
-
-    def _head(self, kind: int) -> Node | None:
-        """What was hit since it was queued has gone on to another class."""
-        queue = self._queues[kind]
-        while (node := queue.peek()) is not None and class_of(node.hits) != kind:
-            queue.pop()
-            self.push(node)
+        if node is not None:
+            self.forget(node)
         return node
 
     def _worth(self, node: Node) -> tuple[int, float, int]:
@@ -118,7 +112,7 @@ class FairEviction:
         )
         self._quota = quota
         self._queues: dict[str, Candidates | ReuseQueue] = {}  # none of them empty
-        self._tenants: LazyHeap[str] = LazyHeap(self._tenant_key)
+        self._tenants: KeyedQueue[str] = KeyedQueue(self._tenant_key)
         self.page_counts: dict[str, int] | None = None if quota is None else {}  # in the tree, by tenant
 
     def __contains__(self, node: Node) -> bool:
@@ -137,32 +131,32 @@ class FairEviction:
         pages = self.page_counts[salt] = self.page_counts.get(salt, 0) + change
         if pages == 0:
             del self.page_counts[salt]
-        if pages > self._quota:
-            self._tenants.lower(salt)
+        if salt in self._tenants:
+            self._tenants.put(salt)
 
-    def push(self, node: Node) -> None:
-        """Make an evictable leaf a candidate. Do nothing if it is one."""
-        if node not in self:
-            self.lower(node)
-
-    def lower(self, node: Node) -> None:
-        """The node's key has become smaller."""
+    def put(self, node: Node) -> None:
+        """Have a leaf where it belongs now, if it can be evicted; else it is no candidate."""
         salt = self._tenant(node)
         if salt not in self._queues:
             self._queues[salt] = self._new_queue()
-        self._queues[salt].lower(node)
-        if self._quota is not None:
-            self._tenants.lower(salt)
+        self._queues[salt].put(node)
+        self._settle(salt)
 
     def forget(self, node: Node) -> None:
-        """The node has left the tree."""
+        """The node has left the tree, or can't be evicted now."""
         salt = self._tenant(node)
         if salt in self._queues:
             self._queues[salt].forget(node)
-            if self._head_of(salt) is None:
-                self._tenants.forget(salt)
+            self._settle(salt)
 
-    def heaps(self) -> Iterator[LazyHeap[Node] | LazyHeap[str]]:
+    def _settle(self, salt: str) -> None:
+        """What a tenant would give next may have changed."""
+        if self._quota is not None:
+            self._tenants.put(salt)
+        if len(self._queues[salt]) == 0:
+            del self._queues[salt]
+
+    def heaps(self) -> Iterator[KeyedQueue[Node] | KeyedQueue[str]]:
         """All that it consists of, for the audit."""
         yield self._tenants
         for queue in self._queues.values():
@@ -172,18 +166,14 @@ class FairEviction:
         """The next to go, or None."""
         salt = "" if self._quota is None else self._tenants.peek()
         queue = None if salt is None else self._queues.get(salt)
-        return None if queue is None else queue.pop()
-
-    def _head_of(self, salt: str) -> Node | None:
-        """What a tenant would give next."""
-        head = self._queues[salt].peek() if salt in self._queues else None
-        if head is None:
-            self._queues.pop(salt, None)
-        return head
+        node = None if queue is None else queue.pop()
+        if salt is not None and queue is not None:
+            self._settle(salt)
+        return node
 
     def _tenant_key(self, salt: str) -> tuple[int, ...] | None:
         """Those beyond the quota first, the largest before the others; then by the key of what would go."""
-        head = self._head_of(salt)
+        head = self._queues[salt].peek() if salt in self._queues else None
         if head is None:
             return None
         pages = (self.page_counts or {}).get(salt, 0)

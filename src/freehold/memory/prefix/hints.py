@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from freehold.memory.prefix.lazy_heap import LazyHeap
+from freehold.memory.prefix.keyed_queue import KeyedQueue
 from freehold.memory.prefix.node import Node
 from freehold.memory.prefix.retention import DONE, Retention
 
@@ -29,7 +29,7 @@ class Hints:
     def __init__(self, tree: Prefixes, limit: int):
         self._tree = tree
         self._limit = limit
-        self.fading: LazyHeap[Node] = LazyHeap(lambda node: node.fades_at if node.level > 0 else None)
+        self.fading: KeyedQueue[Node] = KeyedQueue(lambda node: node.fades_at if node.level > 0 else None)
         self.page_count = 0
 
     def retain(self, node: Node, hint: Retention, now: float) -> int:
@@ -51,7 +51,8 @@ class Hints:
                 self.page_count += part.page_count
             if hint.priority >= part.level:
                 part.level, part.ttl, part.fades_at = hint.priority, hint.ttl, now + hint.ttl
-                self.fading.lower(part)
+                self.fading.put(part)
+                tree.reconsider(part)
             kept = part.end
         return kept
 
@@ -66,7 +67,7 @@ class Hints:
 
     def split(self, upper: Node) -> None:
         """`upper` was cut from a node, and has its level."""
-        self.fading.lower(upper)
+        self.fading.put(upper)
 
     def fade(self, now: float) -> None:
         """Halve the levels whose time has come, a few at a time. Called in every iteration; seconds of the
@@ -80,4 +81,5 @@ class Hints:
             node.fades_at += halvings * node.ttl
             if node.level <= 0:
                 self.page_count -= node.page_count
+            self.fading.put(node)
             self._tree.reconsider(node)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from freehold.arrays import Int32
-from freehold.memory.prefix.lazy_heap import LazyHeap
+from freehold.memory.prefix.keyed_queue import KeyedQueue
 from freehold.memory.prefix.node import Match, Node, PinKind
 from freehold.memory.prefix.tree import PrefixTree
 
@@ -35,7 +35,7 @@ class PinTable:
     def __init__(self, tree: PrefixTree, limit: int):
         self._tree = tree
         self._pins: OrderedDict[str, PinnedPrefix] = OrderedDict()
-        self._expiries: LazyHeap[str] = LazyHeap(self._expiry)
+        self._expiries: KeyedQueue[str] = KeyedQueue(self._expiry)
         self.limit = limit
         self.given_up_count = 0
 
@@ -66,7 +66,7 @@ class PinTable:
         for bounded in self._tree.bounded:
             bounded.borrow(bounded.needed_at(node, node.end))
         pin = self._pins[name] = PinnedPrefix(name, match.namespace.salt, match.length, node, expires)
-        self._expiries.lower(name)
+        self._expiries.put(name)
         return pin
 
     def _expiry(self, name: str) -> float | None:

@@ -17,7 +17,7 @@ from freehold.memory.prefix.evictor import Evictor
 from freehold.memory.prefix.hints import Hints
 from freehold.memory.prefix.history import PrefixHistory
 from freehold.memory.prefix.holds import Holds
-from freehold.memory.prefix.lazy_heap import LazyHeap
+from freehold.memory.prefix.keyed_queue import KeyedQueue
 from freehold.memory.prefix.node import Match, Namespace, Node, PageKey, page_key
 from freehold.memory.prefix.watcher import Rescuer, Watcher
 from freehold.prefix_keys import chain
@@ -146,7 +146,7 @@ class PrefixTree:
         """The node with a serial number. Raises KeyError."""
         return self._nodes[serial]
 
-    def heaps(self) -> Iterator[LazyHeap[Node] | LazyHeap[str]]:
+    def heaps(self) -> Iterator[KeyedQueue[Node] | KeyedQueue[str]]:
         """Every queue of eviction and fading, for the audit."""
         yield from self.candidates.heaps()
         yield self.hints.fading
@@ -249,6 +249,7 @@ class PrefixTree:
         node.used_at = self.epochs.submitted
         node.priority = max(node.priority, priority)
         node.level = max(node.level, 0)
+        self.reconsider(node)
 
     def _grow(self, node: Node, tokens: Int32, pages: list[Int32]) -> None:
         self.version += 1
@@ -263,7 +264,7 @@ class PrefixTree:
         node = self._new_node(parent, tokens.copy(), [part.copy() for part in pages])
         parent.children[self._key(node)] = node
         self._count(node, len(pages[0]))
-        self.candidates.push(node)
+        self.candidates.put(node)
         return node
 
     def _count(self, node: Node, pages: int) -> None:
@@ -312,7 +313,7 @@ class PrefixTree:
         self._count(node, -page_count)
         if page_count < node.page_count:
             node.shorten(node.page_count - page_count, self.page_size)
-            self.candidates.push(node)
+            self.candidates.put(node)
             return
         parent = node.parent
         assert parent is not None
@@ -354,7 +355,7 @@ class PrefixTree:
     def _offer(self, node: Node) -> None:
         """If nobody needs the node now: it can be evicted, or it is the root of an empty namespace."""
         if node.evictable:
-            self.candidates.push(node)
+            self.candidates.put(node)
         elif node.parent is None and not node.children and not node.holds and self._roots.get(node.namespace) is node:
             del self._roots[node.namespace]
             del self._nodes[node.serial]
@@ -373,11 +374,9 @@ class PrefixTree:
         self.flush()
 
     def reconsider(self, node: Node) -> None:
-        """The node's key for eviction has become smaller."""
-        if node.evictable:
-            self.candidates.lower(node)
-        else:
-            self.candidates.forget(node)  # it is offered again with its new key
+        """The node's key for eviction has changed."""
+        if node in self.candidates or node.evictable:
+            self.candidates.put(node)
         for bounded in self.bounded:
             bounded.reconsider(node)
 
