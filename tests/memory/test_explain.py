@@ -81,7 +81,7 @@ def test_evicted_when_and_by_what():
     assert miss.cached == 8
     assert "evicted at step 2 by a step that needed 3 pages" in str(miss)
     assert sum(memory.tree.history.ages.evicted) == 3
-    memory.tree.flush()
+    memory.flush()
     assert "a flush of the cache" in str(explain(memory, PROMPT))
 
 

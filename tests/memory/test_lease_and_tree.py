@@ -61,7 +61,7 @@ def test_diverging_prompts_split_a_node_and_pins_stay():
     assert memory.tree.evictor.evict(100, "a test") == 2, "the first one's tail only"
     memory.audit()
     second.release()
-    memory.tree.flush()
+    memory.flush()
     assert memory.counts().free == 32
 
 

@@ -251,7 +251,7 @@ class MemoryMachine(RuleBasedStateMachine):
         self.memory.pins.give_up()
         for step in sorted(self.in_flight):
             self.memory.complete(step)
-        self.memory.tree.flush()
+        self.memory.flush()
         self.memory.audit()
         assert self.memory.counts().free == self.memory.shape.page_count, "leaked"
 

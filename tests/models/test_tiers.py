@@ -57,7 +57,7 @@ def settle(llm: LLM) -> None:
 def forget_device(llm: LLM) -> None:
     """As if others had needed the memory."""
     memory = llm.scheduler.memory
-    memory.tree.flush()
+    memory.flush()
     for bounded in memory.tree.bounded:
         bounded.evict(bounded.page_count)
     assert memory.tree.page_count == 0

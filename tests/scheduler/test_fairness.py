@@ -469,7 +469,7 @@ def test_a_tail_that_a_step_in_flight_still_writes_is_waited_for():
     prompt = list(range(20))
     probe = h.submit(prompt, greedy(4), "probe")
     h.run()
-    h.memory.tree.flush()
+    h.memory.flush()
     stop = int(probe.output[1])
     first = Request("first", np.array(prompt, np.int32), greedy(9, stop=(f"<{stop}>",)), session="s")
     h.scheduler.add(first)

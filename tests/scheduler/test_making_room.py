@@ -56,7 +56,7 @@ def test_a_turn_whose_load_finds_no_room_goes_on_with_its_own_tail(policy, left)
         h.mover.finish()
         h.step()
     assert second.finish.kind == "length"
-    assert second.cached_tokens >= 11, "its tail was given up"
+    assert (second.cached_tokens or 0) >= 11, "its tail was given up"
 
 
 @pytest.mark.parametrize("interval", [0, 16, 64, 512])

@@ -62,7 +62,7 @@ def publish_us(tokens: int, repeats: int = 50, page_size: int = 16) -> float:
         lease.publish(prompt)
         times.append(time.perf_counter() - started)
         lease.release()
-        memory.tree.flush()
+        memory.flush()
         memory.leases.page_tables.take_updates()
     return float(np.median(times)) * 1e6
 

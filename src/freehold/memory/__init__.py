@@ -15,8 +15,9 @@ from freehold.memory.prefix.retention import Retention
 from freehold.memory.prefix.tree import PrefixTree
 from freehold.memory.shape import PAGE_SIZES, MemoryShape
 from freehold.memory.tiers.backup import WritePolicy
+from freehold.memory.tiers.saving import Saved
 from freehold.memory.tiers.storage import PrefetchPolicy
-from freehold.memory.tiers.tiers import Saved, TierPlan
+from freehold.memory.tiers.tiers import TierPlan
 
 __all__ = [
     "PAGE_SIZES", "AuditError", "BrokenInvariant", "CacheGroup", "Hit", "Lease", "LeaseError", "LeaseTable", "Match",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 from freehold.arrays import Int32
 from freehold.memory.audit import audit, auditing, recounting
@@ -24,6 +24,9 @@ from freehold.memory.tails import TailTable
 from freehold.memory.tiers.tiers import TierPlan, Tiers
 from freehold.mover import Mover
 from freehold.prefix_keys import fingerprint
+from freehold.slices import finished
+
+TAILS_AT_ONCE = 64  # of a slice
 
 
 class Memory:
@@ -102,7 +105,8 @@ class Memory:
         self.pins.give_up()
         self.tree.replace_weights()
         if self.tiers is not None:
-            self.tiers.host.clear()
+            for _ in self.tiers.host.clearing():
+                pass
 
     def retain(self, lease: Lease, hint: Retention, now: float) -> int:
         """Keep what the lease has published for as long as the hint says -> tokens that are kept."""
@@ -124,16 +128,21 @@ class Memory:
         match = self.tree.match(self.tree.namespace(salt, adapter), tokens)
         return self.pins.pin(name, match, tokens, expires)
 
-    def flush(self) -> int:
-        """Forget all prefixes and tails that nobody uses, on the device and on the host -> device pages given back."""
+    def flushing(self) -> Generator[None, None, int]:
+        """Forget all prefixes and tails that are cached now and that nothing uses, on the device and on the host, in
+        slices -> device pages given back."""
         tails = self.tails.page_count
-        self.tails.give_up(tails)
-        rescuer, self.tree.rescuer = self.tree.rescuer, None
-        columns = self.tree.flush()
-        self.tree.rescuer = rescuer
+        for _ in range(0, tails, TAILS_AT_ONCE):
+            self.tails.give_up(TAILS_AT_ONCE)
+            yield
+        columns = yield from self.tree.evictor.flushing()
         if self.tiers is not None:
-            self.tiers.host.clear()
+            yield from self.tiers.host.clearing()
         return tails + columns
+
+    def flush(self) -> int:
+        """The same in one piece."""
+        return finished(self.flushing())
 
     @property
     def has_transfer_work(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator, Iterator
 from typing import Protocol
 
 import numpy as np
@@ -15,6 +16,8 @@ from freehold.memory.prefix.eviction import FairEviction
 from freehold.memory.prefix.history import PrefixHistory
 from freehold.memory.prefix.node import Node
 from freehold.memory.prefix.watcher import Rescuer
+
+COLUMNS_AT_ONCE = 128  # of a slice
 
 
 class Leaves(Protocol):
@@ -30,6 +33,8 @@ class Leaves(Protocol):
     rescuer: Rescuer | None
 
     def remove_tail(self, node: Node, page_count: int) -> None: ...
+
+    def nodes(self) -> Iterator[Node]: ...
 
 
 class Evictor:
@@ -51,13 +56,31 @@ class Evictor:
         self._give_back(evicted, given)
         return evicted
 
-    def drop(self, node: Node, cause: str) -> None:
-        """Evict a leaf, and what of its path becomes a leaf that nobody holds."""
-        while node.evictable:
+    def drop(self, node: Node, cause: str, used_until: int | None = None) -> int:
+        """Evict a leaf, then ancestors left childless and unpinned; with `used_until`, a tick, only what was not used
+        since -> how many page columns left the tree."""
+        gone = 0
+        while node.evictable and (used_until is None or node.last_used <= used_until):
             parent, given = node.parent, [FreedPages() for _ in self._tree.pools]
-            self._give_back(self._take(node, node.page_count, cause, given), given)
+            gone += self._give_back(self._take(node, node.page_count, cause, given), given)
             assert parent is not None
             node = parent
+        return gone
+
+    def flushing(self) -> Generator[None, None, int]:
+        """Evict all that is not held or used meanwhile, in slices, and have none of it copied -> how many page columns
+        left the tree."""
+        tree, gone, at_once = self._tree, 0, 0
+        tick = tree.tick
+        for node in tree.nodes():
+            if node.evictable:
+                rescuer, tree.rescuer = tree.rescuer, None
+                at_once += self.drop(node, "a flush of the cache", tick)
+                tree.rescuer = rescuer
+            if at_once >= COLUMNS_AT_ONCE:
+                gone, at_once = gone + at_once, 0
+                yield
+        return gone + at_once
 
     def _take(self, node: Node, page_count: int, cause: str, given: list[FreedPages]) -> int:
         have = node.page_count
@@ -84,7 +107,8 @@ class Evictor:
         taken = rescuer.take(node, group, first + pages.nonzero()[0])
         return np.delete(pages, taken - first)
 
-    def _give_back(self, evicted: int, given: list[FreedPages]) -> None:
+    def _give_back(self, evicted: int, given: list[FreedPages]) -> int:
         for pool, pages in zip(self._tree.pools, given, strict=True):
             pages.give_back(pool)
         self.evicted_page_count += evicted
+        return evicted

@@ -361,17 +361,13 @@ class PrefixTree:
             del self._nodes[node.serial]
             self.version += 1
 
-    def flush(self) -> int:
-        """Evict everything that is not held -> page columns that have left the tree."""
-        return self.evictor.evict(self.evictable_page_count, "a flush of the cache")
-
     def replace_weights(self) -> None:
         """What the weights so far have computed is never found again: it leaves the tree now, or when its last pin is
         dropped."""
         for watcher in self.watchers:
             watcher.cleared()
         self.weights += 1
-        self.flush()
+        self.evictor.evict(self.evictable_page_count, "new weights")
 
     def reconsider(self, node: Node) -> None:
         """The node's key for eviction has changed."""

@@ -16,6 +16,8 @@ from freehold.memory.ledger.errors import LeaseError
 from freehold.memory.ledger.pool import PagePool, Tier
 from freehold.memory.prefix.history import PageAges
 
+ENTRIES_AT_ONCE = 256  # of a slice
+
 
 class HostPages:
     """The host pages of one cache group. An *entry* is a page under its key.
@@ -178,11 +180,18 @@ class HostPages:
         self.evicted_count += len(pages)
         self._count_ages(self.ages.evicted, pages)
 
-    def clear(self) -> int:
-        """Forget all entries that nobody reads -> how many."""
-        before = len(self)
-        self._evict(before)
-        return before - len(self)
+    def clearing(self) -> Iterator[None]:
+        """Forget all entries of this moment that no transfer reads, in slices."""
+        entries = list(self.entries())
+        for first in range(0, len(entries), ENTRIES_AT_ONCE):
+            going = [key for key, page in entries[first : first + ENTRIES_AT_ONCE] if self._is_idle(key, page)]
+            for queue in (self._mirrors, self._alone):
+                self._forget(queue, [key for key in going if key in queue])
+            yield
+
+    def _is_idle(self, key: bytes, page: int) -> bool:
+        """Whether a page is still that of a key, and no transfer reads it."""
+        return page in (self._mirrors.get(key), self._alone.get(key)) and self._readers[page] == 0
 
 
 class HostTier:
@@ -203,5 +212,7 @@ class HostTier:
         for one, part in zip(self.pages, pages, strict=True):
             one.pool.free(part, source, fence=0)
 
-    def clear(self) -> int:
-        return sum(pages.clear() for pages in self.pages)
+    def clearing(self) -> Iterator[None]:
+        """Forget all entries of this moment that no transfer reads, in slices."""
+        for pages in self.pages:
+            yield from pages.clearing()

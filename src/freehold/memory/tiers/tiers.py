@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,11 +15,13 @@ from freehold.memory.prefix.tree import PrefixTree
 from freehold.memory.tiers.backup import Backup, WritePolicy
 from freehold.memory.tiers.host import HostTier
 from freehold.memory.tiers.loads import Loads, RoomMaker
-from freehold.memory.tiers.reach import Present, Reach
+from freehold.memory.tiers.reach import Reach
+from freehold.memory.tiers.saving import Saved, Saving
 from freehold.memory.tiers.storage import PrefetchPolicy, Storage
 from freehold.memory.tiers.transfer import Hold, TransferTable
 from freehold.mover import Kind, Mover
 from freehold.prefix_keys import KeyChain, fingerprint
+from freehold.slices import finished
 
 
 @dataclass(frozen=True)
@@ -34,21 +36,6 @@ class TierPlan:
     identity: bytes
     write_policy: WritePolicy = WritePolicy.WRITE_THROUGH
     prefetch_policy: PrefetchPolicy | None = None
-
-
-@dataclass(frozen=True)
-class Saved:
-    """How many tokens of a sequence can go on from each tier: from device and host together, from the host alone, from
-    what storage has been given (None if there is none)."""
-
-    tokens: int
-    host: int
-    storage: int | None
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether the deepest tier has all that there is."""
-        return self.tokens == (self.host if self.storage is None else self.storage)
 
 
 class Tiers:
@@ -99,31 +86,15 @@ class Tiers:
         if self.storage is not None:
             self.storage.enqueue(group, keys)
 
-    def save(self, namespace: Namespace, tokens: Int32) -> Saved:
-        """Copy what device and host have of `tokens` [n] to the deepest tier, whatever the write policy is -> how far
-        that has come. Nothing is copied twice: ask again to see the end of it."""
-        keys, reach = self.keys(namespace, tokens), self._reach
-        match = self._tree.match(namespace, tokens, len(tokens))
-        columns = reach.column_count(match, keys, len(tokens))
-        on_device = reach.on_device(match, columns)
-        names = [keys[column] for column in range(columns)]
-        on_host = [self.host.has(group, names) for group in range(len(self.host.pages))]
-        whole = reach.boundary(on_device, on_host)
-        lacking = [there & ~copied for there, copied in zip(on_device, on_host, strict=True)]
-        if match.last is not None and any(len(part) for part in reach.needed(whole, lacking)):
-            self.backup.ask_for(match.last)
-        return Saved(whole, reach.boundary(on_host), self._store(self.storage, names, on_host, whole))
+    def saving(self, namespace: Namespace, tokens: Int32) -> Generator[None, None, Saved]:
+        """Have what device and host have of `tokens` [n] copied to the deepest tier, in slices -> how far it reaches
+        now. Look again when transfers have ended."""
+        keys = self.keys(namespace, tokens)
+        return Saving(self._tree, self.host, self._reach, self.backup, self.storage, namespace, keys).looking()
 
-    def _store(self, storage: Storage | None, names: Sequence[bytes], on_host: Present, boundary: int) -> int | None:
-        """Store what the host has of a sequence and storage has not been given -> how far storage reaches."""
-        if storage is None:
-            return None
-        stored = [pages.are_stored(names) for pages in self.host.pages]
-        lacking = [there & ~copied for there, copied in zip(on_host, stored, strict=True)]
-        for group, needed in enumerate(self._reach.needed(boundary, lacking)):
-            columns: list[int] = needed.tolist()
-            storage.enqueue(group, [names[column] for column in columns])
-        return self._reach.boundary(stored)
+    def save(self, namespace: Namespace, tokens: Int32) -> Saved:
+        """The same in one piece."""
+        return finished(self.saving(namespace, tokens))
 
     def settle(self, now: float) -> None:
         """The one place where transfers end and backups begin: called in every iteration, before anything is planned,

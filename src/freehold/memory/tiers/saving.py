@@ -1,0 +1,100 @@
+"""Copying a sequence to the deepest tier, whatever the write policy is."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from freehold.arrays import Bool
+from freehold.memory.prefix.node import Namespace
+from freehold.memory.prefix.tree import PrefixTree
+from freehold.memory.tiers.backup import Backup
+from freehold.memory.tiers.host import HostTier
+from freehold.memory.tiers.reach import Present, Reach
+from freehold.memory.tiers.storage import Storage
+from freehold.prefix_keys import KeyChain
+
+COLUMNS_AT_ONCE = 256  # of a slice
+
+
+@dataclass(frozen=True)
+class Saved:
+    """How many tokens of a sequence can go on from each tier: from device and host together, from the host alone, from
+    what storage has been given (None if there is none)."""
+
+    tokens: int
+    host: int
+    storage: int | None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the deepest tier has all that there is."""
+        return self.tokens == (self.host if self.storage is None else self.storage)
+
+
+class Saving:
+    """Has one sequence copied. Nothing is copied twice: look again to see the end of it."""
+
+    def __init__(
+        self, tree: PrefixTree, host: HostTier, reach: Reach, backup: Backup, storage: Storage | None,
+        namespace: Namespace, keys: KeyChain,
+    ):  # fmt: skip
+        self._tree = tree
+        self._host = host
+        self._reach = reach
+        self._backup = backup
+        self._storage = storage
+        self._namespace = namespace
+        self._keys = keys
+
+    def looking(self) -> Generator[None, None, Saved]:
+        """Ask for what the deeper tiers lack, in slices -> how far they reach now."""
+        yield from self._hash()
+        match = self._tree.match(self._namespace, self._keys.tokens, len(self._keys.tokens))
+        columns = self._reach.column_count(match, self._keys, len(self._keys.tokens))
+        names = [self._keys[column] for column in range(columns)]
+        on_device = self._reach.on_device(match, columns)
+        on_host, stored = yield from self._deeper(names)
+        whole = self._reach.boundary(on_device, on_host)
+        if match.last is not None and self._tree.has(match.last) and self._lacks(whole, on_device, on_host):
+            self._backup.ask_for(match.last)
+        reached = None if self._storage is None else self._reach.boundary(stored)
+        if self._storage is not None:
+            yield from self._store(self._storage, names, on_host, stored, whole)
+        return Saved(whole, self._reach.boundary(on_host), reached)
+
+    def _hash(self) -> Generator[None, None, None]:
+        """Make the keys of all columns."""
+        for column in range(0, len(self._keys), COLUMNS_AT_ONCE):
+            _ = self._keys[min(column + COLUMNS_AT_ONCE, len(self._keys)) - 1]
+            yield
+
+    def _deeper(self, names: Sequence[bytes]) -> Generator[None, None, tuple[Present, Present]]:
+        """Where the host has a page, and where storage has been given it."""
+        on_host: Present = [np.zeros(len(names), np.bool_) for _ in self._host.pages]
+        stored: Present = [np.zeros(len(names), np.bool_) for _ in self._host.pages]
+        for first in range(0, len(names), COLUMNS_AT_ONCE):
+            part = slice(first, first + COLUMNS_AT_ONCE)
+            for group, pages in enumerate(self._host.pages):
+                on_host[group][part] = self._host.has(group, names[part])
+                stored[group][part] = pages.are_stored(names[part])
+            yield
+        return on_host, stored
+
+    def _lacks(self, boundary: int, on_device: Present, on_host: Present) -> bool:
+        """Whether the host lacks what is needed to go on from a boundary, and the device has it."""
+        lacking: list[Bool] = [there & ~copied for there, copied in zip(on_device, on_host, strict=True)]
+        return any(len(part) for part in self._reach.needed(boundary, lacking))
+
+    def _store(
+        self, storage: Storage, names: Sequence[bytes], on_host: Present, stored: Present, boundary: int
+    ) -> Generator[None, None, None]:
+        """Store what the host has and storage has not been given."""
+        lacking: list[Bool] = [there & ~copied for there, copied in zip(on_host, stored, strict=True)]
+        for group, needed in enumerate(self._reach.needed(boundary, lacking)):
+            columns: list[int] = needed.tolist()
+            for first in range(0, len(columns), COLUMNS_AT_ONCE):
+                storage.enqueue(group, [names[column] for column in columns[first : first + COLUMNS_AT_ONCE]])
+                yield
