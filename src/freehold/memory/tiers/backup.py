@@ -42,7 +42,7 @@ class Backup:
         self._tree = tree
         self._host = host
         self._transfers = transfers
-        self._waiting: OrderedDict[int, Node] = OrderedDict()  # nodes with pages that the host lacks, perhaps
+        self._waiting = NodesInLine()  # with pages that the host lacks, perhaps
         self._rescued: list[list[tuple[list[bytes], Int32]]] = [[] for _ in host.pages]
         self._rescuer: int | None = None  # the number of the transfer that will have what was rescued
         self.has_news = False  # since the last `begin`
@@ -70,11 +70,12 @@ class Backup:
             pages.cleared()
 
     def left(self, node: Node) -> None:
-        self._waiting.pop(node.serial, None)
+        self._waiting.remove(node)
 
     def cut(self, upper: Node, node: Node) -> None:
-        if node.serial in self._waiting:
+        if node in self._waiting:
             self._wait(upper)
+            self._waiting.put(node)
 
     def used(self, node: Node) -> None:
         if self._policy is WritePolicy.SELECTIVE:
@@ -89,7 +90,7 @@ class Backup:
 
     def _wait(self, node: Node) -> None:
         """It has its turn when copies in flight have ended."""
-        self._waiting[node.serial] = node
+        self._waiting.put(node)
         self.has_news = True
 
     def take(self, node: Node, group: int, columns: Int64) -> Int64:
@@ -122,9 +123,9 @@ class Backup:
         for _ in range(len(self._waiting)):
             if busy >= IN_FLIGHT_MAX:
                 return
-            _, node = self._waiting.popitem(last=False)
+            node = self._waiting.pop()
             if node.pins[PinKind.BACKUP]:
-                self._waiting[node.serial] = node  # what is left of it follows
+                self._waiting.put(node)  # what is left of it follows
             elif self._is_in_tree(node):
                 busy += self._copy(node)
 
@@ -154,7 +155,7 @@ class Backup:
             hold.drop(self._tree)
             return False
         if is_more:
-            self._waiting[node.serial] = node
+            self._waiting.put(node)
         self._transfers.begin(Order(number, Kind.BACKUP, host, sources, keys), self._finish, host=host, hold=hold)
         return True
 
@@ -232,7 +233,7 @@ class Backup:
     def portrait(self) -> list[tuple[int, bytes]]:
         """What waits, in order: where prefixes end, with the key of their last page."""
         evicted = [(0, key) for parts in self._rescued for keys, _ in parts for key in keys]
-        return [*((node.end, node.keys[-1]) for node in self._waiting.values()), *evicted]
+        return [*((node.end, node.keys[-1]) for node in self._waiting), *evicted]
 
     # -- for counting ---------------------------------------------------------------------------------
 
@@ -244,7 +245,7 @@ class Backup:
     def queued_pages(self) -> int:
         """Pages of nodes that wait to be looked at, and of evictions that wait to be copied."""
         evicted = sum(len(self.rescued_pages(group)) for group in range(len(self._rescued)))
-        return sum(node.page_count for node in self._waiting.values()) + evicted
+        return self._waiting.page_count + evicted
 
     @property
     def rescue_owner(self) -> int:
