@@ -83,6 +83,8 @@ def fields(config: HfConfig, architecture: str) -> dict:
         "expert_shared_count": "n_shared_experts",
         "leading_dense_block_count": "first_k_dense_replace",
         "attention.kv_lora_rank": "kv_lora_rank",
+        "attention.q_lora_rank": "q_lora_rank",
+        "vocab_size": "vocab_size",
         "rope.dimension_count": "qk_rope_head_dim",
         "attention.value_length": "v_head_dim",
         "shortconv.l_cache": "conv_L_cache",
