@@ -51,7 +51,7 @@ class CheckedCheckpoint:
             reason = " ".join(map(str, error.args))
             raise ModelUnavailable(f"model: {name} can't be read as {_text(expected)}: {reason}") from error
         shape = (found.rows, found.columns)
-        if shape != expected and not (1 in expected and shape == expected[::-1]):  # a vector may stand upright
+        if shape != expected:
             raise ModelUnavailable(f"model: {self.path}: {name} is {_text(shape)}, expected {_text(expected)}")
         return found
 

@@ -50,6 +50,11 @@ def _gate_or_up(stored: StoredTensor, match: re.Match[str]) -> StoredTensor:
     return stored.between(half, stored.rows) if match[2] == "up" else stored.between(0, half)
 
 
+def _flat(stored: StoredTensor, match: re.Match[str]) -> StoredTensor:
+    """A vector of heads or groups that has a dimension for them."""
+    return StoredTensor(stored.format, 1, stored.rows * stored.columns, stored.data.reshape(1, -1))
+
+
 RULES = (
     Rule(r"embedding\.weight", "token_embd.weight"),
     Rule(r"norm\.weight", "output_norm.weight"),
@@ -77,10 +82,10 @@ RULES = (
     Rule(r"mamba\.input\.weight", "ssm_in.weight"),
     Rule(r"mamba\.output\.weight", "ssm_out.weight"),
     Rule(r"mamba\.taps\.(\w+)", r"ssm_conv1d.\1"),
-    Rule(r"mamba\.decay", "ssm_a"),
-    Rule(r"mamba\.skip", "ssm_d"),
+    Rule(r"mamba\.decay", "ssm_a", _flat),
+    Rule(r"mamba\.skip", "ssm_d", _flat),
     Rule(r"mamba\.step_bias", "ssm_dt.bias"),
-    Rule(r"mamba\.norm\.weight", "ssm_norm.weight"),
+    Rule(r"mamba\.norm\.weight", "ssm_norm.weight", _flat),
     Rule(r"ffn\.(gate|up|down)\.(\w+)", r"ffn_\1.\2"),
     Rule(r"experts\.router\.(weight|bias)", r"ffn_gate_inp.\1"),
     Rule(r"experts\.router\.correction", "exp_probs_b.bias"),
@@ -94,7 +99,8 @@ RULES = (
 @dataclass(frozen=True)
 class GgufFamily:
     """`layers` reads the layers of a file, `model` what surrounds them. `rules` come before `RULES`. Of some families
-    the converter has multiplied weights, which adapters don't know of (`scales_weights`). `parts`: as in `ModelSpec`."""
+    the converter has multiplied weights, which adapters don't know of (`scales_weights`). `parts`: as in
+    `ModelSpec`."""
 
     layers: Callable[[GgufFields], Sequence[LayerSpec]]
     rules: Callable[[GgufFields], Sequence[Rule]] = field(default=lambda fields: ())
@@ -345,7 +351,7 @@ def _delta_rules(fields: GgufFields) -> list[Rule]:
         Rule(r"delta\.step\.weight", "ssm_alpha.weight"),
         Rule(r"delta\.step\.weight", "ssm_ba.weight", half(second=True)),
         Rule(r"delta\.taps\.weight", "ssm_conv1d.weight"),
-        Rule(r"delta\.decay", "ssm_a"),
+        Rule(r"delta\.decay", "ssm_a", _flat),
         Rule(r"delta\.step_bias", "ssm_dt.bias"),
         Rule(r"delta\.norm\.weight", "ssm_norm.weight"),
         Rule(r"delta\.output\.weight", "ssm_out.weight"),
