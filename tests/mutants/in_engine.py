@@ -406,8 +406,8 @@ MUTANTS = [
         "sinks count for nothing",
         "kinds of layers",
         "models/layers/attention.py",
-        'k_norm if of_head else None, source.optional("attention.sinks")',
-        "k_norm if of_head else None, None",
+        'AttentionTensors(*of_head, source.optional("attention.sinks"))',
+        "AttentionTensors(*of_head, None)",
     ),
     Mutant(
         "the norm behind a part is left out",
