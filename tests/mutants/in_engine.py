@@ -403,6 +403,27 @@ MUTANTS = [
         "scale, 0.0)",
     ),
     Mutant(
+        "a tensor of another shape is loaded",
+        "kinds of layers",
+        "models/tensor_shapes.py",
+        "        if shape != expected:\n",
+        "        if False:\n",
+    ),
+    Mutant(
+        "a tensor that a family always has may be missing",
+        "kinds of layers",
+        "models/tensor_shapes.py",
+        "self._required.fullmatch(name) is not None or ",
+        "",
+    ),
+    Mutant(
+        "a tensor of more experts is loaded",
+        "kinds of layers",
+        "models/loading/gguf_file.py",
+        "if found.shape[-1] != count:",
+        "if False:",
+    ),
+    Mutant(
         "sinks count for nothing",
         "kinds of layers",
         "models/layers/attention.py",

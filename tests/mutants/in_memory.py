@@ -354,11 +354,11 @@ MUTANTS = [
         "return (1, *self._key(head))",
     ),
     Mutant(
-        "a tenant's queue is lost with its first eviction",
+        "a tenant's queue is lost when a leaf of it goes",
         "hints and quotas",
         "memory/prefix/eviction.py",
-        "        if salt is not None and queue is not None:\n            self._settle(salt)\n",
-        "        if salt is not None and queue is not None:\n            self._tenants.forget(salt)\n",
+        "            self._queues[salt].forget(node)\n            self._settle(salt)\n",
+        "            self._queues[salt].forget(node)\n            self._tenants.forget(salt)\n",
     ),
     Mutant(
         "what was learned comes before hints",
