@@ -208,8 +208,9 @@ def test_a_pin_expires_and_goes_with_the_weights():
     memory.pass_time(5.0)
     memory.audit()
     assert len(memory.pins) == memory.pins.page_count == 0
-    memory.pin("a", "", tokens(0), None)
+    memory.pin("a", "", tokens(0), 1000.0)
     memory.replace_weights()
+    assert not memory.pins._expiries, "nothing is left of a pin that goes before its time"
     memory.audit()
     assert memory.counts().free == memory.shape.page_count
 

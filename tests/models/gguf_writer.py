@@ -64,6 +64,7 @@ def fields(config: HfConfig, architecture: str) -> dict:
     """The metadata that the converter writes."""
     found = {
         "context_length": config.context_length,
+        "vocab_size": config.int("vocab_size"),
         "embedding_length": config.int("hidden_size"),
         "block_count": config.layer_count,
         "feed_forward_length": config.int("intermediate_size"),
@@ -83,6 +84,7 @@ def fields(config: HfConfig, architecture: str) -> dict:
         "expert_shared_count": "n_shared_experts",
         "leading_dense_block_count": "first_k_dense_replace",
         "attention.kv_lora_rank": "kv_lora_rank",
+        "attention.q_lora_rank": "q_lora_rank",
         "rope.dimension_count": "qk_rope_head_dim",
         "attention.value_length": "v_head_dim",
         "shortconv.l_cache": "conv_L_cache",

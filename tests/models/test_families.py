@@ -215,5 +215,11 @@ def test_new_weights_are_those_that_compute(tmp_path):
             if seed == 4:
                 llm.scheduler.update_weights(str(tmp_path / "3"))
                 updated = llm.generate(prompt, params)[0].token_ids
+                file, name = tmp_path / "4" / "model.safetensors", "model.layers.3.mlp.down_proj.weight"
+                tensors = load_file(file)
+                save_file(tensors | {name: tensors[name].repeat(2, 1)}, file, {"format": "pt"})
+                with pytest.raises(ModelUnavailable, match=r"down\.weight is 128 x 96, expected 64 x 96"):
+                    llm.scheduler.update_weights(str(tmp_path / "4"))
+                after_failure = llm.generate(prompt, params)[0].token_ids
     assert said[3] != said[4]
-    assert updated == said[3]
+    assert updated == after_failure == said[3]

@@ -7,8 +7,10 @@ MUTANTS = [
         "a match that is rejected has taken something",
         "the mission, 3",
         "scheduler/admission.py",
-        "        if not self._fits_beside(request, match, reserved):\n            return _Verdict.NO_ROOM, 0\n",
-        "        if not self._fits_beside(request, match, reserved):\n            memory.leases.open(match)\n            return _Verdict.NO_ROOM, 0\n",
+        "        if not self._fits_beside(request, match, reserved):\n            return _Verdict.NO_ROOM\n",
+        "        if not self._fits_beside(request, match, reserved):\n"
+        "            memory.leases.open(match)\n"
+        "            return _Verdict.NO_ROOM\n",
     ),
     Mutant(
         "acknowledgements are processed only after a prefill",
@@ -203,8 +205,8 @@ MUTANTS = [
         "a failed admission counts as a use",
         "fairness and bounds",
         "scheduler/admission.py",
-        "        lease = memory.leases.open(match)\n        if not memory",
-        "        lease = memory.leases.open(match)\n        lease.use()\n        if not memory",
+        "        lease = memory.leases.open(hit.match)\n",
+        "        lease = memory.leases.open(hit.match)\n        lease.use()\n",
     ),
     Mutant(
         "a use is counted when the lease opens, not when the request starts",
@@ -217,14 +219,15 @@ MUTANTS = [
         "the tail that is to be taken up is given up for room",
         "starvation or crash under pressure",
         "scheduler/admission.py",
-        "keep=None if tail is None else request.session",
-        "keep=None",
+        "prospect.is_alone, keep=hit.tail)",
+        "prospect.is_alone, keep=None)",
     ),
     Mutant(
         "an admission that cannot succeed evicts all the same",
         "fairness and bounds",
         "scheduler/admission.py",
-        "        if not memory.room.can_be_made(needed, match, may_unpin=is_alone):\n            return None\n",
+        "        if load is None and not memory.room.can_be_made(needed, hit, may_unpin=is_alone):\n"
+        "            return _Verdict.NO_ROOM\n",
         "",
     ),
     Mutant(
@@ -266,8 +269,8 @@ MUTANTS = [
         "somebody is preempted for a request that waits for a prefix",
         "fairness and bounds",
         "scheduler/preemption.py",
-        "            if not self._admission.waits(request, match, sharing):",
-        "            if True:",
+        "if match is not None and not self._admission.waits(request, match, sharing):",
+        "if match is not None:",
     ),
     Mutant(
         "the most important inferior request is preempted first",
@@ -455,8 +458,8 @@ MUTANTS = [
         "a cached prefix is not scored",
         "log-probabilities",
         "scheduler/admission.py",
-        "return self._memory.match(request.namespace, request.tokens, request.computed_from, adapter)",
-        "return self._memory.match(request.namespace, request.tokens, None, adapter)",
+        "        limit = request.computed_from\n",
+        "        limit = None\n",
     ),
     Mutant(
         "log-probabilities are delivered, not kept",
@@ -679,15 +682,15 @@ MUTANTS = [
         "where a prompt branches off no state is kept",
         "groups that forget",
         "scheduler/admission.py",
-        "lease.keep_checkpoints((len(request.prompt) - 1) // size * size, match.known)",
-        "lease.keep_checkpoints((len(request.prompt) - 1) // size * size)",
+        "        checkpoints = (len(request.prompt) - 1) // size * size, match.known\n",
+        "        checkpoints = (len(request.prompt) - 1) // size * size, -1\n",
     ),
     Mutant(
         "where a prompt ends no state is kept",
         "groups that forget",
         "scheduler/admission.py",
-        "lease.keep_checkpoints((len(request.prompt) - 1) // size * size, match.known)",
-        "lease.keep_checkpoints(match.known)",
+        "        checkpoints = (len(request.prompt) - 1) // size * size, match.known\n",
+        "        checkpoints = -1, match.known\n",
     ),
     Mutant(
         "others give way although the client has no tokens left",

@@ -10,7 +10,7 @@ from freehold.config import EngineConfig
 from freehold.errors import QueueFull
 from freehold.memory import PrefetchPolicy, Retention, WritePolicy
 from freehold.memory.events import EventLog
-from freehold.memory.prefix.keyed_queue import KeyedQueue
+from freehold.memory.prefix.tree import PrefixTree
 from freehold.sampling_params import SamplingParams
 from freehold.scheduler import lifecycle
 from freehold.scheduler.request import Request
@@ -117,7 +117,13 @@ def test_every_bound_is_of_something_that_exists():
 
 
 def keep_what_has_left(monkeypatch):
-    monkeypatch.setattr(KeyedQueue, "forget", lambda self, item: None)
+    remove_tail = PrefixTree.remove_tail
+
+    def remove_and_keep(tree, node, page_count):
+        remove_tail(tree, node, page_count)
+        tree._nodes[node.serial] = node
+
+    monkeypatch.setattr(PrefixTree, "remove_tail", remove_and_keep)
 
 
 def keep_deadlines_of_the_dead(monkeypatch):

@@ -27,6 +27,7 @@ from freehold.models.spec import (
     ShortConv,
 )
 from freehold.models.tensor import Checkpoint
+from freehold.models.tensor_shapes import CheckedCheckpoint
 
 Batch = TypeVar("Batch")
 
@@ -61,9 +62,11 @@ class _Layer(Generic[Array]):
 
 
 class Decoder(Generic[Array, Weight, Batch]):
-    """Tokens to hidden states to logits, on the arrays of a device. `layouts`: its cache groups."""
+    """Tokens to hidden states to logits, on the arrays of a device. `layouts`: its cache groups. Raises
+    ModelUnavailable if the checkpoint lacks a tensor of its description, or has another shape of one."""
 
     def __init__(self, checkpoint: Checkpoint, backend: Backend[Array, Weight, Batch], layouts: Sequence[CacheLayout]):
+        checkpoint = CheckedCheckpoint(checkpoint)
         self.spec: ModelSpec = checkpoint.spec
         self._backend = backend
         places = {

@@ -73,7 +73,8 @@ class Attention:
     """Grouped-query attention. Biases, norms of queries and keys, and sinks are there if the checkpoint has them.
 
     `scale` None is 1 / sqrt(head_size). `soft_cap` c turns a score s into c * tanh(s / c); 0 leaves it. With an
-    `output_gate` the query projection has a gate behind the query of each head. `input_multiplier` scales queries, keys
+    `output_gate` the query projection has a gate behind the query of each head. `wide_norms` of queries and keys are of
+    all heads together. `input_multiplier` scales queries, keys
     and values, `key_multiplier` keys.
     """
 
@@ -85,6 +86,7 @@ class Attention:
     scale: float | None = None
     soft_cap: float = 0.0
     output_gate: bool = False
+    wide_norms: bool = False
     input_multiplier: float = 1.0
     key_multiplier: float = 1.0
 
@@ -98,7 +100,7 @@ class Latent:
     """Multi-head latent attention (DeepSeek-AI 2024): all heads share a latent of `rank` numbers and a rotated key.
 
     `plain_size` numbers of a head's query and key are not rotated. `is_interleaved`: the file has rotated numbers in
-    neighbouring pairs.
+    neighbouring pairs. `query_rank`: of queries, if they come from a latent of their own.
     """
 
     head_count: int
@@ -108,6 +110,7 @@ class Latent:
     rotary: Rotary
     scale: float
     is_interleaved: bool = False
+    query_rank: int | None = None
     window: None = None
 
     @property
@@ -205,7 +208,8 @@ class Dense:
 class Routing:
     """Which experts compute a token, and with which weights.
 
-    `scores` of an expert: "softmax" over all, "sigmoid" of its own, or "chosen", a softmax over those that were chosen.
+    `scores` of an expert: "softmax" over all, "sigmoid" of its own (then the router has a correction), or "chosen", a
+    softmax over those that were chosen.
     If `group_count` is more than 1, only the best `groups_used` groups of experts count; the best of a group, or the
     sum of its best two (`group_by_two`), says how good it is.
     """
@@ -265,7 +269,8 @@ class CacheLayout:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A decoder. `logit_multiplier` scales logits, `logit_cap` c turns a logit x into c * tanh(x / c); 0 leaves it."""
+    """A decoder. `logit_multiplier` scales logits, `logit_cap` c turns a logit x into c * tanh(x / c); 0 leaves it.
+    `parts`: patterns of tensors, named as in a layer, that the family always has though others lack them."""
 
     architecture: str
     hidden_size: int
@@ -277,6 +282,12 @@ class ModelSpec:
     embedding_multiplier: float = 1.0
     logit_multiplier: float = 1.0
     logit_cap: float = 0.0
+    parts: tuple[str, ...] = ()
+
+    @property
+    def expert_count(self) -> int:
+        """Of a layer with experts; 0 without any."""
+        return max((layer.ffn.count for layer in self.layers if isinstance(layer.ffn, Experts)), default=0)
 
     @property
     def layer_count(self) -> int:

@@ -93,7 +93,7 @@ class AdapterMatrices:
 
 
 class Checkpoint(Protocol):
-    """A model on disk. `names.py` lists the names of its tensors."""
+    """A model on disk. `tensor_shapes.py` lists the names of its tensors, and their shapes."""
 
     path: Path
 

@@ -120,7 +120,7 @@ class Sizes:
             groups=len(memory.groups),
             limbo=sum(pool.limbo_count for pool in memory.pools),
             moving=0 if tiers is None else sum(tiers.device_pages(group) for group in range(len(memory.groups))),
-            nodes=sum(1 for _ in memory.tree.nodes()),
+            nodes=sum(node.parent is not None or bool(node.children) or node.holds > 0 for node in memory.tree.nodes()),
             columns=memory.tree.page_count,
             tails=len(memory.tails),
             pins=len(memory.pins),

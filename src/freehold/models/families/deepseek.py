@@ -25,6 +25,7 @@ def _latent(config: HfConfig, is_interleaved: bool) -> Latent:
         rotary=config.rotary(turned),
         scale=scale,
         is_interleaved=is_interleaved,
+        query_rank=config.get("q_lora_rank"),
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from freehold.models.families.config import HfConfig
-from freehold.models.families.rules import Rule
+from freehold.models.families.rules import ATTENTION_BIASES, MAMBA_NORM, PRE_NORMS, TAPS_BIAS, Rule
 from freehold.models.spec import LayerSpec, ModelSpec
 
 if TYPE_CHECKING:  # the HTTP process reads descriptions, and does without it
@@ -16,12 +16,25 @@ if TYPE_CHECKING:  # the HTTP process reads descriptions, and does without it
 
 Change = Callable[["torch.Tensor", re.Match[str]], "torch.Tensor"]
 
+# What these fields of a config.json switch on.
+_SWITCHES = {
+    "attention_bias": ATTENTION_BIASES,
+    "mlp_bias": r"ffn\..*bias",
+    "conv_bias": r"conv\..*bias",
+    "use_conv_bias": TAPS_BIAS,
+    "mamba_conv_bias": TAPS_BIAS,
+    "use_bias": r"mamba\.(input|output)\.bias",
+    "mamba_proj_bias": r"mamba\.input\.bias",
+    "mamba_rms_norm": MAMBA_NORM,
+}
+
 
 @dataclass(frozen=True)
 class Family:
     """`layers` reads the layers of a config.json, `model` what surrounds them. `rules` come before `RULES`. Norms of
     some families are stored as what is added to 1: those that match `offset_norms`. Names in the file begin with
-    `root`, except that of the head. `defaults` are values of fields that published files leave out."""
+    `root`, except that of the head. `defaults` are values of fields that published files leave out. `parts`: as in
+    `ModelSpec`, beside those that fields of the configuration switch on."""
 
     layers: Callable[[HfConfig], Sequence[LayerSpec]]
     rules: Callable[[HfConfig], Sequence[Rule]] = lambda config: ()
@@ -29,6 +42,7 @@ class Family:
     offset_norms: str = ""
     defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])
     root: str = "model."
+    parts: tuple[str, ...] = (PRE_NORMS,)
 
     def spec(self, config: HfConfig, tied: bool) -> ModelSpec:
         fields: dict[str, Any] = {
@@ -38,6 +52,7 @@ class Family:
             "context_length": config.context_length,
             "norm_epsilon": float(config.get("rms_norm_eps", 1e-6)),
             "tied_embeddings": tied,
+            "parts": (*self.parts, *(part for name, part in _SWITCHES.items() if config.get(name))),
         }
         return ModelSpec(**{**fields, **self.model(config), "layers": tuple(self.layers(config))})
 
@@ -48,21 +63,12 @@ def decay(stored: torch.Tensor, match: re.Match[str]) -> torch.Tensor:
 
 def taps(stored: torch.Tensor, match: re.Match[str]) -> torch.Tensor:
     """[columns, 1, taps] -> [columns, taps]"""
-    return stored[:, 0]
+    return stored.squeeze(1)
 
 
 def half(which: int) -> Change:
     """The first or second half of the rows: gate or up."""
     return lambda stored, match: stored.chunk(2)[which]
-
-
-def half_of_expert(which: int) -> Change:
-    """Experts in one tensor [experts, gate and up, columns]."""
-    return lambda stored, match: stored[int(match[1])].chunk(2)[which]
-
-
-def expert(stored: torch.Tensor, match: re.Match[str]) -> torch.Tensor:
-    return stored[int(match[1])]
 
 
 # Names of the usual Hugging Face layout, that of Llama, DeepSeek and Qwen.

@@ -7,7 +7,7 @@ from typing import Any
 from freehold.models.families.config import HfConfig
 from freehold.models.families.family import Family
 from freehold.models.families.rotary import rotary_of
-from freehold.models.families.rules import Rule
+from freehold.models.families.rules import POST_NORMS, PRE_NORMS, QK_NORMS, Rule
 from freehold.models.spec import LayerSpec, Rotary
 
 LOCAL_THETA = 10_000.0
@@ -65,6 +65,10 @@ _CAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "max_p
 _SIZES = {"max_position_embeddings": 131_072, "vocab_size": 262_208}
 
 FAMILIES = {
-    "gemma2": Family(_gemma2, lambda _: _RULES, _model, offset_norms=r".*norm", defaults={**_DEFAULTS, **_CAPS}),
-    "gemma3_text": Family(_gemma3, lambda _: _RULES, _model, offset_norms=r".*norm", defaults={**_DEFAULTS, **_SIZES}),
+    "gemma2": Family(
+        _gemma2, lambda _: _RULES, _model, r".*norm", {**_DEFAULTS, **_CAPS}, parts=(PRE_NORMS, POST_NORMS)
+    ),
+    "gemma3_text": Family(
+        _gemma3, lambda _: _RULES, _model, r".*norm", {**_DEFAULTS, **_SIZES}, parts=(PRE_NORMS, POST_NORMS, QK_NORMS)
+    ),
 }

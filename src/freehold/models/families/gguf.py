@@ -16,7 +16,20 @@ import numpy as np
 
 from freehold.models.families.gguf_fields import GgufFields
 from freehold.models.families.rotary import rotary_of, yarn_magnitude
-from freehold.models.families.rules import ABSENT, Rule
+from freehold.models.families.rules import (
+    ABSENT,
+    ATTENTION_BIASES,
+    EXPERT_BIASES,
+    MAMBA_NORM,
+    POST_NORMS,
+    PRE_NORMS,
+    QK_NORMS,
+    QKV_BIASES,
+    SHARED_ROUTER,
+    SINKS,
+    TAPS_BIAS,
+    Rule,
+)
 from freehold.models.spec import (
     Activation,
     GatedDelta,
@@ -34,10 +47,14 @@ from freehold.models.tensor import StoredTensor
 def _gate_or_up(stored: StoredTensor, match: re.Match[str]) -> StoredTensor:
     """Some files have both in one tensor, gate first."""
     half = stored.rows // 2
-    return stored.reorder(np.arange(half) + (half if match[2] == "up" else 0))
+    return stored.between(half, stored.rows) if match[2] == "up" else stored.between(0, half)
 
 
-# Of a tensor for several experts, group 1 of the match says which.
+def _flat(stored: StoredTensor, match: re.Match[str]) -> StoredTensor:
+    """A vector of heads or groups that has a dimension for them."""
+    return StoredTensor(stored.format, 1, stored.rows * stored.columns, stored.data.reshape(1, -1))
+
+
 RULES = (
     Rule(r"embedding\.weight", "token_embd.weight"),
     Rule(r"norm\.weight", "output_norm.weight"),
@@ -65,15 +82,15 @@ RULES = (
     Rule(r"mamba\.input\.weight", "ssm_in.weight"),
     Rule(r"mamba\.output\.weight", "ssm_out.weight"),
     Rule(r"mamba\.taps\.(\w+)", r"ssm_conv1d.\1"),
-    Rule(r"mamba\.decay", "ssm_a"),
-    Rule(r"mamba\.skip", "ssm_d"),
+    Rule(r"mamba\.decay", "ssm_a", _flat),
+    Rule(r"mamba\.skip", "ssm_d", _flat),
     Rule(r"mamba\.step_bias", "ssm_dt.bias"),
-    Rule(r"mamba\.norm\.weight", "ssm_norm.weight"),
+    Rule(r"mamba\.norm\.weight", "ssm_norm.weight", _flat),
     Rule(r"ffn\.(gate|up|down)\.(\w+)", r"ffn_\1.\2"),
     Rule(r"experts\.router\.(weight|bias)", r"ffn_gate_inp.\1"),
     Rule(r"experts\.router\.correction", "exp_probs_b.bias"),
-    Rule(r"experts\.(\d+)\.(gate|up|down)\.(\w+)", r"ffn_\2_exps.\3"),
-    Rule(r"experts\.(\d+)\.(gate|up)\.weight", "ffn_gate_up_exps.weight", _gate_or_up),
+    Rule(r"experts\.(\d+)\.(gate|up|down)\.(\w+)", r"ffn_\2_exps.\3", is_stacked=True),
+    Rule(r"experts\.(\d+)\.(gate|up)\.weight", "ffn_gate_up_exps.weight", _gate_or_up, True),
     Rule(r"shared\.(gate|up|down)\.weight", r"ffn_\1_shexp.weight"),
     Rule(r"shared\.router\.weight", "ffn_gate_inp_shexp.weight"),
 )
@@ -82,21 +99,24 @@ RULES = (
 @dataclass(frozen=True)
 class GgufFamily:
     """`layers` reads the layers of a file, `model` what surrounds them. `rules` come before `RULES`. Of some families
-    the converter has multiplied weights, which adapters don't know of (`scales_weights`)."""
+    the converter has multiplied weights, which adapters don't know of (`scales_weights`). `parts`: as in
+    `ModelSpec`."""
 
     layers: Callable[[GgufFields], Sequence[LayerSpec]]
     rules: Callable[[GgufFields], Sequence[Rule]] = field(default=lambda fields: ())
     model: Callable[[GgufFields], dict[str, Any]] = field(default=lambda fields: {})
     scales_weights: bool = False
+    parts: tuple[str, ...] = (PRE_NORMS,)
 
     def spec(self, fields: GgufFields) -> ModelSpec:
         usual: dict[str, Any] = {
             "architecture": fields.architecture,
             "hidden_size": fields.int("embedding_length"),
-            "vocab_size": fields.shapes["token_embd.weight"][1],
+            "vocab_size": fields.vocab_size,
             "context_length": fields.context_length,
             "norm_epsilon": float(fields.get("attention.layer_norm_rms_epsilon", 1e-5)),
             "tied_embeddings": "output.weight" not in fields.shapes,
+            "parts": self.parts,
         }
         return ModelSpec(**{**usual, **self.model(fields), "layers": tuple(self.layers(fields))})
 
@@ -201,6 +221,7 @@ def _latent(fields: GgufFields) -> list[LayerSpec]:
         rotary=replace(fields.rotary(turned), magnitude=1.0),
         scale=head**-0.5 * yarn_magnitude(factor, 10 * slope) ** 2,
         is_interleaved=is_deepseek,
+        query_rank=fields.get("attention.q_lora_rank"),
     )
     if not is_deepseek:
         multiplier = float(fields.get("residual_scale", 1.4 / len(fields.layers) ** 0.5))
@@ -286,7 +307,8 @@ def _olmo2(fields: GgufFields) -> list[LayerSpec]:
     full, local = fields.rotary(), fields.rotary(is_scaled=False)
     return [
         LayerSpec(
-            (fields.attention(local if slides else full, window=fields.window() if slides else None),), fields.dense()
+            (fields.attention(local if slides else full, window=fields.window() if slides else None, wide_norms=True),),
+            fields.dense(),
         )
         for slides in pattern
     ]
@@ -329,7 +351,7 @@ def _delta_rules(fields: GgufFields) -> list[Rule]:
         Rule(r"delta\.step\.weight", "ssm_alpha.weight"),
         Rule(r"delta\.step\.weight", "ssm_ba.weight", half(second=True)),
         Rule(r"delta\.taps\.weight", "ssm_conv1d.weight"),
-        Rule(r"delta\.decay", "ssm_a"),
+        Rule(r"delta\.decay", "ssm_a", _flat),
         Rule(r"delta\.step_bias", "ssm_dt.bias"),
         Rule(r"delta\.norm\.weight", "ssm_norm.weight"),
         Rule(r"delta\.output\.weight", "ssm_out.weight"),
@@ -343,23 +365,25 @@ _POST_NORM = (Rule(r"ffn_norm\.weight", "post_attention_norm.weight"), Rule(r"mi
 GGUF_FAMILIES = {
     "llama": GgufFamily(_plain, _halves),
     "mistral": GgufFamily(_plain),
-    "qwen2": GgufFamily(_plain),
-    "qwen3": GgufFamily(_plain),
-    "qwen3moe": GgufFamily(_qwen3_moe),
+    "qwen2": GgufFamily(_plain, parts=(PRE_NORMS, QKV_BIASES)),
+    "qwen3": GgufFamily(_plain, parts=(PRE_NORMS, QK_NORMS)),
+    "qwen3moe": GgufFamily(_qwen3_moe, parts=(PRE_NORMS, QK_NORMS)),
     "smollm3": GgufFamily(_smollm3, _halves),
-    "gemma2": GgufFamily(_gemma(2), model=_gemma_model),
-    "gemma3": GgufFamily(_gemma(6), model=_gemma_model),
-    "gpt-oss": GgufFamily(_gpt_oss, lambda fields: _POST_NORM),
+    "gemma2": GgufFamily(_gemma(2), model=_gemma_model, parts=(PRE_NORMS, POST_NORMS)),
+    "gemma3": GgufFamily(_gemma(6), model=_gemma_model, parts=(PRE_NORMS, POST_NORMS, QK_NORMS)),
+    "gpt-oss": GgufFamily(
+        _gpt_oss, lambda fields: _POST_NORM, parts=(PRE_NORMS, ATTENTION_BIASES, EXPERT_BIASES, SINKS)
+    ),
     "deepseek2": GgufFamily(_latent),
     "minicpm3": GgufFamily(_latent, model=_minicpm3_model),
-    "lfm2": GgufFamily(_lfm2),
-    "mamba2": GgufFamily(_mamba2),
-    "falcon-h1": GgufFamily(_falcon_h1, _halves, scales_weights=True),
-    "granitehybrid": GgufFamily(_granite, _halves, _granite_model),
-    "olmo2": GgufFamily(_olmo2, lambda fields: _NO_PRE_NORM),
-    "qwen3next": GgufFamily(_delta, _delta_rules),
-    "qwen35": GgufFamily(_delta, _delta_rules),
-    "qwen35moe": GgufFamily(_delta, _delta_rules),
+    "lfm2": GgufFamily(_lfm2, parts=(PRE_NORMS, QK_NORMS)),
+    "mamba2": GgufFamily(_mamba2, parts=(PRE_NORMS, MAMBA_NORM, TAPS_BIAS)),
+    "falcon-h1": GgufFamily(_falcon_h1, _halves, scales_weights=True, parts=(PRE_NORMS, TAPS_BIAS)),
+    "granitehybrid": GgufFamily(_granite, _halves, _granite_model, parts=(PRE_NORMS, MAMBA_NORM, TAPS_BIAS)),
+    "olmo2": GgufFamily(_olmo2, lambda fields: _NO_PRE_NORM, parts=(POST_NORMS, QK_NORMS)),
+    "qwen3next": GgufFamily(_delta, _delta_rules, parts=(PRE_NORMS, QK_NORMS, SHARED_ROUTER)),
+    "qwen35": GgufFamily(_delta, _delta_rules, parts=(PRE_NORMS, QK_NORMS, SHARED_ROUTER)),
+    "qwen35moe": GgufFamily(_delta, _delta_rules, parts=(PRE_NORMS, QK_NORMS, SHARED_ROUTER)),
 }
 
 

@@ -47,6 +47,12 @@ class GgufFields:
         return [int(one) for one in value] if isinstance(value, list) else [int(value or 0)] * count
 
     @property
+    def vocab_size(self) -> int:
+        """As many as the file has tokens. Raises ValueError."""
+        tokens = self.values.get("tokenizer.ggml.tokens")
+        return self.int("vocab_size") if tokens is None else len(tokens)
+
+    @property
     def layers(self) -> range:
         """Without those at the end that only predict further tokens."""
         return range(self.int("block_count") - int(self.get("nextn_predict_layers", 0)))
@@ -78,6 +84,9 @@ class GgufFields:
         rotary = rotary_of(rope, size, base, self.context_length)
         if self.rope_divisors is None or not is_scaled:
             return rotary
+        if len(self.rope_divisors) != len(rotary.frequencies):
+            problem = f"has {len(self.rope_divisors)} values, expected {len(rotary.frequencies)}"
+            raise ValueError(f"{self.path.name}: rope_freqs.weight {problem}")
         divided = np.array(rotary.frequencies, np.float32) / self.rope_divisors
         return replace(rotary, frequencies=tuple(divided.tolist()))
 

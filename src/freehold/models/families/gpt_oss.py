@@ -6,8 +6,8 @@ import re
 from typing import TYPE_CHECKING
 
 from freehold.models.families.config import HfConfig
-from freehold.models.families.family import Change, Family, expert
-from freehold.models.families.rules import Rule
+from freehold.models.families.family import Change, Family
+from freehold.models.families.rules import ATTENTION_BIASES, EXPERT_BIASES, PRE_NORMS, SINKS, Rule
 from freehold.models.spec import Activation, Experts, LayerSpec, Routing
 
 if TYPE_CHECKING:
@@ -15,26 +15,26 @@ if TYPE_CHECKING:
 
 
 def _every_other(which: int) -> Change:
-    """Experts in one tensor, gate and up in turns: [experts, inputs, outputs], or biases [experts, outputs]."""
+    """Gate and up in turns: [inputs, outputs], or biases [outputs]."""
 
     def change(stored: torch.Tensor, match: re.Match[str]) -> torch.Tensor:
-        part = stored[int(match[1])][..., which::2]
+        part = stored[..., which::2]
         return part.T if part.ndim == 2 else part
 
     return change
 
 
 def _transposed(stored: torch.Tensor, match: re.Match[str]) -> torch.Tensor:
-    return expert(stored, match).T
+    return stored.T
 
 
 _RULES = (
-    Rule(r"experts\.(\d+)\.gate\.weight", "mlp.experts.gate_up_proj", _every_other(0)),
-    Rule(r"experts\.(\d+)\.up\.weight", "mlp.experts.gate_up_proj", _every_other(1)),
-    Rule(r"experts\.(\d+)\.gate\.bias", "mlp.experts.gate_up_proj_bias", _every_other(0)),
-    Rule(r"experts\.(\d+)\.up\.bias", "mlp.experts.gate_up_proj_bias", _every_other(1)),
-    Rule(r"experts\.(\d+)\.down\.weight", "mlp.experts.down_proj", _transposed),
-    Rule(r"experts\.(\d+)\.down\.bias", "mlp.experts.down_proj_bias", expert),
+    Rule(r"experts\.(\d+)\.gate\.weight", "mlp.experts.gate_up_proj", _every_other(0), True),
+    Rule(r"experts\.(\d+)\.up\.weight", "mlp.experts.gate_up_proj", _every_other(1), True),
+    Rule(r"experts\.(\d+)\.gate\.bias", "mlp.experts.gate_up_proj_bias", _every_other(0), True),
+    Rule(r"experts\.(\d+)\.up\.bias", "mlp.experts.gate_up_proj_bias", _every_other(1), True),
+    Rule(r"experts\.(\d+)\.down\.weight", "mlp.experts.down_proj", _transposed, True),
+    Rule(r"experts\.(\d+)\.down\.bias", "mlp.experts.down_proj_bias", is_stacked=True),
     Rule(r"experts\.router\.(weight|bias)", r"mlp.router.\1"),
 )
 
@@ -51,4 +51,5 @@ def _gpt_oss(config: HfConfig) -> list[LayerSpec]:
     ]
 
 
-FAMILIES = {"gpt_oss": Family(_gpt_oss, lambda _: _RULES)}
+_PARTS = (PRE_NORMS, ATTENTION_BIASES, EXPERT_BIASES, SINKS)
+FAMILIES = {"gpt_oss": Family(_gpt_oss, lambda _: _RULES, parts=_PARTS)}

@@ -6,7 +6,7 @@ from typing import Any
 
 from freehold.models.families.config import HfConfig
 from freehold.models.families.family import Family, taps
-from freehold.models.families.rules import Rule
+from freehold.models.families.rules import PRE_NORMS, QK_NORMS, Rule
 from freehold.models.spec import LayerSpec, ShortConv
 
 _RULES = (
@@ -47,4 +47,4 @@ def _model(config: HfConfig) -> dict[str, Any]:
     return {"norm_epsilon": float(config.get("norm_eps", 1e-5))}
 
 
-FAMILIES = {"lfm2": Family(_lfm2, lambda _: _RULES, _model)}
+FAMILIES = {"lfm2": Family(_lfm2, lambda _: _RULES, _model, parts=(PRE_NORMS, QK_NORMS))}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from freehold.models.families.config import HfConfig
 from freehold.models.families.family import Family
+from freehold.models.families.rules import PRE_NORMS, QK_NORMS, QKV_BIASES
 from freehold.models.spec import Dense, Experts, LayerSpec, Routing
 
 
@@ -72,8 +73,8 @@ def _qwen_moe(config: HfConfig) -> list[LayerSpec]:
 FAMILIES = {
     "llama": Family(_llama),
     "mistral": Family(_mistral),
-    "qwen2": Family(_qwen),
-    "qwen3": Family(_qwen),
-    "qwen3_moe": Family(_qwen_moe),
+    "qwen2": Family(_qwen, parts=(PRE_NORMS, QKV_BIASES)),
+    "qwen3": Family(_qwen, parts=(PRE_NORMS, QK_NORMS)),
+    "qwen3_moe": Family(_qwen_moe, parts=(PRE_NORMS, QK_NORMS)),
     "smollm3": Family(_smollm3),
 }

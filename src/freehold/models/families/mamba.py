@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from freehold.models.families.config import HfConfig
-from freehold.models.families.family import RULES, Family, expert, half, half_of_expert
-from freehold.models.families.rules import Rule
+from freehold.models.families.family import RULES, Family, half
+from freehold.models.families.rules import MAMBA_NORM, PRE_NORMS, Rule
 from freehold.models.spec import Dense, Experts, LayerSpec, Mamba2, Routing
 
 MAMBA_CONTEXT = 32_768  # a state has no end; a page table has
@@ -28,9 +28,9 @@ _FALCON_RULES = (
 )
 _GRANITE_RULES = (
     Rule(r"experts\.router\.weight", "block_sparse_moe.router.layer.weight"),
-    Rule(r"experts\.(\d+)\.gate\.weight", "block_sparse_moe.input_linear.weight", half_of_expert(0)),
-    Rule(r"experts\.(\d+)\.up\.weight", "block_sparse_moe.input_linear.weight", half_of_expert(1)),
-    Rule(r"experts\.(\d+)\.down\.weight", "block_sparse_moe.output_linear.weight", expert),
+    Rule(r"experts\.(\d+)\.gate\.weight", "block_sparse_moe.input_linear.weight", half(0), True),
+    Rule(r"experts\.(\d+)\.up\.weight", "block_sparse_moe.input_linear.weight", half(1), True),
+    Rule(r"experts\.(\d+)\.down\.weight", "block_sparse_moe.output_linear.weight", is_stacked=True),
     Rule(r"(?:shared|ffn)\.gate\.weight", "shared_mlp.input_linear.weight", half(0)),
     Rule(r"(?:shared|ffn)\.up\.weight", "shared_mlp.input_linear.weight", half(1)),
     Rule(r"(?:shared|ffn)\.down\.weight", "shared_mlp.output_linear.weight"),
@@ -116,7 +116,7 @@ def _granite_model(config: HfConfig) -> dict[str, Any]:
 
 
 FAMILIES = {
-    "mamba2": Family(_mamba2, lambda _: _MAMBA_RULES, _mamba2_model, root="backbone."),
+    "mamba2": Family(_mamba2, lambda _: _MAMBA_RULES, _mamba2_model, root="backbone.", parts=(PRE_NORMS, MAMBA_NORM)),
     "falcon_h1": Family(_falcon_h1, lambda _: _FALCON_RULES, _falcon_model),
-    "granitemoehybrid": Family(_granite, lambda _: _GRANITE_RULES, _granite_model),
+    "granitemoehybrid": Family(_granite, lambda _: _GRANITE_RULES, _granite_model, parts=(PRE_NORMS, MAMBA_NORM)),
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from freehold.models.families.config import HfConfig
 from freehold.models.families.family import Family
 from freehold.models.families.rotary import rotary_of
-from freehold.models.families.rules import ABSENT, Rule
+from freehold.models.families.rules import ABSENT, POST_NORMS, QK_NORMS, Rule
 from freehold.models.spec import LayerSpec
 
 _RULES = (
@@ -22,13 +22,14 @@ def _olmo3(config: HfConfig) -> list[LayerSpec]:
     rotary = {kind: config.rotary(size, kind, theta) for kind in ("sliding_attention", "full_attention")}
     if not config.get("rope_parameters"):  # a scheme for longer contexts is that of full layers only
         rotary["sliding_attention"] = rotary_of({}, size, theta, config.context_length)
+    windows = {"sliding_attention": config.window()}
     return [
         LayerSpec(
-            (config.attention(rotary[kind], window=config.window() if kind == "sliding_attention" else None),),
+            (config.attention(rotary[kind], window=windows.get(kind), wide_norms=True),),
             config.dense(),
         )
         for kind in config.layer_types(kinds)
     ]
 
 
-FAMILIES = {"olmo3": Family(_olmo3, lambda _: _RULES)}
+FAMILIES = {"olmo3": Family(_olmo3, lambda _: _RULES, parts=(POST_NORMS, QK_NORMS))}

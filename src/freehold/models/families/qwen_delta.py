@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from freehold.models.families.config import HfConfig
 from freehold.models.families.family import Change, Family, decay, taps
 from freehold.models.families.llama import has_experts, qwen_experts
-from freehold.models.families.rules import Rule
+from freehold.models.families.rules import PRE_NORMS, QK_NORMS, SHARED_ROUTER, Rule
 from freehold.models.spec import Dense, Experts, GatedDelta, LayerSpec
 
 if TYPE_CHECKING:
@@ -84,7 +84,8 @@ def _next_rules(config: HfConfig) -> list[Rule]:
 
 _DEFAULTS = {"partial_rotary_factor": 0.25, "linear_conv_kernel_dim": 4}
 _NORMS = r"(?!.*delta).*norm"  # those of the states are stored as they are
+_PARTS = (PRE_NORMS, QK_NORMS)
 FAMILIES = {
-    "qwen3_next": Family(_layers, _next_rules, offset_norms=_NORMS, defaults=_DEFAULTS),
-    "qwen3_5_text": Family(_layers, lambda _: _QWEN35, offset_norms=_NORMS, defaults=_DEFAULTS),
+    "qwen3_next": Family(_layers, _next_rules, offset_norms=_NORMS, defaults=_DEFAULTS, parts=(*_PARTS, SHARED_ROUTER)),
+    "qwen3_5_text": Family(_layers, lambda _: _QWEN35, offset_norms=_NORMS, defaults=_DEFAULTS, parts=_PARTS),
 }

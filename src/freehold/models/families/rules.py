@@ -8,14 +8,28 @@ from typing import Any, NamedTuple
 
 ABSENT = ""
 
+# Tensors that families have, or have not.
+PRE_NORMS = r"(mixer|ffn)_norm\.weight"
+POST_NORMS = r"(mixer|ffn)_post_norm\.weight"
+QK_NORMS = r"attention\.[qk]_norm\.weight"
+QKV_BIASES = r"attention\.[qkv]\.bias"
+ATTENTION_BIASES = r"attention\.([qkv]|output)\.bias"
+EXPERT_BIASES = r"experts\..*bias"
+SINKS = r"attention\.sinks"
+MAMBA_NORM = r"mamba\.norm\.weight"
+TAPS_BIAS = r"mamba\.taps\.bias"
+SHARED_ROUTER = r"shared\.router\.weight"
+
 
 class Rule(NamedTuple):
     """A tensor whose name matches `pattern`, without `layers.<index>.`, is the file's `source`, a template of the
-    match. `change` gets the tensor and the match. The family has no such tensor if the source is ABSENT."""
+    match. `change` gets the tensor and the match. The family has no such tensor if the source is ABSENT. `is_stacked`:
+    the source has all experts, and group 1 of the match says which."""
 
     pattern: str
     source: str
     change: Callable[[Any, re.Match[str]], Any] | None = None
+    is_stacked: bool = False
 
 
 def module_name(rules: Sequence[Rule], name: str) -> str | None:
@@ -25,7 +39,8 @@ def module_name(rules: Sequence[Rule], name: str) -> str | None:
         return None
     for rule, match in fitting(rules, name[layer.end() :]):
         source = match.expand(rule.source)
-        return f"{layer[0]}{source.removesuffix('.weight')}" if rule.change is None else None
+        is_whole = rule.change is None and not rule.is_stacked
+        return f"{layer[0]}{source.removesuffix('.weight')}" if is_whole else None
     return None
 
 

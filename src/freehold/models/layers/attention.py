@@ -15,7 +15,7 @@ from freehold.models.tensor import StoredTensor
 class AttentionMixer(Generic[Array, Weight]):
     """Loads `attention.*`: q, k, v, output, q_norm, k_norm, sinks.
 
-    Norms of queries and keys are of one head, or, as in OLMo, of all heads together.
+    Norms of queries and keys are of one head, or, as in OLMo (`wide_norms`), of all heads together.
     """
 
     def __init__(self, spec: Attention, source: LayerSource[Array, Weight], place: CachePlace, epsilon: float):
@@ -35,15 +35,11 @@ class AttentionMixer(Generic[Array, Weight]):
         self._output = source.weight("attention.output.weight")
         self._output_bias = source.optional("attention.output.bias")
         self._norm = source.optional("mixer_norm.weight")
-        of_head = source.has("attention.q_norm.weight") and (
-            source.stored("attention.q_norm.weight").columns == spec.head_size
-        )
         q_norm, k_norm = (source.optional(f"attention.{part}_norm.weight") for part in "qk")
-        tensors = AttentionTensors(
-            q_norm if of_head else None, k_norm if of_head else None, source.optional("attention.sinks")
-        )
+        of_head = (None, None) if spec.wide_norms else (q_norm, k_norm)
+        tensors = AttentionTensors(*of_head, source.optional("attention.sinks"))
         self._attend = self._backend.attention(place, spec, tensors)
-        self._wide_norms = None if of_head or q_norm is None else (q_norm, k_norm)
+        self._wide_norms = (q_norm, k_norm) if spec.wide_norms else None
 
     def _of_columns(self, spec: Attention) -> Array | None:
         if spec.input_multiplier == 1 and spec.key_multiplier == 1:

@@ -17,10 +17,10 @@ class ExpertsFFN(Generic[Array, Weight]):
         self._backend: Backend[Array, Weight, Any] = source.backend
         self._norm = source.vector("ffn_norm.weight")
         self._router, self._bias = source.fixed("experts.router.weight"), source.optional("experts.router.bias")
-        self._correction = source.optional("experts.router.correction")
+        self._correction = source.vector("experts.router.correction") if spec.routing.scores == "sigmoid" else None
         self._experts = [self._load(source, f"experts.{number}") for number in range(spec.count)]
         self._shared = self._load(source, "shared") if spec.shared_size else None
-        has_gate = source.has("shared.router.weight")
+        has_gate = spec.shared_size > 0 and source.has("shared.router.weight")
         self._shared_router = source.fixed("shared.router.weight") if has_gate else None
 
     @staticmethod

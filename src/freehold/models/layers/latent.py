@@ -26,11 +26,11 @@ class LatentMixer(Generic[Array, Weight]):
         self._norm = source.vector("mixer_norm.weight")
         head = spec.plain_size + spec.rotary.size
         plain, turned = _split_rows(spec.head_count, head, spec.plain_size, spec)
-        is_low_rank = source.has("latent.q_up.weight")
+        is_low_rank = spec.query_rank is not None
         query = source.stored("latent.q_up.weight" if is_low_rank else "latent.q.weight")
         self._query_plain, self._query_turned = pack([query.reorder(plain)]), pack([query.reorder(turned)])
         self._q_down = source.weight("latent.q_down.weight") if is_low_rank else None
-        self._q_norm = source.optional("latent.q_norm.weight")
+        self._q_norm = source.vector("latent.q_norm.weight") if is_low_rank else None
         latents, keys = _split_rows(1, spec.rank + spec.rotary.size, spec.rank, spec)
         self._kv_down = pack([source.stored("latent.kv_down.weight").reorder(np.concatenate([latents, keys]))])
         self._kv_norm = source.vector("latent.kv_norm.weight")

@@ -67,21 +67,19 @@ class GgufCheckpoint:
     def tensor(self, name: str) -> StoredTensor:
         source, rule, match = self._find(name)
         found = self._tensors[source]
-        stored = _matrix(found, int(match[1])) if _is_one_of_many(found, name) else _stored(found, found.data)
+        if rule.is_stacked:
+            found = _one_of(found, int(match[1]), self._spec.expert_count)
+        stored = _stored(found, found.data)
         stored.leave_memory()  # tensors that were read before are packed by now
         return stored if rule.change is None else rule.change(stored, match)
 
 
-def _is_one_of_many(found: Tensor, name: str) -> bool:
-    """Experts have their matrices in one tensor of three dimensions, and their biases in one of two."""
-    return len(found.shape) == 3 or (len(found.shape) == 2 and bool(re.search(r"experts\.\d+\..*bias", name)))
-
-
-def _matrix(found: Tensor, number: int) -> StoredTensor:
-    """The matrix, or the vector, at a place of the last dimension."""
-    count = found.shape[-1]
+def _one_of(found: Tensor, number: int, count: int) -> Tensor:
+    """The matrix, or the vector, of an expert: the last dimension is that of experts. Raises ValueError."""
+    if found.shape[-1] != count:
+        raise ValueError(f"it is of {found.shape[-1]} experts, expected {count}")
     size = len(found.data) // count
-    return _stored(replace(found, shape=found.shape[:-1]), found.data[number * size : (number + 1) * size])
+    return replace(found, shape=found.shape[:-1], data=found.data[number * size : (number + 1) * size])
 
 
 def _stored(found: Tensor, raw: np.ndarray) -> StoredTensor:

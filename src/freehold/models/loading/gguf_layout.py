@@ -119,6 +119,8 @@ def read_layout(path: Path) -> tuple[Mapping[str, Any], dict[str, Tensor]]:
     tensors: dict[str, Tensor] = {}
     for name, shape, kind, offset in described:
         block, size = GGML_QUANT_SIZES[kind]
+        if shape[0] % block:
+            raise ValueError(f"{path.name} is damaged: rows of {name} have {shape[0]} values, not blocks of {block}")
         end = start + offset + int(np.prod(shape)) // block * size
         if end > len(data):
             raise ValueError(f"{path.name} is damaged: it ends before tensor {name} does")

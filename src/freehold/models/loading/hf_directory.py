@@ -109,11 +109,17 @@ class HfCheckpoint:
         found = self._read(source)
         if str(found.dtype) not in _FORMATS:
             raise ValueError(f"{self.path}: {source} has the unsupported type {found.dtype}")
+        if rule.is_stacked:
+            if len(found) != self._spec.expert_count:
+                raise ValueError(f"{source} is of {len(found)} experts, expected {self._spec.expert_count}")
+            found = found[int(match[1])]
         if rule.change is not None:
             found = rule.change(found, match)
         if self._family.offset_norms and re.fullmatch(f"(layers.\\d+.)?{self._family.offset_norms}.*", name):
             found = found.float() + 1
         found = found.contiguous()
+        if found.ndim not in (1, 2):
+            raise ValueError(f"{source} has the shape {list(found.shape)}")
         rows, columns = (1, found.shape[0]) if found.ndim == 1 else tuple(found.shape)
         data = found.reshape(rows, -1).view(torch.uint8).numpy()
         return StoredTensor(_FORMATS[str(found.dtype)], rows, columns, data)

@@ -55,7 +55,16 @@ def choose_file(repository: str, files: list[str], choice: str) -> str:
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Raises ValueError for a model we can't run."""
+    """Raises ValueError for a model we can't run, ModelUnavailable for one that can't be read."""
+    try:
+        return _opened(path)
+    except ValueError:
+        raise
+    except Exception as error:  # of the file's library
+        raise ModelUnavailable(f"model: {path} can't be read: {type(error).__name__}: {error}") from error
+
+
+def _opened(path: Path) -> Checkpoint:
     if path.is_dir():
         from freehold.models.loading.hf_directory import HfCheckpoint
 
