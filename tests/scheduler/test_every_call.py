@@ -92,7 +92,7 @@ class Life:
         """As the engine's loop carries one out: errors that the caller hears of."""
         try:
             return call()
-        except (FreeholdError, ValueError, OSError) as error:
+        except FreeholdError as error:
             self.refused[name] = error
 
     def ask(self, name: str, prompt: list[int], tokens: int = 6, session: str | None = None, **fields: Any) -> None:
@@ -155,8 +155,10 @@ class Life:
         self.turns(3)
         self.scheduler.abort("gone")
         self.quiet()
-        pin = self.command("pin", lambda: self.memory.pin("p", "", np.array(SYSTEM, np.int32), self.now + 2))
-        assert pin is not None or "pin" in self.refused
+        try:
+            assert self.memory.pin("p", "", np.array(SYSTEM, np.int32), self.now + 2) is not None
+        except ValueError as error:
+            self.refused["pin"] = InvalidParameter("id", str(error))
 
     def come_back(self) -> None:
         """What was evicted is loaded, and what the host has lost is fetched."""
@@ -209,7 +211,7 @@ class Life:
     @property
     def outcomes(self) -> dict[str, tuple[Any, ...]]:
         ended = {one.id: (one.finish.kind.value, tuple(one.output.tolist())) for one in self.h.ended}
-        return {**ended, **{name: ("refused",) for name in self.refused}}
+        return {**ended, **dict.fromkeys(self.refused, ("refused",))}
 
 
 # -- faults -------------------------------------------------------------------------------------------
@@ -412,8 +414,7 @@ def test_what_breaks_in_a_move_ends_the_engine(owner, name, error):
             life = Life(POLICIES[0])
             try:
                 life.run()
-            except error as raised:
-                assert "told to fail" in str(raised)
+            except error:
                 continue
         assert len(ways) == before, f"swallowed: {ways}"
         break
