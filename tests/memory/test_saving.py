@@ -203,7 +203,8 @@ def test_a_node_that_is_evicted_waits_for_no_copy():
     assert len(bench.mover.orders) == 4, "no more at a time"
     assert len(bench.tiers.backup._waiting) == 2
     bench.evict_all()
-    assert not bench.tiers.backup._waiting
+    assert len(bench.tiers.backup._waiting) == 0
+    assert bench.tiers.backup.queued_pages == 0
 
 
 def test_prefetches_under_way_are_bounded(monkeypatch):

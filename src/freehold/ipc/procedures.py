@@ -53,7 +53,7 @@ class Procedures:
             "paused": lambda _: scheduler.paused is not None,
             "pause": lambda mode: scheduler.pause(PauseMode(mode)),
             "resume": lambda _: scheduler.resume(),
-            "update_weights": self._update_weights,
+            "update_weights": scheduler.update_weights,
             "load_adapter": adapters.load,
             "unload_adapter": adapters.unload,
         }
@@ -113,12 +113,6 @@ class Procedures:
             return self._scheduler.memory.explain(argument["page"], argument["group"])
         except ValueError as error:
             raise BadRequest(str(error), str(error).split()[0]) from error
-
-    def _update_weights(self, source: str) -> None:
-        try:
-            self._scheduler.update_weights(source)
-        except (ValueError, OSError) as error:
-            raise BadRequest(str(error), "model_path") from error
 
     def _cache(self) -> dict[str, Any]:
         """The prefix cache as a whole. The prefixes hit most, longest first among equals."""

@@ -13,7 +13,7 @@ from enum import StrEnum
 import numpy as np
 
 from freehold.config import EngineConfig
-from freehold.errors import Aborted, EngineStuck, InvalidParameter
+from freehold.errors import Aborted, BadRequest, EngineStuck, InvalidParameter
 from freehold.memory import AuditError, Memory
 from freehold.scheduler.admission import GrowthEstimate
 from freehold.scheduler.chunk_budget import ChunkBudget
@@ -147,9 +147,9 @@ class Scheduler:
     def update_weights(self, source: str) -> None:
         """Compute with other weights from the next step on. What the old ones computed is never found
         again; running requests keep their output and compute their KV anew, except those paused in place,
-        which go on with what they have. Raises what the engine raises; then the old weights stay. Raises EngineStuck
-        if loading exceeds the watchdog's timeout; then nobody knows which weights the next step has, and the cache
-        is given up all the same."""
+        which go on with what they have. Raises BadRequest if they can't be loaded; then the old weights stay. Raises
+        EngineStuck if loading exceeds the watchdog's timeout; then nobody knows which weights the next step has, and
+        the cache is given up all the same."""
         self.drain()
         loading = self._engine.load_weights(source)
         try:
@@ -157,6 +157,8 @@ class Scheduler:
         except TimeoutError:
             self._forget_weights(secrets.token_bytes())
             raise EngineStuck(f"weights were not loaded within {self.config.watchdog_timeout:g} s") from None
+        except (ValueError, OSError) as error:
+            raise BadRequest(str(error), "model_path") from error
         self._forget_weights(fingerprint)
 
     def _forget_weights(self, fingerprint: bytes) -> None:

@@ -74,11 +74,11 @@ BOUNDS = {
     "HostPages._on_device": "groups * columns",
     "HostPages._mirrors": "entries",
     "HostPages._alone": "entries",
-    "Backup._waiting": "nodes",
+    "NodesInLine._nodes": "nodes",
     "Backup._rescued": "groups + 3 * moving",
     "Loads._underway": "moving",
     "EventLog._told": "columns + entries + 2",
-    "EventLog._coming": "transfers * 256 + columns",
+    "EventLog._coming": "arriving + moving",
     "EventLog._events": "0",
 }
 
@@ -99,6 +99,7 @@ class Sizes:
     groups: int
     limbo: int
     moving: int  # device pages that transfers own
+    arriving: int  # host pages that transfers own
     nodes: int
     columns: int
     tails: int
@@ -120,6 +121,7 @@ class Sizes:
             groups=len(memory.groups),
             limbo=sum(pool.limbo_count for pool in memory.pools),
             moving=0 if tiers is None else sum(tiers.device_pages(group) for group in range(len(memory.groups))),
+            arriving=0 if tiers is None else sum(len(part) for one in tiers.transfers for part in one.host),
             nodes=sum(node.parent is not None or bool(node.children) or node.holds > 0 for node in memory.tree.nodes()),
             columns=memory.tree.page_count,
             tails=len(memory.tails),

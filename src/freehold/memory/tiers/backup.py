@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 
@@ -13,6 +12,7 @@ from freehold.memory.ledger import owner
 from freehold.memory.prefix.node import Node, PinKind
 from freehold.memory.prefix.tree import PrefixTree
 from freehold.memory.tiers.host import HostTier
+from freehold.memory.tiers.nodes_in_line import NodesInLine
 from freehold.memory.tiers.transfer import Hold, Transfer, TransferTable
 from freehold.mover import Kind, Order, Outcome
 
