@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "storage_backend": {"memory", "engine", "store", "tier_plan"},
     "assembly": {"memory", "scheduler", "models", "engine", "text", "memory_plan", "tier_plan", "events"},
     "llm": {"memory", "scheduler", "models", "engine", "text", "assembly"},
-    "ipc": {"memory", "scheduler", "models", "text", "assembly", "storage_backend"},
+    "ipc": {"memory", "scheduler", "models", "store", "text", "assembly", "storage_backend"},
     "server": {"memory", "scheduler", "models", "text", "ipc", "events", ""},
 }
 ONLY_IN_SERVER = {"fastapi", "uvicorn", "starlette", "pydantic", "orjson", "prometheus_client"}

@@ -34,6 +34,7 @@ from freehold.scheduler.request import Request
 from freehold.scheduler.results import StepOutput
 from freehold.scheduler.scheduler import Scheduler
 from freehold.storage_backend import Backend, StorageBackend
+from freehold.store.store import StoreUnavailable
 
 STATS_INTERVAL_S = 0.25
 RETRY_MS = 200  # between looks at an engine that is stuck
@@ -192,7 +193,7 @@ class EngineLoop:
             error = future.exception()
             if error is None:
                 self._send(msg.Reply(number, future.result()))
-            elif isinstance(error, Exception):
+            else:
                 self._send(msg.Reply(number, failure=msg.Failure.of(error)))
 
     def _carry_out_orders(self) -> None:
@@ -306,7 +307,7 @@ def main(address: str, options: str, parent: int) -> None:
         try:
             assembly = assemble(EngineConfig(**json.loads(options)))
         except Exception as error:
-            is_expected = isinstance(error, (FreeholdError, ValueError, OSError))
+            is_expected = isinstance(error, (FreeholdError, ValueError, OSError, StoreUnavailable))
             if not is_expected:
                 traceback.print_exc()
             words = str(error) if is_expected else f"{type(error).__name__}: {error}"

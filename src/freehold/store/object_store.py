@@ -7,13 +7,20 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from datetime import timedelta
 from typing import TypeVar
 
-from obstore.exceptions import BaseError
+from obstore.exceptions import (
+    BaseError,
+    InvalidPathError,
+    PermissionDeniedError,
+    UnauthenticatedError,
+    UnknownConfigurationKeyError,
+)
 from obstore.store import S3Store
 
 from freehold.store.entry import Damaged, decode, encode
 from freehold.store.store import Item, StoreStats, StoreUnavailable
 
 REQUESTS = 16  # at a time
+WRONG = (InvalidPathError, PermissionDeniedError, UnauthenticatedError, UnknownConfigurationKeyError)
 
 Result = TypeVar("Result")
 
@@ -36,6 +43,20 @@ class ObjectStore:
         )
         self._threads = ThreadPoolExecutor(REQUESTS, thread_name_prefix="s3")
         self._damaged = self._dropped = 0
+
+    def check(self, deadline: float) -> None:
+        """Lists the first entry: unlike a key, a bucket that is missing is an error there."""
+        listed = self._threads.submit(lambda: next(iter(self._store.list(chunk_size=1)), None))
+        if not wait((listed,), deadline).done:
+            raise StoreUnavailable(f"s3: no answer within {deadline:g} s")
+        try:
+            listed.result()
+        except (FileNotFoundError, *WRONG) as error:
+            raise ValueError(f"s3: {_first_line(error)}") from error
+        except (BaseError, OSError) as error:
+            raise StoreUnavailable(f"s3: {_first_line(error)}") from error
+        except BaseException as error:  # a panic: the address can't be put together
+            raise ValueError(f"s3: the bucket or AWS_ENDPOINT is no address: {error}") from error
 
     def contains(self, keys: Sequence[bytes], deadline: float) -> list[bool]:
         return self._each(self._has, keys, deadline)
@@ -75,10 +96,10 @@ class ObjectStore:
             future.cancel()
         if late:
             raise StoreUnavailable(f"s3: {len(late)} of {len(futures)} requests took more than {deadline:g} s")
-        try:
-            return [future.result() for future in futures]
-        except (BaseError, OSError) as error:
-            raise StoreUnavailable(f"s3: {error}") from error
+        for future in futures:
+            if (error := future.exception()) is not None:  # a panic of the library too
+                raise StoreUnavailable(f"s3: {_first_line(error)}") from error
+        return [future.result() for future in futures]
 
     def clear(self, deadline: float) -> None:
         try:
@@ -110,6 +131,11 @@ class ObjectStore:
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _first_line(error: BaseException) -> str:
+    """What the library says, without its account of the source."""
+    return str(error).partition("\n")[0]
 
 
 def _path(key: bytes) -> str:
