@@ -1,6 +1,7 @@
 """What names pages below the device: everything that their bytes depend on, and nothing else."""
 
 from dataclasses import dataclass, replace
+from queue import SimpleQueue
 
 import numpy as np
 import pytest

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from datetime import timedelta
 from typing import TypeVar
 
-from obstore.exceptions import (
-    BaseError,
-    InvalidPathError,
-    PermissionDeniedError,
-    UnauthenticatedError,
-    UnknownConfigurationKeyError,
-)
+from obstore.exceptions import BaseError
 from obstore.store import S3Store
 
 from freehold.store.entry import Damaged, decode, encode
 from freehold.store.store import Item, StoreStats, StoreUnavailable
 
 REQUESTS = 16  # at a time
-WRONG = (InvalidPathError, PermissionDeniedError, UnauthenticatedError, UnknownConfigurationKeyError)
+REFUSED = re.compile(r"status code: 40[0134]")  # a key or a bucket that the server does not know
 
 Result = TypeVar("Result")
 
@@ -51,10 +46,9 @@ class ObjectStore:
             raise StoreUnavailable(f"s3: no answer within {deadline:g} s")
         try:
             listed.result()
-        except (FileNotFoundError, *WRONG) as error:
-            raise ValueError(f"s3: {_first_line(error)}") from error
         except (BaseError, OSError) as error:
-            raise StoreUnavailable(f"s3: {_first_line(error)}") from error
+            kind = ValueError if REFUSED.search(str(error)) else StoreUnavailable
+            raise kind(f"s3: {_first_line(error)}") from error
         except BaseException as error:  # a panic: the address can't be put together
             raise ValueError(f"s3: the bucket or AWS_ENDPOINT is no address: {error}") from error
 
