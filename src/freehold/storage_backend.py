@@ -107,6 +107,7 @@ class StorageBackend:
         return {
             "hicache_storage_backend": None if backend is None else backend.kind,
             "hicache_storage_location": None if backend is None else backend.location,
+            "hicache_storage_capacity": None if backend is None else backend.capacity_bytes,
             "hicache_storage_prefetch_policy": None if backend is None else backend.prefetch_policy.value,
             "state": self._state.value,
             "error": self._error,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
 import os
 import signal
 import sys
@@ -19,20 +18,20 @@ import msgspec
 import numpy as np
 import zmq
 
-from freehold.assembly import assemble
-from freehold.config import EngineConfig
+from freehold.assembly import Assembly, assemble
 from freehold.errors import EngineStuck, FreeholdError
 from freehold.ipc import protocol as msg
 from freehold.ipc.adapter_loads import AdapterLoads, Adapters
+from freehold.ipc.engine_setup import EngineSetup
 from freehold.ipc.procedures import Procedures
 from freehold.ipc.reports import Reports, hold_seconds
-from freehold.memory import AuditError
+from freehold.memory import AuditError, BrokenInvariant
 from freehold.memory.events import CacheEvent
 from freehold.memory.tiers.counts import count_tiers
 from freehold.scheduler.parked import GrammarCompiler, Parked
 from freehold.scheduler.request import Request
 from freehold.scheduler.results import StepOutput
-from freehold.scheduler.scheduler import Scheduler
+from freehold.scheduler.scheduler import PauseMode, Scheduler
 from freehold.storage_backend import Backend, StorageBackend
 from freehold.store.store import StoreUnavailable
 
@@ -177,7 +176,9 @@ class EngineLoop:
     def _reply(self, call: msg.Call) -> None:
         try:
             value = self._procedures.start(call)
-        except (FreeholdError, AuditError) as error:
+        except BaseException as error:  # whatever a library raises, a panic included
+            if isinstance(error, (BrokenInvariant, AssertionError)) and not isinstance(error, AuditError):
+                raise
             self._send(msg.Reply(call.number, failure=msg.Failure.of(error)))
             return
         if isinstance(value, Future):
@@ -293,8 +294,18 @@ class EngineLoop:
         self._socket.send(msg.encode(report))
 
 
-def main(address: str, options: str, parent: int) -> None:
-    """`address` is the parent's socket, `options` an EngineConfig as JSON, `parent` its process id: we may
+def assembled(setup: EngineSetup) -> Assembly:
+    """An engine as an operator has left it. Raises what `assemble` and `Scheduler.update_weights` raise."""
+    assembly = assemble(setup.config)
+    if setup.weights is not None:
+        assembly.scheduler.update_weights(setup.weights)
+    if setup.paused is not None:
+        assembly.scheduler.pause(PauseMode(setup.paused))
+    return assembly
+
+
+def main(address: str, setup: str, parent: int) -> None:
+    """`address` is the parent's socket, `setup` an EngineSetup encoded, `parent` its process id: we may
     be orphans before we could ask."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the parent, which drains and says Stop
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -305,7 +316,7 @@ def main(address: str, options: str, parent: int) -> None:
         socket.setsockopt(zmq.SNDHWM, 0)
         socket.connect(address)
         try:
-            assembly = assemble(EngineConfig(**json.loads(options)))
+            assembly = assembled(EngineSetup.decode(setup))
         except Exception as error:
             is_expected = isinstance(error, (FreeholdError, ValueError, OSError, StoreUnavailable))
             if not is_expected:

@@ -11,10 +11,10 @@ import numpy as np
 
 from freehold.adapter import fingerprint_of
 from freehold.arrays import Int32
-from freehold.errors import BadRequest, InvalidParameter, NotFound
+from freehold.errors import BadRequest, FreeholdError, InvalidParameter, ModelUnavailable, NotFound
 from freehold.ipc import protocol as msg
 from freehold.ipc.adapter_loads import AdapterLoads
-from freehold.memory import Match, Namespace, PinnedPrefix, PrefetchPolicy
+from freehold.memory import BrokenInvariant, Match, Namespace, PinnedPrefix, PrefetchPolicy
 from freehold.memory.tiers.counts import describe_tiers
 from freehold.scheduler.parked import Parked
 from freehold.scheduler.request import Request
@@ -117,8 +117,12 @@ class Procedures:
     def _update_weights(self, source: str) -> None:
         try:
             self._scheduler.update_weights(source)
-        except (ValueError, OSError) as error:
-            raise BadRequest(str(error), "model_path") from error
+        except (FreeholdError, BrokenInvariant, AssertionError) as error:
+            if isinstance(error, ModelUnavailable):
+                raise BadRequest(str(error), "model_path") from error
+            raise
+        except Exception as error:  # libraries that read files have errors of their own
+            raise BadRequest(f"{source} can't be loaded: {error}", "model_path") from error
 
     def _cache(self) -> dict[str, Any]:
         """The prefix cache as a whole. The prefixes hit most, longest first among equals."""
