@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import sys
 import tempfile
 import time
@@ -54,7 +55,7 @@ class AsyncEngine:
         self._streams: dict[str, Stream] = {}  # by the engine's name of each output
         self._jobs: dict[str, dict[str, Stream]] = {}  # the same by the request id that the client knows
         self._calls: dict[int, tuple[msg.Call, asyncio.Future[msg.Reply]]] = {}
-        self._call_number = 0
+        self._call_numbers = itertools.count()
         self._tasks: list[asyncio.Task[None]] = []
         self._tokenizer: Tokenizer | None = None
         self._long_texts = asyncio.Semaphore(LONG_TEXTS)
@@ -315,15 +316,10 @@ class AsyncEngine:
     async def call(self, procedure: str, argument: Any = None) -> Any:
         """Call a procedure of the engine process (`procedures.py`) -> its result. Raises what it raises."""
         self._check_serving()
-        self._call_number += 1
-        call = msg.Call(self._call_number, procedure, argument)
+        call = msg.Call(next(self._call_numbers), procedure, argument)
         future: asyncio.Future[msg.Reply] = asyncio.get_running_loop().create_future()
         self._calls[call.number] = call, future  # until it is answered, even if the caller leaves
-        try:
-            await self._child.send(call)
-        except BaseException:
-            self._calls.pop(call.number, None)
-            raise
+        await self._child.send(call)
         while not (await asyncio.wait({future}, timeout=1.0))[0]:
             if not self.is_responsive:
                 raise EngineUnavailable("the engine does not answer")

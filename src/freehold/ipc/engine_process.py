@@ -10,7 +10,7 @@ import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -76,6 +76,7 @@ class EngineLoop:
         self._procedures = Procedures(scheduler, storage, self._parked, self._adapters)
         self._unanswered: list[tuple[int, Future[Any]]] = []  # calls that another thread works on
         self._orders: deque[msg.Call] = deque()
+        self._order: tuple[int, Generator[None, None, Any]] | None = None  # one that has begun, and takes long
         self._reports = Reports(hold_seconds(scheduler.config))
         self._stopping = False
         self._stats_due = 0.0
@@ -94,7 +95,7 @@ class EngineLoop:
         self._take_commands()
         self._answer()
         self._admit_parked()
-        self._scheduler.draining = bool(self._orders)
+        self._scheduler.draining = self._has_orders
         # Requests that wait behind a pause can still time out.
         if self._scheduler.has_work or self._scheduler.requests or self._scheduler.memory.awaits_transfers:
             self._step()
@@ -121,9 +122,13 @@ class EngineLoop:
             self._tell()
             self._socket.poll(RETRY_MS)
 
+    @property
+    def _has_orders(self) -> bool:
+        return bool(self._orders) or self._order is not None
+
     def _take_commands(self) -> None:
         """Those that have come, COMMANDS_MAX at most; while there is nothing to do, wait for one."""
-        if not self._scheduler.has_work and not self._orders:
+        if not self._scheduler.has_work and not self._has_orders:
             self._tell()
             self._rest()
         for _ in range(COMMANDS_MAX):
@@ -174,18 +179,30 @@ class EngineLoop:
             self._stopping = True
 
     def _reply(self, call: msg.Call) -> None:
+        self._conclude(call.number, lambda: self._procedures.start(call))
+
+    def _go_on(self) -> None:
+        """With the order that is under way, for a slice."""
+        if self._order is not None:
+            (number, work), self._order = self._order, None
+            self._conclude(number, lambda: _slice(work))
+
+    def _conclude(self, number: int, work: Callable[[], Any]) -> None:
+        """Answer a call with what `work` comes to, or see to it that it is answered later."""
         try:
-            value = self._procedures.start(call)
+            value = work()
         except BaseException as error:  # whatever a library raises, a panic included
             if isinstance(error, (BrokenInvariant, AssertionError)) and not isinstance(error, AuditError):
                 raise
-            self._send(msg.Reply(call.number, failure=msg.Failure.of(error)))
+            self._send(msg.Reply(number, failure=msg.Failure.of(error)))
             return
         if isinstance(value, Future):
-            self._unanswered.append((call.number, value))
+            self._unanswered.append((number, value))
             value.add_done_callback(lambda _: self._wake_up())
+        elif isinstance(value, Generator):
+            self._order = number, value
         else:
-            self._send(msg.Reply(call.number, value))
+            self._send(msg.Reply(number, value))
 
     def _answer(self) -> None:
         """The calls whose result has come from another thread."""
@@ -200,7 +217,8 @@ class EngineLoop:
     def _carry_out_orders(self) -> None:
         """In their order, once no step is in flight."""
         scheduler = self._scheduler
-        while self._orders and (scheduler.in_flight_count == 0 or scheduler.stuck is not None):
+        self._go_on()
+        while self._orders and self._order is None and (scheduler.in_flight_count == 0 or scheduler.stuck is not None):
             call = self._orders.popleft()
             if scheduler.in_flight_count == 0:
                 self._reply(call)
@@ -292,6 +310,15 @@ class EngineLoop:
         """Behind what happened before."""
         self._tell()
         self._socket.send(msg.encode(report))
+
+
+def _slice(work: Generator[None, None, Any]) -> Any:
+    """-> the result, or the generator itself if there is more to do."""
+    try:
+        next(work)
+    except StopIteration as end:
+        return end.value
+    return work
 
 
 def assembled(setup: EngineSetup) -> Assembly:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import asdict
 from typing import Any
 
@@ -59,7 +59,7 @@ class Procedures:
         }
 
     def start(self, call: msg.Call) -> Any:
-        """-> the result, or a future for it. Raises what the procedure raises."""
+        """-> the result, a future for it, or a generator that comes to it in slices. Raises what the procedure raises."""
         return self._procedures[call.procedure](call.argument)
 
     def _namespace(self, argument: dict[str, Any]) -> Namespace:
@@ -114,9 +114,9 @@ class Procedures:
         except ValueError as error:
             raise BadRequest(str(error), str(error).split()[0]) from error
 
-    def _update_weights(self, source: str) -> None:
+    def _update_weights(self, source: str) -> Generator[None, None, None]:
         try:
-            self._scheduler.update_weights(source)
+            yield from self._scheduler.updating_weights(source)
         except (FreeholdError, BrokenInvariant, AssertionError) as error:
             if isinstance(error, ModelUnavailable):
                 raise BadRequest(str(error), "model_path") from error
