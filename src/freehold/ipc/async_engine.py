@@ -201,18 +201,12 @@ class AsyncEngine:
 
     def _end_all(self, error: EngineUnavailable) -> None:
         for stream in list(self._streams.values()):
-            self._fail(stream, error)
+            stream.fail(error)
         for _, future in self._calls.values():
             if not future.done():
                 future.set_exception(error)
         self._streams.clear()
         self._calls.clear()
-
-    def _fail(self, stream: Stream, error: Exception) -> None:
-        if not stream.accepted.done():
-            stream.accepted.set_exception(error)
-        else:
-            stream.deltas.put_nowait(error)
 
     # -- generation -------------------------------------------------------------------------------------
 
@@ -279,7 +273,7 @@ class AsyncEngine:
         def fail() -> None:
             for name, stream in streams.items():
                 if self._streams.pop(name, None) is not None:
-                    self._fail(stream, TimedOut(f"timed out after {seconds:g} s"))
+                    stream.fail(TimedOut(f"timed out after {seconds:g} s"))
 
         return asyncio.get_running_loop().call_later(seconds + DEADLINE_GRACE_S, fail)
 
@@ -319,7 +313,11 @@ class AsyncEngine:
         call = msg.Call(next(self._call_numbers), procedure, argument)
         future: asyncio.Future[msg.Reply] = asyncio.get_running_loop().create_future()
         self._calls[call.number] = call, future  # until it is answered, even if the caller leaves
-        await self._child.send(call)
+        try:
+            await self._child.send(call)
+        except BaseException:
+            self._calls.pop(call.number, None)
+            raise
         while not (await asyncio.wait({future}, timeout=1.0))[0]:
             if not self.is_responsive:
                 raise EngineUnavailable("the engine does not answer")
@@ -350,7 +348,7 @@ class AsyncEngine:
                     stream.accepted.set_result(None)
             elif isinstance(report, msg.Rejected):
                 if stream := self._streams.pop(report.id, None):
-                    self._fail(stream, report.failure.error())
+                    stream.fail(report.failure.error())
             elif isinstance(report, msg.Reply):
                 self._take_reply(report)
             elif isinstance(report, msg.Ready):
