@@ -1,5 +1,6 @@
 """What an operator has set, and that an engine process which is started again has it before it serves."""
 
+import asyncio
 import contextlib
 import os
 import shutil
@@ -15,6 +16,9 @@ from tiny_models import SIZES, save_random
 from transformers import LlamaConfig
 
 from freehold.config import EngineConfig
+from freehold.errors import BadRequest
+from freehold.ipc import protocol as msg
+from freehold.ipc.async_engine import AsyncEngine
 from freehold.ipc.engine_setup import EngineSetup
 from freehold.server.child import running_server
 
@@ -45,6 +49,36 @@ def test_a_setup_follows_what_was_done():
     gone = dict.fromkeys(status, None) | {"state": "detached"}
     assert setup.after("storage", None, gone).config.hicache_storage_backend is None
     assert setup.after("resume", None, None).paused is None
+
+
+class Replying:
+    """An engine process that answers when the test says so."""
+
+    silence = 0.0
+
+    def __init__(self):
+        self.calls = asyncio.Queue()
+
+    async def send(self, command):
+        await self.calls.put(command)
+
+
+def test_what_was_done_is_known_even_if_the_caller_has_left():
+    async def run():
+        engine, child = AsyncEngine(), Replying()
+        engine.ready, engine._child = msg.Ready("m", "llama", 10, 10, 10), child
+        failing, leaving = (asyncio.create_task(engine.call("update_weights", folder)) for folder in ("/bad", "/good"))
+        bad, good = await child.calls.get(), await child.calls.get()
+        leaving.cancel()
+        await asyncio.wait({leaving})
+        engine._take_reply(msg.Reply(good.number))
+        engine._take_reply(msg.Reply(bad.number, failure=msg.Failure("BadRequest", "no", None, 400)))
+        with pytest.raises(BadRequest):
+            await failing
+        assert engine.setup.weights == "/good"
+        assert not engine._calls
+
+    asyncio.run(run())
 
 
 # -- over HTTP --------------------------------------------------------------------------------------------------------
