@@ -175,8 +175,9 @@ MUTANTS = [
         "what an operator has set is kept only if the caller stays",
         "the server",
         "ipc/async_engine.py",
-        "        if reply.failure is None:\n",
-        "        if reply.failure is None and not future.done():\n",
+        "        while not (await asyncio.wait({future}, timeout=1.0))[0]:\n",
+        "        asyncio.current_task().add_done_callback(lambda _: self._calls.pop(call.number, None))\n"
+        "        while not (await asyncio.wait({future}, timeout=1.0))[0]:\n",
     ),
     Mutant(
         "an order to a stuck engine is never answered",
