@@ -12,7 +12,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "freehold"
 # What each layer may import of freehold, besides itself. Leaves are single modules without a layer.
 LEAVES = {
     "arrays", "errors", "automaton", "stop_regex", "sampling_params", "step", "config", "conversation", "vocabulary",
-    "options", "engine_options", "mover", "prefix_keys", "constraint", "adapter",
+    "options", "engine_options", "mover", "prefix_keys", "constraint", "adapter", "slices",
 }  # fmt: skip
 MAY_IMPORT = {
     "memory": set(),
@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "storage_backend": {"memory", "engine", "store", "tier_plan"},
     "assembly": {"memory", "scheduler", "models", "engine", "text", "memory_plan", "tier_plan", "events"},
     "llm": {"memory", "scheduler", "models", "engine", "text", "assembly"},
-    "ipc": {"memory", "scheduler", "models", "text", "assembly", "storage_backend"},
+    "ipc": {"memory", "scheduler", "models", "store", "text", "assembly", "storage_backend"},
     "server": {"memory", "scheduler", "models", "text", "ipc", "events", ""},
 }
 ONLY_IN_SERVER = {"fastapi", "uvicorn", "starlette", "pydantic", "orjson", "prometheus_client"}

@@ -76,11 +76,12 @@ def assemble(config: EngineConfig, checkpoint: Checkpoint | None = None) -> Asse
         tuple(shape.page_counts), shape.page_size, shape.row_count, shape.token_limit, config.kv_cache_dtype, drafts
     )
     quantizer = None if config.quantize is None else Quantizer(TensorFormat(config.quantize.upper()))
+    store = None if tiers is None else configured_storage(config)  # a wrong setting is told before the model is loaded
     device = CpuDevice(config.num_threads, config.cpu_isa, quantizer)
     runner = Runner(config, checkpoint, kv_shape, device, tokenizer.eos_tokens)
     engine = StepThread(runner)
     engine.wait_until_warm()
-    mover = None if tiers is None else PageMover(runner.page_bytes(), tiers.page_counts, configured_storage(config))
+    mover = None if tiers is None else PageMover(runner.page_bytes(), tiers.page_counts, store)
     publisher = _publisher(config)
     memory = Memory(shape, tiers, mover, None if publisher is None else EventLog(shape.page_size))
     if tiers is not None:

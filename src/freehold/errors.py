@@ -159,7 +159,12 @@ class ModelUnavailable(BadRequest):
     """The model is not where it was looked for, or can't be read."""
 
 
-def as_freehold_error(error: Exception) -> FreeholdError:
+def as_exception(error: BaseException) -> Exception:
+    """The error itself, or one that names it: a panic of a library in Rust is a BaseException and no Exception."""
+    return error if isinstance(error, Exception) else EngineFailed(f"{type(error).__name__}: {error}")
+
+
+def as_freehold_error(error: BaseException) -> FreeholdError:
     """The error itself, or an internal one that names it."""
     if isinstance(error, FreeholdError):
         return error

@@ -13,7 +13,6 @@ from freehold.engine.page_mover import PageMover
 from freehold.errors import BadRequest
 from freehold.memory import Memory, PrefetchPolicy
 from freehold.memory.tiers.tiers import Tiers
-from freehold.store.store import StoreUnavailable
 from freehold.tier_plan import open_storage
 
 
@@ -108,6 +107,7 @@ class StorageBackend:
         return {
             "hicache_storage_backend": None if backend is None else backend.kind,
             "hicache_storage_location": None if backend is None else backend.location,
+            "hicache_storage_capacity": None if backend is None else backend.capacity_bytes,
             "hicache_storage_prefetch_policy": None if backend is None else backend.prefetch_policy.value,
             "state": self._state.value,
             "error": self._error,
@@ -124,9 +124,10 @@ class StorageBackend:
         if work is None or not work.result.done():
             return
         self._work = None
-        try:
+        error = work.result.exception()
+        if error is None:
             work.then(work.result.result())
-        except (ValueError, ImportError, OSError, StoreUnavailable) as error:
+        else:  # whatever a store's library raises
             self._error = f"{work.state.value} failed: {error}"
 
     def _check_free(self, is_attached: bool) -> None:

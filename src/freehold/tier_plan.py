@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from freehold.config import EngineConfig
@@ -14,9 +15,10 @@ from freehold.models.tensor import Checkpoint
 from freehold.prefix_keys import fingerprint
 from freehold.store.breaker import Breaker
 from freehold.store.location import open_store
-from freehold.store.store import Store
+from freehold.store.store import Store, StoreUnavailable
 
 FORMAT = 6  # of keys, of pages and of rounding; pages of another format are not found
+CHECK_S = 5.0  # for a store to answer when it is attached
 FOLDER = Path("~/.cache/freehold/kv")
 
 
@@ -69,17 +71,37 @@ def _attention(config: EngineConfig) -> str:
     return "amx" if is_amx else "vectors"
 
 
-def open_storage(kind: str, location: str | None, capacity_bytes: int) -> Store:
-    """A store of that kind, behind a breaker. Raises ValueError naming the option, or StoreUnavailable."""
+def open_storage(kind: str, location: str | None, capacity_bytes: int, must_answer: bool = True) -> Store:
+    """A store of that kind, behind a breaker, whose settings have been tried. One that does not answer is left to its
+    breaker, unless it `must_answer`. Raises ValueError naming the option, or StoreUnavailable."""
     if location is None and kind != "file":
         example = {"redis": "redis://127.0.0.1:6379/0", "s3": "s3://bucket/prefix"}[kind]
         raise ValueError(f"hicache_storage_location: say where, such as {example}")
-    return Breaker(open_store(location or str(FOLDER.expanduser()), capacity_bytes))
+    location = location or str(FOLDER.expanduser())
+    try:
+        store = open_store(location, capacity_bytes)
+        _try(store, location, must_answer)
+    except StoreUnavailable:
+        raise
+    except Exception as error:  # each library has errors of its own for a setting that it can't read
+        raise ValueError(f"hicache_storage_location: {location}: {error}") from error
+    return Breaker(store)
+
+
+def _try(store: Store, location: str, must_answer: bool) -> None:
+    try:
+        store.check(CHECK_S)
+    except Exception as error:
+        if isinstance(error, StoreUnavailable) and not must_answer:
+            print(f"freehold: {location} does not answer yet: {error}", file=sys.stderr, flush=True)
+            return
+        store.close()
+        raise
 
 
 def configured_storage(config: EngineConfig) -> Store | None:
-    """The store that a configuration asks for, if it does. Raises as `open_storage`."""
+    """The store that a configuration asks for, if it does. It need not answer yet. Raises as `open_storage`."""
     kind = config.hicache_storage_backend
     if kind is None:
         return None
-    return open_storage(kind, config.hicache_storage_location, config.hicache_storage_capacity)
+    return open_storage(kind, config.hicache_storage_location, config.hicache_storage_capacity, must_answer=False)

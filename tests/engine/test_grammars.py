@@ -380,3 +380,46 @@ def test_a_compiler_that_hangs_is_left_behind(monkeypatch):
         source.get(Constraint("start: /b/", "regex"))
     time.sleep(3.1)
     assert source.result(Constraint("start: /b/", "regex")).field == "regex"
+
+
+@pytest.mark.parametrize("method", ["compute_ff_tokens", "validate_tokens", "unsafe_compute_mask_ptr", "try_consume"])
+def test_a_matcher_that_panics_ends_its_row_and_no_other(method):
+    """What a library in Rust raises is no Exception."""
+
+    class Panicking:
+        def __init__(self, matcher):
+            self._matcher = matcher
+
+        def __getattr__(self, name):
+            if name.startswith(method):
+                raise BaseException("panicked")
+            return getattr(self._matcher, name)
+
+    compiled = grammars().result(Constraint("start: /abc*/", "regex"))
+    matchers = Matchers(2, 257, (256,))
+    for row in range(2):
+        matchers.start(RowStart(row, SamplingParams(), 0, np.zeros(1, np.int32), 1, (), 1 << 30, grammar=compiled))
+    rows, ones = np.arange(2), np.ones(2, np.int64)
+    assert not matchers.begin(work_of([(), ()])).result(10).refused
+    matchers._rows[0].matcher = Panicking(matchers._rows[0].matcher)
+    forced, counts = matchers.forced(rows, 2 * ones)
+    assert forced[1, : counts[1]].tolist() == [97, 98]
+    assert matchers.cut(rows, np.array([[97], [97]], np.int32), ones)[1] == 1
+    matchers.advance(rows, ones, np.array([97, 97], np.int32))
+    assert list(matchers.begin(work_of([(), ()])).result(10).refused) == [0]
+    assert "panicked" in matchers._rows[0].failure
+
+
+def test_a_compiler_that_panics_goes_on(monkeypatch):
+    compiling = Grammars._compile
+
+    def panic(self, constraint):
+        if "panic" in constraint.grammar:
+            raise BaseException("panicked")
+        return compiling(self, constraint)
+
+    monkeypatch.setattr(Grammars, "_compile", panic)
+    source = grammars()
+    with pytest.raises(InvalidParameter, match="panicked"):
+        source.result(Constraint("start: /panic/", "regex"))
+    assert source.result(Constraint("start: /a/", "regex")).field == "regex"

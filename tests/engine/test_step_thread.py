@@ -105,3 +105,37 @@ def test_the_next_step_is_launched_before_the_result_of_the_last_one_is_there():
     engine.shutdown()
     pending[2][1].set_result("last")
     assert results[2].result(10) == "last"
+
+
+class Panic(BaseException):
+    """What a library in Rust raises: no Exception."""
+
+
+@pytest.mark.timeout(20)
+def test_a_panic_in_a_step_ends_the_step_and_not_the_thread():
+    class Panicking(RunnerOnce):
+        def launch(self, step):
+            if not self.runs:
+                self.runs += 1
+                raise Panic("unwrapped nothing")
+            return super().launch(step)
+
+        def load_weights(self, source):
+            raise Panic("no weights")
+
+    engine = StepThread(runner := Panicking())
+    for work, words in ((engine.execute, "unwrapped nothing"), (engine.load_weights, "no weights")):
+        error = work(None).exception(10)
+        assert isinstance(error, Exception)
+        assert words in str(error)
+    assert engine.execute(None).result(10) == runner.runs == 2
+    engine.shutdown()
+
+
+@pytest.mark.timeout(20)
+def test_a_panic_of_a_device_is_an_exception():
+    engine = StepThread(device := Device())
+    result = engine.execute(0)
+    device.launched.get(timeout=10)[1].set_exception(Panic("lost"))
+    assert isinstance(result.exception(10), Exception)
+    engine.shutdown()

@@ -1,6 +1,7 @@
 """What names pages below the device: everything that their bytes depend on, and nothing else."""
 
 from dataclasses import dataclass, replace
+from queue import SimpleQueue
 
 import numpy as np
 import pytest
@@ -192,3 +193,24 @@ def test_what_breaks_while_copying_is_reported():
     mover.shutdown()
     assert outcomes[0].whole[0].tolist() == [False, False]
     assert "the device is gone" in outcomes[0].error
+
+
+class Panicking:
+    """A store whose library panics: what it raises is no Exception."""
+
+    def get(self, keys, deadline):
+        raise BaseException("panicked")
+
+    put = contains = get
+
+    def close(self): ...
+
+
+@pytest.mark.parametrize("kind", [Kind.FETCH, Kind.PROBE, Kind.STORE])
+def test_an_order_ends_even_in_a_panic(kind):
+    mover, outcomes = PageMover([Page()], [4], Panicking()), SimpleQueue()
+    mover.begin(Order(1, kind, [np.array([1], np.int32)], keys=[[b"1"]]), outcomes.put)
+    outcome = outcomes.get(timeout=10)
+    mover.shutdown()
+    assert outcome.whole[0].tolist() == [False]
+    assert "panicked" in outcome.error

@@ -123,9 +123,9 @@ MUTANTS = [
     Mutant(
         "an engine that is started again lacks its adapters",
         MIXED,
-        "ipc/async_engine.py",
-        "        self._serve_adapters({**self.config.adapter_paths, name: path})\n",
-        "        self._serve_adapters({name: path})\n",
+        "ipc/engine_setup.py",
+        '{**self.config.adapter_paths, argument["name"]: argument["path"]}',
+        '{argument["name"]: argument["path"]}',
     ),
     Mutant(
         "an adapter that was named apart is ignored",

@@ -116,8 +116,8 @@ MUTANTS = [
         "guesses are drafted that a grammar forbids",
         "time is wasted",
         "engine/grammar/matchers.py",
-        "                legal[i] = matcher.validate_tokens(drafts[i, : counts[i]].tolist())\n",
-        "                pass\n",
+        "                    legal[i] = row.matcher.validate_tokens(drafts[i, : counts[i]].tolist())\n",
+        "                    pass\n",
     ),
     Mutant(
         "what a grammar forces is not drafted",

@@ -100,8 +100,8 @@ MUTANTS = [
         "a pause does not stop the submission of steps",
         "a transition of the request",
         "scheduler/scheduler.py",
-        "if self.paused is not None or self.draining or",
-        "if self.draining or",
+        "is_held = self.paused is not None or self.draining or",
+        "is_held = self.draining or",
     ),
     Mutant(
         "a timeout is never looked at",
@@ -395,8 +395,8 @@ MUTANTS = [
         "draining goes on submitting",
         "a transition of the request",
         "scheduler/scheduler.py",
-        "if self.paused is not None or self.draining or",
-        "if self.paused is not None or",
+        "is_held = self.paused is not None or self.draining or",
+        "is_held = self.paused is not None or",
     ),
     Mutant(
         "whoever calls becomes the thread that moves pages",

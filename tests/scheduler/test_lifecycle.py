@@ -1,6 +1,7 @@
 """Timeouts, preemption, pauses and new weights; and the table of states itself."""
 
 import itertools
+from concurrent.futures import Future
 
 import pytest
 
@@ -168,6 +169,23 @@ def test_new_weights_retract_and_forget():
     again = h.submit(list(range(40)), greedy(1))
     h.run()
     assert again.cached_tokens == 36, "what the new weights computed is found"
+
+
+def test_while_weights_are_loaded_nothing_is_computed(monkeypatch):
+    h, weights = harness(), Future()
+    monkeypatch.setattr(h.engine, "load_weights", lambda source: weights)
+    monkeypatch.setattr("freehold.scheduler.scheduler.RESULT_WAIT_S", 0.0)
+    request = h.submit(list(range(8)), greedy(4))
+    update = h.scheduler.updating_weights("other")
+    next(update)
+    for _ in range(3):
+        h.step()
+        next(update)
+    assert h.memory.epochs.submitted == 0
+    weights.set_result(b"other")
+    assert next(update, "ended") == "ended"
+    h.run()
+    assert len(request.output) == 4
 
 
 def test_a_story_of_seconds_and_misses():

@@ -13,7 +13,7 @@ from freehold.constraint import Constraint
 from freehold.errors import InvalidParameter
 from freehold.ipc import protocol as msg
 from freehold.ipc.engine_process import TRANSFER_POLL_MS, EngineLoop
-from freehold.memory import WritePolicy
+from freehold.memory import OwnershipError, WritePolicy
 from freehold.memory.audit import NODES_AT_ONCE
 from freehold.sampling_params import SamplingParams
 from freehold.simulation.assembly import SimulatedTiers, assemble
@@ -320,3 +320,89 @@ def test_what_is_held_back_comes_before_an_answer_and_before_rest(monkeypatch):
     client.loop._tell()
     assert sum(len(one.tokens) for one in client.reports(0) if isinstance(one, msg.Progress)) > 0
     assert before < 300
+
+
+# -- orders that take long, and those that fail -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def loading(client, monkeypatch):
+    """-> a client, and the future of weights that its engine is asked to load."""
+    weights = Future()
+    monkeypatch.setattr(client.engine, "load_weights", lambda source: weights)
+    monkeypatch.setattr("freehold.scheduler.scheduler.RESULT_WAIT_S", 0.0)
+    return client, weights
+
+
+def test_while_weights_are_loaded_nothing_is_computed_and_everybody_is_heard(loading, monkeypatch):
+    client, weights = loading
+    monkeypatch.setattr("freehold.ipc.engine_process.HEARTBEAT_S", 0.0)
+    client.submit("a")
+    client.reports(6)
+    client.send(msg.Call(1, "update_weights", "other"))
+    client.submit("b", timeout=5.0)
+    client.send(msg.Call(2, "flush"))
+    client.send(msg.Call(3, "idle"))
+    assert [answer.number for answer in client.answers(5)] == [3]
+    steps = client.memory.epochs.submitted
+    beats = [report for report in client.reports(5) if isinstance(report, msg.Progress) and report.stats is not None]
+    assert len(beats) >= 5, "a sign of life in each turn"
+    client.now = 6.0
+    assert "b" in client.ended(3), "its time is up"
+    assert client.memory.epochs.submitted == steps, "nothing is computed with weights that are half there"
+    assert beats[-1].stats.unwell is None
+    client.now = 1000.0
+    client.reports(2)
+    assert "weights to be loaded from other" in client.scheduler.stuck
+    weights.set_result(b"new")
+    assert [(answer.number, answer.failure) for answer in client.answers(4)] == [(1, None), (2, None)]
+    assert client.scheduler.stuck is None
+    assert client.memory.tree.weights != 0
+    assert "a" in client.ended(80)
+
+
+class Panic(BaseException):
+    """What a library in Rust raises: no Exception."""
+
+
+@pytest.mark.parametrize("error", [RuntimeError("a header"), Panic("a header"), MemoryError("a header")])
+def test_what_a_library_raises_answers_the_call_and_ends_nothing(loading, error, monkeypatch):
+    client, weights = loading
+    before = client.memory.tree.weights
+    client.send(msg.Call(1, "update_weights", "half"))
+    assert not client.answers(3)
+    weights.set_exception(error)
+    (answer,) = client.answers(3)
+    assert "a header" in answer.failure.message
+    assert client.memory.tree.weights == before
+
+    def fail(_):
+        raise error
+
+    monkeypatch.setitem(client.loop._procedures._procedures, "cache", fail)
+    client.send(msg.Call(2, "cache"))
+    (answer,) = client.answers(2)
+    assert "a header" in answer.failure.message
+    client.submit("a", max_tokens=2)
+    assert client.ended(8) == ["a"]
+
+
+@pytest.mark.parametrize("error", [OwnershipError("page 3"), AssertionError("page 3")])
+def test_a_broken_invariant_in_a_procedure_ends_the_engine(client, error, monkeypatch):
+    def fail(_):
+        raise error
+
+    monkeypatch.setitem(client.loop._procedures._procedures, "flush", fail)
+    client.send(msg.Call(1, "flush"))
+    with pytest.raises(type(error), match="page 3"):
+        client.reports(3)
+
+
+def test_a_thread_that_panics_answers_the_call(client, monkeypatch):
+    future = Future()
+    monkeypatch.setitem(client.loop._procedures._procedures, "load_adapter", lambda _: future)
+    client.send(msg.Call(1, "load_adapter", {}))
+    assert not client.answers(2)
+    future.set_exception(Panic("a header"))
+    (answer,) = client.answers(2)
+    assert "a header" in answer.failure.message

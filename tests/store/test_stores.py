@@ -24,6 +24,7 @@ from freehold.store.location import open_store
 from freehold.store.object_store import ObjectStore
 from freehold.store.redis_store import PREFIX, RedisStore
 from freehold.store.store import Item, StoreStats, StoreUnavailable
+from freehold.tier_plan import open_storage
 
 SECOND = 1.0
 MANY = 1 << 40
@@ -369,3 +370,54 @@ def test_libraries_of_stores_that_are_not_used_are_not_imported():
     code = "import sys, freehold.store.location, freehold.store.disk; print({'redis', 'obstore'} & set(sys.modules))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "set()"
+
+
+# -- settings ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("location", "endpoint"),
+    [
+        ("s3://my bucket/kv", "http://127.0.0.1:9"),
+        ("s3://bucket/kv", "127.0.0.1:9000"),
+        ("s3://bucket/kv", "http://127.0.0.1:9999999"),
+        ("s3://bucket/kv", "http://two words:9000"),
+    ],
+)
+def test_an_address_that_can_not_be_is_said_when_a_store_is_opened(location, endpoint, monkeypatch):
+    """The library panics in each request: what it raises is no Exception."""
+    credentials = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1"}
+    for name, value in {**credentials, "AWS_ENDPOINT": endpoint}.items():
+        monkeypatch.setitem(os.environ, name, value)
+    with pytest.raises(ValueError, match=r"hicache_storage_location: s3://.*AWS_ENDPOINT"):
+        open_storage("s3", location, MANY, must_answer=False)
+    store = open_store(location)
+    for call in (lambda: store.contains([item(1).key], SECOND), lambda: store.put([item(1)], SECOND)):
+        with pytest.raises(StoreUnavailable):
+            call()
+    store.close()
+
+
+def test_a_bucket_that_is_not_there_is_said_when_a_store_is_opened(s3_server):
+    open_storage("s3", "s3://bucket/kv", MANY).close()
+    with pytest.raises(ValueError, match="hicache_storage_location: s3://none/kv"):
+        open_storage("s3", "s3://none/kv", MANY)
+
+
+@pytest.mark.parametrize("place", ["127.0.0.1:{port}/99999", ":secret@127.0.0.1:{port}/0", "127.0.0.1:port/0"])
+def test_a_redis_that_refuses_is_said_when_a_store_is_opened(redis_server, place):
+    location = f"redis://{place.format(port=redis_server.port)}"
+    with pytest.raises(ValueError, match=f"hicache_storage_location: {location}"):
+        open_storage("redis", location, MANY, must_answer=False)
+
+
+@pytest.mark.parametrize("location", ["redis://127.0.0.1:9/0", "s3://bucket/kv"])
+def test_a_store_that_does_not_answer_may_come_later(location, monkeypatch, capfd):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION"):
+        monkeypatch.setitem(os.environ, name, "test")
+    monkeypatch.setitem(os.environ, "AWS_ENDPOINT", "http://127.0.0.1:9")
+    kind = location.partition(":")[0]
+    with pytest.raises(StoreUnavailable):
+        open_storage(kind, location, MANY)
+    open_storage(kind, location, MANY, must_answer=False).close()
+    assert f"{location} does not answer yet" in capfd.readouterr().err

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Protocol
 
+from freehold.errors import as_exception
 from freehold.step import Step, StepResult
 
 
@@ -69,8 +70,8 @@ class StepThread:
             launch, result = item
             try:
                 pending = launch()
-            except Exception as error:
-                result.set_exception(error)
+            except BaseException as error:  # whatever it is, the next step comes
+                result.set_exception(as_exception(error))
             else:
                 pending.add_done_callback(lambda done, result=result: _pass_on(done, result))
 
@@ -85,6 +86,6 @@ def completed(value: Any) -> Future[Any]:
 def _pass_on(done: Future[Any], result: Future[Any]) -> None:
     """Called by the thread that completed `done`, or at once if it was complete."""
     if (error := done.exception()) is not None:
-        result.set_exception(error)
+        result.set_exception(as_exception(error))
     else:
         result.set_result(done.result())

@@ -62,7 +62,7 @@ class PageMover:
         before = time.perf_counter()
         try:
             whole, error = move(order), None
-        except Exception as failure:
+        except BaseException as failure:  # an order ends, whatever it meets
             whole, error = _all(order, False), f"{type(failure).__name__}: {failure}"
         report(Outcome(order.number, whole, time.perf_counter() - before, error))
         self._reported.set()

@@ -43,10 +43,10 @@ class PlacedModel:
         return self._decoder.spec
 
     def load(self, checkpoint: Checkpoint) -> None:
-        """Compute with other weights of the same shape from now on."""
-        self._decoder: Decoder[Any, Any, Any] = Decoder(checkpoint, self._backend, self._layouts)
-        self._forward = self._backend.recorder(self._decoder.forward)
-        self._logits = self._backend.row_recorder(self._decoder.logits)
+        """Compute with other weights of the same shape from now on. Whatever is raised, the old ones stay."""
+        decoder: Decoder[Any, Any, Any] = Decoder(checkpoint, self._backend, self._layouts)
+        forward, logits = self._backend.recorder(decoder.forward), self._backend.row_recorder(decoder.logits)
+        self._decoder, self._forward, self._logits = decoder, forward, logits
 
     @property
     def adaptable(self) -> Mapping[str, tuple[int, int]]:

@@ -98,8 +98,9 @@ class Runner:
         checkpoint = open_checkpoint(resolve_model(source))
         if checkpoint.spec != self._model.spec:
             raise ValueError(f"model_path: {source} is another kind of model")
+        found = content_fingerprint(checkpoint.path) if self._config.enable_hierarchical_cache else b""
         self._model.load(checkpoint)
-        return content_fingerprint(checkpoint.path) if self._config.enable_hierarchical_cache else b""
+        return found
 
     def page_bytes(self) -> list[PageBytes]:
         """How pages of each cache group are copied, a draft model's last."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
+import itertools
 import sys
 import tempfile
 import time
@@ -21,6 +21,7 @@ from freehold.engine_options import EngineOptions
 from freehold.errors import EngineUnavailable, InvalidParameter, TimedOut
 from freehold.ipc import protocol as msg
 from freehold.ipc.child import EngineChild
+from freehold.ipc.engine_setup import EngineSetup
 from freehold.ipc.restarts import Restarts
 from freehold.ipc.streams import Delta, Stream
 from freehold.models.loading.resolve import open_checkpoint, resolve_model
@@ -44,7 +45,7 @@ class AsyncEngine:
     """
 
     def __init__(self, model: str | None = None, *, max_restarts: int = 0, **options: Unpack[EngineOptions]) -> None:
-        self.config = EngineConfig(model=model, **options)
+        self.setup = EngineSetup(EngineConfig(model=model, **options))
         self._restarts = Restarts(max_restarts)
         self.ready: msg.Ready | None = None
         self._has_served = False  # one that never has is not started again: it would not do better
@@ -53,11 +54,16 @@ class AsyncEngine:
         self.draining = False
         self._streams: dict[str, Stream] = {}  # by the engine's name of each output
         self._jobs: dict[str, dict[str, Stream]] = {}  # the same by the request id that the client knows
-        self._calls: dict[int, asyncio.Future[Any]] = {}
-        self._call_number = 0
+        self._calls: dict[int, tuple[msg.Call, asyncio.Future[msg.Reply]]] = {}
+        self._call_numbers = itertools.count()
         self._tasks: list[asyncio.Task[None]] = []
         self._tokenizer: Tokenizer | None = None
         self._long_texts = asyncio.Semaphore(LONG_TEXTS)
+
+    @property
+    def config(self) -> EngineConfig:
+        """With the adapters and the storage that there are now."""
+        return self.setup.config
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -116,7 +122,7 @@ class AsyncEngine:
 
     async def _spawn(self) -> None:
         address = f"ipc://{self._folder.name}/engine-{self.restarts}"
-        self._child = await EngineChild.spawn(self._context, address, self.config)
+        self._child = await EngineChild.spawn(self._context, address, self.setup)
         self._listening = asyncio.create_task(self._listen(self._child))
 
     def _load_tokenizer(self) -> Tokenizer:
@@ -195,18 +201,12 @@ class AsyncEngine:
 
     def _end_all(self, error: EngineUnavailable) -> None:
         for stream in list(self._streams.values()):
-            self._fail(stream, error)
-        for future in self._calls.values():
+            stream.fail(error)
+        for _, future in self._calls.values():
             if not future.done():
                 future.set_exception(error)
         self._streams.clear()
         self._calls.clear()
-
-    def _fail(self, stream: Stream, error: Exception) -> None:
-        if not stream.accepted.done():
-            stream.accepted.set_exception(error)
-        else:
-            stream.deltas.put_nowait(error)
 
     # -- generation -------------------------------------------------------------------------------------
 
@@ -273,7 +273,7 @@ class AsyncEngine:
         def fail() -> None:
             for name, stream in streams.items():
                 if self._streams.pop(name, None) is not None:
-                    self._fail(stream, TimedOut(f"timed out after {seconds:g} s"))
+                    stream.fail(TimedOut(f"timed out after {seconds:g} s"))
 
         return asyncio.get_running_loop().call_later(seconds + DEADLINE_GRACE_S, fail)
 
@@ -310,17 +310,18 @@ class AsyncEngine:
     async def call(self, procedure: str, argument: Any = None) -> Any:
         """Call a procedure of the engine process (`procedures.py`) -> its result. Raises what it raises."""
         self._check_serving()
-        self._call_number += 1
-        number = self._call_number
-        future = self._calls[number] = asyncio.get_running_loop().create_future()
+        call = msg.Call(next(self._call_numbers), procedure, argument)
+        future: asyncio.Future[msg.Reply] = asyncio.get_running_loop().create_future()
+        self._calls[call.number] = call, future  # until it is answered, even if the caller leaves
         try:
-            await self._child.send(msg.Call(number, procedure, argument))
-            while not (await asyncio.wait({future}, timeout=1.0))[0]:
-                if not self.is_responsive:
-                    raise EngineUnavailable("the engine does not answer")
-        finally:
-            self._calls.pop(number, None)
-        reply: msg.Reply = await future
+            await self._child.send(call)
+        except BaseException:
+            self._calls.pop(call.number, None)
+            raise
+        while not (await asyncio.wait({future}, timeout=1.0))[0]:
+            if not self.is_responsive:
+                raise EngineUnavailable("the engine does not answer")
+        reply = await future
         if reply.failure is not None:
             raise reply.failure.error()
         return reply.value
@@ -330,16 +331,10 @@ class AsyncEngine:
         if not name or "=" in name:
             raise InvalidParameter("lora_name", "must be a name without =")
         await self.call("load_adapter", {"name": name, "path": path})
-        self._serve_adapters({**self.config.adapter_paths, name: path})
 
     async def unload_adapter(self, name: str) -> None:
         """Requests that began with it finish with it. Raises NotFound."""
         await self.call("unload_adapter", name)
-        self._serve_adapters({known: path for known, path in self.config.adapter_paths.items() if known != name})
-
-    def _serve_adapters(self, paths: Mapping[str, str]) -> None:
-        modules = tuple(f"{name}={path}" for name, path in paths.items())
-        self.config = dataclasses.replace(self.config, lora_modules=modules, enable_lora=True)
 
     # -- reports ----------------------------------------------------------------------------------------
 
@@ -353,10 +348,9 @@ class AsyncEngine:
                     stream.accepted.set_result(None)
             elif isinstance(report, msg.Rejected):
                 if stream := self._streams.pop(report.id, None):
-                    self._fail(stream, report.failure.error())
+                    stream.fail(report.failure.error())
             elif isinstance(report, msg.Reply):
-                if (future := self._calls.pop(report.number, None)) and not future.done():
-                    future.set_result(report)
+                self._take_reply(report)
             elif isinstance(report, msg.Ready):
                 self.ready = report
                 self._has_served = True
@@ -364,6 +358,16 @@ class AsyncEngine:
                 print(f"freehold: the engine did not start: {report.message}", file=sys.stderr, flush=True)
             else:
                 self.failure = report.message
+
+    def _take_reply(self, reply: msg.Reply) -> None:
+        """What was done is part of the setup from now on, whether the caller still waits for it or not."""
+        if reply.number not in self._calls:
+            return
+        call, future = self._calls.pop(reply.number)
+        if reply.failure is None:
+            self.setup = self.setup.after(call.procedure, call.argument, reply.value)
+        if not future.done():
+            future.set_result(reply)
 
     def _take_progress(self, progress: msg.Progress) -> None:
         if progress.stats is not None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
-import json
 import os
 import signal
 import sys
@@ -14,9 +12,9 @@ import time
 import zmq
 import zmq.asyncio
 
-from freehold.config import EngineConfig
 from freehold.errors import EngineUnavailable, InvalidParameter
 from freehold.ipc import protocol as msg
+from freehold.ipc.engine_setup import EngineSetup
 
 STOP_TIMEOUT_S = 10.0
 
@@ -30,13 +28,12 @@ class EngineChild:
         self.heard = time.monotonic()  # when it last gave a sign of life
 
     @classmethod
-    async def spawn(cls, context: zmq.asyncio.Context, address: str, config: EngineConfig) -> EngineChild:
+    async def spawn(cls, context: zmq.asyncio.Context, address: str, setup: EngineSetup) -> EngineChild:
         socket = context.socket(zmq.PAIR)
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.SNDHWM, 0)
         socket.bind(address)
-        options = json.dumps(dataclasses.asdict(config))
-        command = [sys.executable, "-m", "freehold.ipc.engine_process", address, options, str(os.getpid())]
+        command = [sys.executable, "-m", "freehold.ipc.engine_process", address, setup.encode(), str(os.getpid())]
         process = await asyncio.create_subprocess_exec(*command, start_new_session=True)
         return cls(socket, process)
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
 import os
 import signal
 import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -19,21 +18,22 @@ import msgspec
 import numpy as np
 import zmq
 
-from freehold.assembly import assemble
-from freehold.config import EngineConfig
+from freehold.assembly import Assembly, assemble
 from freehold.errors import EngineStuck, FreeholdError
 from freehold.ipc import protocol as msg
 from freehold.ipc.adapter_loads import AdapterLoads, Adapters
+from freehold.ipc.engine_setup import EngineSetup
 from freehold.ipc.procedures import Procedures
 from freehold.ipc.reports import Reports, hold_seconds
-from freehold.memory import AuditError
+from freehold.memory import AuditError, BrokenInvariant
 from freehold.memory.events import CacheEvent
 from freehold.memory.tiers.counts import count_tiers
 from freehold.scheduler.parked import GrammarCompiler, Parked
 from freehold.scheduler.request import Request
 from freehold.scheduler.results import StepOutput
-from freehold.scheduler.scheduler import Scheduler
+from freehold.scheduler.scheduler import PauseMode, Scheduler
 from freehold.storage_backend import Backend, StorageBackend
+from freehold.store.store import StoreUnavailable
 
 STATS_INTERVAL_S = 0.25
 RETRY_MS = 200  # between looks at an engine that is stuck
@@ -76,6 +76,7 @@ class EngineLoop:
         self._procedures = Procedures(scheduler, storage, self._parked, self._adapters)
         self._unanswered: list[tuple[int, Future[Any]]] = []  # calls that another thread works on
         self._orders: deque[msg.Call] = deque()
+        self._order: tuple[int, Generator[None, None, Any]] | None = None  # one that has begun, and takes long
         self._reports = Reports(hold_seconds(scheduler.config))
         self._stopping = False
         self._stats_due = 0.0
@@ -121,9 +122,13 @@ class EngineLoop:
             self._tell()
             self._socket.poll(RETRY_MS)
 
+    @property
+    def _has_orders(self) -> bool:
+        return bool(self._orders) or self._order is not None
+
     def _take_commands(self) -> None:
         """Those that have come, COMMANDS_MAX at most; while there is nothing to do, wait for one."""
-        if not self._scheduler.has_work and not self._orders:
+        if not self._scheduler.has_work and not self._has_orders:
             self._tell()
             self._rest()
         for _ in range(COMMANDS_MAX):
@@ -174,16 +179,30 @@ class EngineLoop:
             self._stopping = True
 
     def _reply(self, call: msg.Call) -> None:
+        self._conclude(call.number, lambda: self._procedures.start(call))
+
+    def _go_on(self) -> None:
+        """With the order that is under way, for a slice."""
+        if self._order is not None:
+            (number, work), self._order = self._order, None
+            self._conclude(number, lambda: _slice(work))
+
+    def _conclude(self, number: int, work: Callable[[], Any]) -> None:
+        """Answer a call with what `work` comes to, or see to it that it is answered later."""
         try:
-            value = self._procedures.start(call)
-        except (FreeholdError, AuditError) as error:
-            self._send(msg.Reply(call.number, failure=msg.Failure.of(error)))
+            value = work()
+        except BaseException as error:  # whatever a library raises, a panic included
+            if isinstance(error, (BrokenInvariant, AssertionError)) and not isinstance(error, AuditError):
+                raise
+            self._send(msg.Reply(number, failure=msg.Failure.of(error)))
             return
         if isinstance(value, Future):
-            self._unanswered.append((call.number, value))
+            self._unanswered.append((number, value))
             value.add_done_callback(lambda _: self._wake_up())
+        elif isinstance(value, Generator):
+            self._order = number, value
         else:
-            self._send(msg.Reply(call.number, value))
+            self._send(msg.Reply(number, value))
 
     def _answer(self) -> None:
         """The calls whose result has come from another thread."""
@@ -192,13 +211,14 @@ class EngineLoop:
             error = future.exception()
             if error is None:
                 self._send(msg.Reply(number, future.result()))
-            elif isinstance(error, Exception):
+            else:
                 self._send(msg.Reply(number, failure=msg.Failure.of(error)))
 
     def _carry_out_orders(self) -> None:
         """In their order, once no step is in flight."""
         scheduler = self._scheduler
-        while self._orders and (scheduler.in_flight_count == 0 or scheduler.stuck is not None):
+        self._go_on()
+        while self._orders and self._order is None and (scheduler.in_flight_count == 0 or scheduler.stuck is not None):
             call = self._orders.popleft()
             if scheduler.in_flight_count == 0:
                 self._reply(call)
@@ -292,8 +312,27 @@ class EngineLoop:
         self._socket.send(msg.encode(report))
 
 
-def main(address: str, options: str, parent: int) -> None:
-    """`address` is the parent's socket, `options` an EngineConfig as JSON, `parent` its process id: we may
+def _slice(work: Generator[None, None, Any]) -> Any:
+    """-> the result, or the generator itself if there is more to do."""
+    try:
+        next(work)
+    except StopIteration as end:
+        return end.value
+    return work
+
+
+def assembled(setup: EngineSetup) -> Assembly:
+    """An engine as an operator has left it. Raises what `assemble` and `Scheduler.update_weights` raise."""
+    assembly = assemble(setup.config)
+    if setup.weights is not None:
+        assembly.scheduler.update_weights(setup.weights)
+    if setup.paused is not None:
+        assembly.scheduler.pause(PauseMode(setup.paused))
+    return assembly
+
+
+def main(address: str, setup: str, parent: int) -> None:
+    """`address` is the parent's socket, `setup` an EngineSetup encoded, `parent` its process id: we may
     be orphans before we could ask."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the parent, which drains and says Stop
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -304,9 +343,9 @@ def main(address: str, options: str, parent: int) -> None:
         socket.setsockopt(zmq.SNDHWM, 0)
         socket.connect(address)
         try:
-            assembly = assemble(EngineConfig(**json.loads(options)))
+            assembly = assembled(EngineSetup.decode(setup))
         except Exception as error:
-            is_expected = isinstance(error, (FreeholdError, ValueError, OSError))
+            is_expected = isinstance(error, (FreeholdError, ValueError, OSError, StoreUnavailable))
             if not is_expected:
                 traceback.print_exc()
             words = str(error) if is_expected else f"{type(error).__name__}: {error}"

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from freehold.errors import QueueFull
-from freehold.memory import AuditError
 
 SHARE_S = 0.0005  # of each iteration, for all jobs together
 JOBS_MAX = 64

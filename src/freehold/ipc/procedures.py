@@ -59,7 +59,7 @@ class Procedures:
         }
 
     def start(self, call: msg.Call) -> Any:
-        """-> the result, or a future for it. Raises what the procedure raises."""
+        """-> the result, a future for it, or a generator that comes to it in slices. Raises what that raises."""
         return self._procedures[call.procedure](call.argument)
 
     def _namespace(self, argument: dict[str, Any]) -> Namespace:

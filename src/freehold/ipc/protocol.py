@@ -100,7 +100,7 @@ class Failure(msgspec.Struct):
     status: int
 
     @classmethod
-    def of(cls, error: Exception) -> Failure:
+    def of(cls, error: BaseException) -> Failure:
         known = as_freehold_error(error)
         return cls(type(known).__name__, known.message, known.field, known.status)
 

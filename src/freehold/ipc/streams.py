@@ -52,6 +52,13 @@ class Stream:
     _kept: Delta | None = None
     _has_sent: bool = False
 
+    def fail(self, error: Exception) -> None:
+        """Whoever waits for it meets the error."""
+        if not self.accepted.done():
+            self.accepted.set_exception(error)
+        else:
+            self.deltas.put_nowait(error)
+
     def take(self, delta: Delta) -> None:
         """Send news, or keep them until there are enough."""
         if self._kept is not None:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
 
 from freehold.config import EngineConfig
-from freehold.errors import Aborted, BadRequest, EngineStuck, InvalidParameter
-from freehold.memory import AuditError, Memory
+from freehold.errors import Aborted, BadRequest, EngineStuck, FreeholdError, InvalidParameter
+from freehold.memory import AuditError, BrokenInvariant, Memory
 from freehold.scheduler.admission import GrowthEstimate
 from freehold.scheduler.chunk_budget import ChunkBudget
 from freehold.scheduler.lifecycle import Lifecycle, Timeouts
@@ -28,6 +27,7 @@ from freehold.scheduler.shares import Shares
 from freehold.scheduler.speculation import DraftBudget
 from freehold.scheduler.states import Event, RequestState
 from freehold.scheduler.step_time import StepTime
+from freehold.slices import finished
 from freehold.step import DraftCost, Engine, Step, StepResult, StepTiming
 from freehold.vocabulary import Vocabulary
 
@@ -90,6 +90,7 @@ class Scheduler:
         self.paused: PauseMode | None = None
         self.draining = False  # submit nothing, so that the steps in flight become the last ones
         self.stuck: str | None = None  # what the engine has been waiting for too long
+        self._weights_source: str | None = None  # of weights that are being loaded
         self._engine = engine
         drafts = None if draft_cost is None else DraftBudget(draft_cost, memory.shape.row_count)
         target = None if config.target_itl_ms is None else config.target_itl_ms / 1000
@@ -145,21 +146,26 @@ class Scheduler:
         self.paused = None
 
     def update_weights(self, source: str) -> None:
+        """As `updating_weights`, until it is done."""
+        finished(self.updating_weights(source))
+
+    def updating_weights(self, source: str) -> Generator[None, None, None]:
         """Compute with other weights from the next step on. What the old ones computed is never found
         again; running requests keep their output and compute their KV anew, except those paused in place,
-        which go on with what they have. Raises BadRequest if they can't be loaded; then the old weights stay. Raises
-        EngineStuck if loading exceeds the watchdog's timeout; then nobody knows which weights the next step has, and
-        the cache is given up all the same."""
+        which go on with what they have. Raises BadRequest if they can't be loaded; then the old weights stay.
+
+        Loading can't be called off, so it has no timeout: nothing is computed before it ends. It yields every
+        RESULT_WAIT_S; `step` may be called then, and `stuck` says if it takes longer than the watchdog allows. Raises
+        EngineStuck if the steps in flight never end."""
         self.drain()
         loading = self._engine.load_weights(source)
+        self._weights_source, self._progress_at = source, self.lifecycle.clock()
         try:
-            fingerprint = loading.result(self.config.watchdog_timeout)
-        except TimeoutError:
-            self._forget_weights(secrets.token_bytes())
-            raise EngineStuck(f"weights were not loaded within {self.config.watchdog_timeout:g} s") from None
-        except (ValueError, OSError) as error:
-            raise BadRequest(str(error), "model_path") from error
-        self._forget_weights(fingerprint)
+            while not wait((loading,), RESULT_WAIT_S).done:
+                yield
+        finally:
+            self._weights_source = None
+        self._forget_weights(_loaded(loading, source))
 
     def _forget_weights(self, fingerprint: bytes) -> None:
         """What computes now is the weights with this fingerprint."""
@@ -202,6 +208,8 @@ class Scheduler:
 
     def waits_for(self) -> str:
         """What an engine without progress is waiting for."""
+        if self._weights_source is not None:
+            return f"weights to be loaded from {self._weights_source}"
         if self.paused is not None:
             return f"generation to be continued (paused, mode {self.paused})"
         if self._in_flight:
@@ -238,7 +246,8 @@ class Scheduler:
         return self._take_output()
 
     def _submit(self) -> bool:
-        if self.paused is not None or self.draining or len(self._in_flight) >= self._depth:
+        is_held = self.paused is not None or self.draining or self._weights_source is not None
+        if is_held or len(self._in_flight) >= self._depth:
             return False
         plan = self._planner.plan(len(self._in_flight))
         if isinstance(plan, Step):
@@ -250,7 +259,7 @@ class Scheduler:
     def _why_stuck(self, is_submitted: bool) -> str | None:
         """What requests wait for if a step takes longer than the watchdog allows, or if nothing is computed and
         nothing has changed for many iterations. A later call may find it gone."""
-        if self._in_flight:
+        if self._in_flight or self._weights_source is not None:
             self._idle_iterations = 0
             limit = self.config.watchdog_timeout
             is_late = self.lifecycle.clock() - self._progress_at > limit
@@ -316,3 +325,15 @@ class Scheduler:
         interval = self.config.audit_interval
         if interval and self.memory.epochs.submitted % interval == 0:
             self.audit()
+
+
+def _loaded(loading: Future[bytes], source: str) -> bytes:
+    """-> the fingerprint of the weights. Raises BadRequest for what a library raises about files it can't read."""
+    try:
+        return loading.result()
+    except (BrokenInvariant, AssertionError):
+        raise
+    except FreeholdError as error:
+        raise BadRequest(str(error), "model_path") from error
+    except Exception as error:
+        raise BadRequest(f"{source} can't be loaded: {error}", "model_path") from error

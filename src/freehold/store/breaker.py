@@ -32,6 +32,9 @@ class Breaker:
         """Whether the store is left alone."""
         return self._failures >= FAILURES_MAX
 
+    def check(self, deadline: float) -> None:
+        self._store.check(deadline)
+
     def contains(self, keys: Sequence[bytes], deadline: float) -> list[bool]:
         return self._pass(lambda: self._store.contains(keys, deadline))
 

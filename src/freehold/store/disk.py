@@ -70,6 +70,9 @@ class DiskStore:
 
     # -- reading --------------------------------------------------------------------------------------
 
+    def check(self, deadline: float) -> None:
+        """Opening the folder has tried it."""
+
     def contains(self, keys: Sequence[bytes], deadline: float) -> list[bool]:
         with self._lock:
             return [key in self._places for key in keys]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from datetime import timedelta
@@ -14,6 +15,7 @@ from freehold.store.entry import Damaged, decode, encode
 from freehold.store.store import Item, StoreStats, StoreUnavailable
 
 REQUESTS = 16  # at a time
+REFUSED = re.compile(r"status code: 40[0134]")  # a key or a bucket that the server does not know
 
 Result = TypeVar("Result")
 
@@ -36,6 +38,19 @@ class ObjectStore:
         )
         self._threads = ThreadPoolExecutor(REQUESTS, thread_name_prefix="s3")
         self._damaged = self._dropped = 0
+
+    def check(self, deadline: float) -> None:
+        """Lists the first entry: unlike a key, a bucket that is missing is an error there."""
+        listed = self._threads.submit(lambda: next(iter(self._store.list(chunk_size=1)), None))
+        if not wait((listed,), deadline).done:
+            raise StoreUnavailable(f"s3: no answer within {deadline:g} s")
+        try:
+            listed.result()
+        except (BaseError, OSError) as error:
+            kind = ValueError if REFUSED.search(str(error)) else StoreUnavailable
+            raise kind(f"s3: {_first_line(error)}") from error
+        except BaseException as error:  # a panic: the address can't be put together
+            raise ValueError(f"s3: the bucket or AWS_ENDPOINT is no address: {error}") from error
 
     def contains(self, keys: Sequence[bytes], deadline: float) -> list[bool]:
         return self._each(self._has, keys, deadline)
@@ -75,10 +90,10 @@ class ObjectStore:
             future.cancel()
         if late:
             raise StoreUnavailable(f"s3: {len(late)} of {len(futures)} requests took more than {deadline:g} s")
-        try:
-            return [future.result() for future in futures]
-        except (BaseError, OSError) as error:
-            raise StoreUnavailable(f"s3: {error}") from error
+        for future in futures:
+            if (error := future.exception()) is not None:  # a panic of the library too
+                raise StoreUnavailable(f"s3: {_first_line(error)}") from error
+        return [future.result() for future in futures]
 
     def clear(self, deadline: float) -> None:
         try:
@@ -110,6 +125,11 @@ class ObjectStore:
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _first_line(error: BaseException) -> str:
+    """What the library says, without its account of the source."""
+    return str(error).partition("\n")[0]
 
 
 def _path(key: bytes) -> str:

@@ -34,6 +34,14 @@ class RedisStore:
         self._damaged = self._dropped = 0
         self._used_bytes, self._checked_at = 0, float("-inf")
 
+    def check(self, deadline: float) -> None:
+        try:
+            self._client.exists(PREFIX)
+        except (redis.AuthenticationError, redis.ResponseError) as error:
+            raise ValueError(f"redis: {error}") from error
+        except redis.RedisError as error:
+            raise StoreUnavailable(f"redis: {error}") from error
+
     def contains(self, keys: Sequence[bytes], deadline: float) -> list[bool]:
         return [bool(found) for found in self._each("exists", keys, deadline)]
 

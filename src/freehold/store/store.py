@@ -39,6 +39,11 @@ class Store(Protocol):
     only as it was written: what is missing, damaged or foreign is None. Each call takes `deadline` seconds at most, as
     far as the device lets it, and raises StoreUnavailable."""
 
+    def check(self, deadline: float) -> None:
+        """Try whether it can serve with these settings. Raises ValueError if it never will, StoreUnavailable if it
+        does not answer now."""
+        ...
+
     def contains(self, keys: Sequence[bytes], deadline: float) -> list[bool]: ...
 
     def get(self, keys: Sequence[bytes], deadline: float) -> Iterable[memoryview | None]:

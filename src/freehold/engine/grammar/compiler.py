@@ -140,7 +140,7 @@ class Grammars:
                 job.compiled.set_result(self._compile(job.constraint))
             except InvalidParameter as error:
                 job.compiled.set_exception(error)
-            except Exception as error:  # a fault of ours is not this thread's end
+            except BaseException as error:  # a fault of ours, or a panic, is not this thread's end
                 job.compiled.set_exception(InvalidParameter(job.constraint.field, f"can't be compiled: {error}"))
 
     def _abandon(self, job: _Job) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,6 +30,14 @@ class _Row:
     matcher: LLMatcher | None = None
     closed: bool = False
     failure: str | None = None
+
+    @contextmanager
+    def asking(self) -> Iterator[None]:
+        """What its matcher raises, a panic included, ends this row and no other."""
+        try:
+            yield
+        except BaseException as error:
+            self.failure = f"{type(error).__name__}: {error}"
 
 
 @dataclass(frozen=True)
@@ -75,25 +85,27 @@ class Matchers:
         found = np.zeros((len(rows), int(limits.max(initial=0))), np.int32)
         counts = np.zeros(len(rows), np.int64)
         for i in np.flatnonzero(limits).tolist() if self._count else ():
-            if (matcher := self._going_on(int(rows[i]))) is not None:
-                tokens = matcher.compute_ff_tokens()[: int(limits[i])]
-                found[i, : len(tokens)], counts[i] = tokens, len(tokens)
+            if (row := self._going_on(int(rows[i]))) is not None and row.matcher is not None:
+                with row.asking():
+                    tokens = row.matcher.compute_ff_tokens()[: int(limits[i])]
+                    found[i, : len(tokens)], counts[i] = tokens, len(tokens)
         return found, counts
 
     def cut(self, rows: Int64, drafts: Int32, counts: Int64) -> Int64:
         """Of `counts` [n] `drafts` int32 [n, k] for `rows` [n] those that are legal, one behind the other."""
         legal = counts.copy()
         for i in np.flatnonzero(counts).tolist() if self._count else ():
-            if (matcher := self._going_on(int(rows[i]))) is not None:
-                legal[i] = matcher.validate_tokens(drafts[i, : counts[i]].tolist())
+            if (row := self._going_on(int(rows[i]))) is not None and row.matcher is not None:
+                with row.asking():
+                    legal[i] = row.matcher.validate_tokens(drafts[i, : counts[i]].tolist())
         return legal
 
-    def _going_on(self, number: int) -> LLMatcher | None:
-        """The matcher of a row, if it is behind the row's last token."""
+    def _going_on(self, number: int) -> _Row | None:
+        """A row, if its matcher is behind the row's last token."""
         row = self._rows[number]
         if row is None or row.output is not None or row.closed or row.failure is not None:
             return None
-        return row.matcher
+        return row
 
     def begin(self, work: Work) -> Future[Masks] | None:
         """Compute what is legal for the sequences of `work` that sample at their next position, and behind each of
@@ -117,7 +129,7 @@ class Matchers:
         for i in np.flatnonzero(masks.first >= 0).tolist():
             row, first = self._rows[int(rows[i])], int(masks.first[i])
             assert row is not None
-            if row.failure is None:
+            with row.asking():
                 self._fill(row, masks.words[first : first + len(chains[i]) + 1], chains[i])
             if row.failure is not None:
                 masks.refused[i] = row.failure
@@ -125,7 +137,7 @@ class Matchers:
 
     def _fill(self, row: _Row, words: UInt32, chain: list[int]) -> None:
         """Masks of one row: behind a draft that ends the text, or that is not legal, nothing is."""
-        matcher = self._started(row)
+        matcher = None if row.failure is not None else self._started(row)
         if matcher is None:
             return
         if row.closed:
@@ -161,8 +173,9 @@ class Matchers:
         assert row.matcher is not None
         end = next((at for at, token in enumerate(tokens) if token in self._eos), len(tokens))
         row.closed |= end < len(tokens)
-        if end and row.matcher.try_consume_tokens(tokens[:end]) < end:
-            row.failure = _why(row.matcher)
+        with row.asking():
+            if end and row.matcher.try_consume_tokens(tokens[:end]) < end:
+                row.failure = _why(row.matcher)
 
     def advance(self, rows: Int64, counts: Int64, tokens: Int32) -> None:
         """`counts` [n] tokens were sampled for each of `rows` [n], flat in `tokens`."""

@@ -55,7 +55,7 @@ def status_routes(
     async def model_info() -> dict[str, Any]:
         path = engine.info.model_path
         return {
-            "model_path": path,
+            "model_path": engine.setup.weights or path,
             "tokenizer_path": path,
             "served_model_name": models.first,
             "is_generation": True,
@@ -77,7 +77,8 @@ def _server_info(engine: AsyncEngine, model_name: str) -> dict[str, Any]:
     config, info = engine.config, engine.info
     return {
         "version": __version__,
-        "model_path": info.model_path,
+        "model_path": engine.setup.weights or info.model_path,
+        "paused": engine.setup.paused,
         "served_model_name": model_name,
         "page_size": config.page_size,
         "disable_radix_cache": config.disable_radix_cache,

@@ -1,0 +1,61 @@
+"""All that an engine process is to be: its options, and what an operator has set since."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from freehold.config import EngineConfig
+
+
+@dataclass(frozen=True)
+class EngineSetup:
+    """A new process is brought to it before it serves. `weights`: where those came from that took the place of the
+    model's; `paused`: the mode of a pause. Adapters and storage are options."""
+
+    config: EngineConfig
+    weights: str | None = None
+    paused: str | None = None
+
+    @classmethod
+    def decode(cls, text: str) -> EngineSetup:
+        """Of what `encode` has made."""
+        fields = json.loads(text)
+        return cls(EngineConfig(**fields.pop("config")), **fields)
+
+    def encode(self) -> str:
+        return json.dumps(dataclasses.asdict(self))
+
+    def after(self, procedure: str, argument: Any, value: Any) -> EngineSetup:
+        """What it is once a procedure (`procedures.py`) has answered with `value`."""
+        match procedure:
+            case "update_weights":
+                return dataclasses.replace(self, weights=argument)
+            case "pause":
+                return dataclasses.replace(self, paused=argument)
+            case "resume":
+                return dataclasses.replace(self, paused=None)
+            case "load_adapter":
+                return self._with_adapters({**self.config.adapter_paths, argument["name"]: argument["path"]})
+            case "unload_adapter":
+                paths = self.config.adapter_paths.items()
+                return self._with_adapters({name: path for name, path in paths if name != argument})
+            case "storage" if value["state"] in ("attached", "detached"):  # attaching may still fail
+                return self._with_storage(value)
+            case _:
+                return self
+
+    def _with_adapters(self, paths: Mapping[str, str]) -> EngineSetup:
+        modules = tuple(f"{name}={path}" for name, path in paths.items())
+        return dataclasses.replace(
+            self, config=dataclasses.replace(self.config, lora_modules=modules, enable_lora=True)
+        )
+
+    def _with_storage(self, status: Mapping[str, Any]) -> EngineSetup:
+        """`status` is that of `StorageBackend`; without storage, other options stay as they are."""
+        found = {name: value for name, value in status.items() if name.startswith("hicache_") and value is not None}
+        options = {**found, "hicache_storage_backend": status["hicache_storage_backend"]}
+        return dataclasses.replace(self, config=dataclasses.replace(self.config, **options))

@@ -1,0 +1,177 @@
+"""What an operator has set, and that an engine process which is started again has it before it serves."""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import threading
+import time
+
+import httpx
+import psutil
+import pytest
+import torch
+from tiny_models import SIZES, save_random
+from transformers import LlamaConfig
+
+from freehold.config import EngineConfig
+from freehold.errors import BadRequest
+from freehold.ipc import protocol as msg
+from freehold.ipc.async_engine import AsyncEngine
+from freehold.ipc.engine_setup import EngineSetup
+from freehold.server.child import running_server
+
+BACKEND = "/hicache/storage-backend"
+PROMPT = list(range(2, 40))
+
+
+def test_a_setup_follows_what_was_done():
+    config = EngineConfig(model="m", enable_hierarchical_cache=True, hicache_storage_capacity=7)
+    setup = EngineSetup(config)
+    status = {
+        "hicache_storage_backend": "file", "hicache_storage_location": "/kv", "hicache_storage_capacity": 9,
+        "hicache_storage_prefetch_policy": "best_effort", "state": "attached", "error": None,
+    }  # fmt: skip
+    done = [
+        ("update_weights", "/w", None), ("pause", "retract", None), ("load_adapter", {"name": "a", "path": "/a"}, None),
+        ("load_adapter", {"name": "b", "path": "/b"}, None), ("unload_adapter", "a", None), ("storage", None, status),
+        ("flush", None, 3),
+    ]  # fmt: skip
+    for procedure, argument, value in done:
+        setup = setup.after(procedure, argument, value)
+    assert EngineSetup.decode(setup.encode()).encode() == setup.encode()
+    assert (setup.weights, setup.paused, setup.config.adapter_paths) == ("/w", "retract", {"b": "/b"})
+    options = setup.config
+    found = (options.hicache_storage_backend, options.hicache_storage_location, options.hicache_storage_capacity)
+    assert (*found, options.hicache_storage_prefetch_policy) == ("file", "/kv", 9, "best_effort")
+    assert setup.after("storage", None, {**status, "state": "detaching", "hicache_storage_backend": None}) == setup
+    gone = dict.fromkeys(status, None) | {"state": "detached"}
+    assert setup.after("storage", None, gone).config.hicache_storage_backend is None
+    assert setup.after("resume", None, None).paused is None
+
+
+class Replying:
+    """An engine process that answers when the test says so."""
+
+    silence = 0.0
+
+    def __init__(self):
+        self.calls = asyncio.Queue()
+
+    async def send(self, command):
+        await self.calls.put(command)
+
+
+def test_what_was_done_is_known_even_if_the_caller_has_left():
+    async def run():
+        engine, child = AsyncEngine(), Replying()
+        engine.ready, engine._child = msg.Ready("m", "llama", 10, 10, 10), child
+        failing, leaving = (asyncio.create_task(engine.call("update_weights", folder)) for folder in ("/bad", "/good"))
+        bad, good = await child.calls.get(), await child.calls.get()
+        leaving.cancel()
+        await asyncio.wait({leaving})
+        engine._take_reply(msg.Reply(good.number))
+        engine._take_reply(msg.Reply(bad.number, failure=msg.Failure("BadRequest", "no", None, 400)))
+        with pytest.raises(BadRequest):
+            await failing
+        assert engine.setup.weights == "/good"
+        assert not engine._calls
+
+    asyncio.run(run())
+
+
+# -- over HTTP --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Two models of one shape."""
+    found = [tmp_path_factory.mktemp("weights") for _ in range(2)]
+    for seed, folder in enumerate(found):
+        save_random(LlamaConfig(**SIZES, tie_word_embeddings=True), seed + 3, torch.float32, folder)
+    return [str(folder) for folder in found]
+
+
+@pytest.fixture(scope="module")
+def url(folders):
+    options = ("--num-pages", "60", "--enable-hierarchical-cache", "--allow-any-model", "--max-restarts", "5")
+    with running_server("--model", folders[0], *options) as url:
+        yield url
+
+
+def said(url):
+    body = {"prompt": PROMPT, "max_tokens": 12, "temperature": 0, "ignore_eos": True}
+    answer = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["choices"][0]["text"]
+
+
+def post(url, path, **body):
+    return httpx.post(f"{url}{path}", json=body, timeout=60)
+
+
+def engine_of(url):
+    """The process that computes; None while there is none."""
+    port = url.rsplit(":", 1)[1]
+    (server,) = [one for one in psutil.process_iter(["cmdline"]) if port in (one.info["cmdline"] or [])]
+    with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+        return next((c.pid for c in server.children() if "freehold.ipc.engine_process" in c.cmdline()), None)
+
+
+def restarted(url):
+    before = engine_of(url)
+    os.kill(before, signal.SIGKILL)
+    end = time.monotonic() + 60
+    while httpx.get(f"{url}/health").status_code != 200 or engine_of(url) in (None, before):
+        assert time.monotonic() < end
+        time.sleep(0.2)
+
+
+@pytest.mark.timeout(200)
+def test_an_engine_that_is_started_again_is_as_the_operator_left_it(url, folders, tmp_path):
+    first = said(url)
+    assert post(url, "/update_weights_from_disk", model_path=folders[1]).status_code == 200
+    second = said(url)
+    assert second != first
+    place = {"hicache_storage_backend": "file", "hicache_storage_location": str(tmp_path)}
+    assert httpx.put(f"{url}{BACKEND}", json=place, timeout=60).status_code == 200
+    assert post(url, "/pause_generation", mode="retract").status_code == 200
+    restarted(url)
+    assert httpx.get(f"{url}{BACKEND}").json()["hicache_storage_location"] == str(tmp_path)
+    assert httpx.get(f"{url}/get_model_info").json()["model_path"] == folders[1]
+    answers = []
+    waiting = threading.Thread(target=lambda: answers.append(said(url)))
+    waiting.start()
+    while "continued" not in httpx.get(f"{url}/debug/memory").json()["waits_for"]:
+        time.sleep(0.05)
+    assert not answers
+    post(url, "/continue_generation")
+    waiting.join(60)
+    assert answers == [second]
+    assert httpx.delete(f"{url}{BACKEND}", timeout=60).status_code == 200
+    assert post(url, "/update_weights_from_disk", model_path=folders[0]).status_code == 200
+    assert said(url) == first
+
+
+@pytest.mark.timeout(200)
+def test_a_folder_that_was_copied_by_half_changes_nothing(url, folders, tmp_path):
+    before, engine = said(url), engine_of(url)
+    half = shutil.copytree(folders[1], tmp_path / "half")
+    (file,) = half.glob("*.safetensors")
+    os.truncate(file, file.stat().st_size // 2)
+    refused = post(url, "/update_weights_from_disk", model_path=str(half))
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "model_path"), refused.text
+    assert said(url) == before
+    assert engine_of(url) == engine
+
+
+def test_a_store_that_can_not_be_is_refused_where_it_is_attached(url):
+    engine = engine_of(url)
+    for backend, location in (("s3", "s3://my bucket/kv"), ("redis", "redis://host:port/0")):
+        place = {"hicache_storage_backend": backend, "hicache_storage_location": location}
+        refused = httpx.put(f"{url}{BACKEND}", json=place, timeout=60)
+        assert refused.status_code == 400
+        assert location in refused.json()["error"]["message"]
+    assert httpx.get(f"{url}{BACKEND}").json()["state"] == "detached"
+    assert engine_of(url) == engine
