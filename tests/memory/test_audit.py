@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from freehold.memory import AuditError, CacheGroup, Memory, MemoryShape, PinKind, Retention
-from freehold.memory.audit import NODES_AT_ONCE
+from freehold.memory.audit import NODES_AT_ONCE, recounting
 from freehold.memory.ledger import owner as owners
 
 
@@ -238,17 +238,17 @@ def test_an_audit_goes_on_while_memory_is_used():
         lease.release()
 
     slices = 0
-    for _ in memory.recounting():
+    for _ in recounting(memory):
         slices += 1
         use()
     assert slices > 5
     memory.audit()
     page = int(memory.pools[0].free_pages()[0])
-    recounting = memory.recounting()
-    next(recounting)
+    going_on = recounting(memory)
+    next(going_on)
     memory.pools[0].owner[page] = owners.lease(99)  # nothing has moved it
     with pytest.raises(AuditError, match="registered to lease 99"):
-        for _ in recounting:
+        for _ in going_on:
             pass
     assert not memory.pools[0]._watches, "moves are noted for ever"
 

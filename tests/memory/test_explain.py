@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from freehold.memory import Memory, MemoryShape, OwnershipError
+from freehold.memory.explain import explain_miss
 
 
 def make(pages=32, **options) -> Memory:
@@ -26,7 +27,7 @@ def compute(memory: Memory, tokens: np.ndarray, salt: str = "") -> None:
 
 
 def explain(memory: Memory, tokens: np.ndarray, salt: str = ""):
-    return memory.explain_miss(memory.match(salt, tokens), tokens)
+    return explain_miss(memory, memory.match(salt, tokens), tokens)
 
 
 def sequence(*values: int) -> np.ndarray:
@@ -136,5 +137,5 @@ def test_of_a_prompt_shorter_than_a_page_nothing_is_a_hit():
     memory = Memory(MemoryShape(10, 4, 2, 64))
     for length in (1, 4):
         tokens = np.arange(length, dtype=np.int32)
-        miss = memory.explain_miss(memory.match("", tokens), tokens)
+        miss = explain_miss(memory, memory.match("", tokens), tokens)
         assert (miss.cached, miss.reason) == (0, "too_short")

@@ -6,6 +6,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from freehold.memory import AuditError, CacheGroup, LeaseError, Memory, MemoryShape, Namespace, Retention
+from freehold.memory.explain import explain, explain_miss
 from freehold.memory.ledger import owner
 from freehold.memory.ledger.pool import FreedPages
 
@@ -408,7 +409,7 @@ def test_who_computes_a_prefix_again_fills_its_holes():
     full_pages = memory.tree.page_count
     match = memory.match("", tokens)
     assert (match.length, match.known) == (0, 36)
-    miss = memory.explain_miss(match, tokens)
+    miss = explain_miss(memory, match, tokens)
     assert miss.reason == "incomplete"
     assert str(miss) == "0 of 40 tokens cached; 9 more pages are cached, but their window or state is gone"
     lease = compute(memory, tokens, match)
@@ -443,7 +444,7 @@ def test_without_a_full_group_nothing_stays_that_has_no_page():
         compute(memory, range(first, first + 40)).release()
     memory.tree.bounded[0].evict(100)
     memory.audit()
-    assert not list(memory.tree.namespaces())
+    assert not memory.tree.roots
     assert memory.tree.page_count == 0
     assert memory.capacity_tokens == 400, "a row's limit, since no number of pages is one"
 
@@ -544,10 +545,10 @@ def test_each_page_of_each_group_is_explained():
     for group, columns in ((0, [0, 5]), (1, [3, 5]), (2, [5])):
         for column in columns:
             page = int(memory.leases.row_pages(lease.row, group)[column])
-            assert f"positions {4 * column}..{4 * column + 3}" in memory.explain(page, group)
+            assert f"positions {4 * column}..{4 * column + 3}" in explain(memory, page, group)
     borrowed = int(memory.leases.row_pages(lease.row, 1)[3])
-    assert "read by 1" in memory.explain(borrowed, 1)
+    assert "read by 1" in explain(memory, borrowed, 1)
     lease.release()
-    assert "evictable: nobody looks at it" in memory.explain(borrowed, 1)
+    assert "evictable: nobody looks at it" in explain(memory, borrowed, 1)
     with pytest.raises(ValueError, match=r"group must be 0 \.\. 2, not 3"):
-        memory.explain(1, 3)
+        explain(memory, 1, 3)

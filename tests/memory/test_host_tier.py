@@ -8,6 +8,7 @@ from test_groups import advance
 from tier_bench import FULL, SIZE, STATE, TOKENS, WINDOW, Bench, namespaced
 
 from freehold.memory import OwnershipError, PinKind, WritePolicy
+from freehold.memory.explain import explain
 from freehold.memory.ledger import owner
 from freehold.memory.tiers.transfer import LATE_S
 from freehold.mover import Kind
@@ -391,6 +392,6 @@ def test_a_page_in_transfer_is_explained():
     bench.compute()
     bench.evict_all()
     page = int(bench.tiers.backup.rescued_pages(0)[0])
-    assert "about to be copied to the host" in bench.memory.explain(page)
+    assert "about to be copied to the host" in explain(bench.memory, page)
     bench.turn()
-    assert "a backup of 8 pages" in bench.memory.explain(page)
+    assert "a backup of 8 pages" in explain(bench.memory, page)

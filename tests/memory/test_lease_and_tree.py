@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from freehold.memory import AuditError, LeaseError, Memory, MemoryShape, OutOfPages, PinKind, Retention
+from freehold.memory.explain import explain
 from freehold.memory.ledger import owner as owners
 
 
@@ -267,18 +268,18 @@ def test_explain_tells_who_holds_a_page_and_why_it_stays():
     prompt = np.arange(9, dtype=np.int32)
     lease = run(memory, prompt)
     private = int(lease.pages(8, 9)[0][0])
-    assert f"lease {lease.serial}" in memory.explain(private)
-    assert "positions 8..11" in memory.explain(private)
+    assert f"lease {lease.serial}" in explain(memory, private)
+    assert "positions 8..11" in explain(memory, private)
     lease.publish(prompt)
     shared = int(lease.pages(4, 8)[0][0])
-    assert "positions 4..7" in memory.explain(shared)
-    assert "pinned by 1 lease" in memory.explain(shared)
+    assert "positions 4..7" in explain(memory, shared)
+    assert "pinned by 1 lease" in explain(memory, shared)
     lease.release()
-    assert "evictable" in memory.explain(shared)
-    assert "free -> lease 1" in memory.explain(shared)
-    assert memory.explain(0).startswith("page 0: padding")
+    assert "evictable" in explain(memory, shared)
+    assert "free -> lease 1" in explain(memory, shared)
+    assert explain(memory, 0).startswith("page 0: padding")
     with pytest.raises(ValueError, match="page must be"):
-        memory.explain(33)
+        explain(memory, 33)
 
 
 def test_the_audit_finds_what_the_ledger_does_not_know():
@@ -339,7 +340,7 @@ def test_what_old_weights_computed_goes_with_its_last_holder():
     lease.release()
     memory.audit()
     assert memory.counts().free == memory.shape.page_count
-    assert not list(memory.tree.namespaces())
+    assert not memory.tree.roots
 
 
 @pytest.mark.parametrize("before", [(), (4,), (8, 4)])

@@ -15,6 +15,7 @@ from tiny_models import prompts_of
 
 from freehold import LLM, SamplingParams
 from freehold.errors import InvalidParameter, NotFound
+from freehold.memory.explain import explain_miss
 from freehold.models.loading.gguf_file import GgufCheckpoint
 from freehold.models.loading.hf_directory import HfCheckpoint
 
@@ -138,7 +139,7 @@ def test_a_prefix_is_found_by_the_content_of_the_adapter(made):
         assert found["a"].token_ids == found["same"].token_ids == first.token_ids
         memory = llm.scheduler.memory
         match = memory.match("", np.array([*prompt[:50], 7, 7], np.int32), adapter="else")
-        assert memory.explain_miss(match, np.array(prompt, np.int32)).reason == "adapter"
+        assert explain_miss(memory, match, np.array(prompt, np.int32)).reason == "adapter"
         # Another one under the same name does not find what the first has left.
         llm.unload_adapter("a")
         llm.load_adapter("a", str(adapters["one"][0]))

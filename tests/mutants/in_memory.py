@@ -56,8 +56,8 @@ MUTANTS = [
         "the root of a namespace is shared by all tenants",
         "wrong content served for a key",
         "memory/prefix/tree.py",
-        "        root = self._roots.get(namespace)\n        if root is None:",
-        "        namespace = Namespace()\n        root = self._roots.get(namespace)\n        if root is None:",
+        "        root = self.roots.get(namespace)\n        if root is None:",
+        "        namespace = Namespace()\n        root = self.roots.get(namespace)\n        if root is None:",
     ),
     Mutant(
         "new weights keep the prefixes of the old ones",

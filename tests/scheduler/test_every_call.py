@@ -19,6 +19,7 @@ from freehold.config import EngineConfig
 from freehold.constraint import Constraint
 from freehold.errors import EngineStuck, FreeholdError, InvalidParameter, QueueFull, Unavailable
 from freehold.memory import LeaseError, OwnershipError, PrefetchPolicy, Retention, WritePolicy
+from freehold.memory.audit import recounting
 from freehold.memory.events import EventLog
 from freehold.memory.lease import Lease
 from freehold.memory.lease_table import LeaseTable
@@ -433,7 +434,7 @@ def test_what_breaks_in_a_move_ends_the_engine(owner, name, error):
 
 
 @pytest.mark.parametrize("of", [
-    lambda life: life.memory.flushing(), lambda life: life.memory.auditing(), lambda life: life.memory.recounting(),
+    lambda life: life.memory.flushing(), lambda life: life.memory.auditing(), lambda life: recounting(life.memory),
     lambda life: life.tiers.saving(life.memory.tree.namespace(""), np.array(life.histories["s"], np.int32)),
 ])  # fmt: skip
 def test_work_in_slices_may_be_left_in_the_middle(of):

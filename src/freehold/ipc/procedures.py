@@ -15,6 +15,7 @@ from freehold.errors import BadRequest, InvalidParameter, NotFound
 from freehold.ipc import protocol as msg
 from freehold.ipc.adapter_loads import AdapterLoads
 from freehold.memory import Match, Namespace, PinnedPrefix, PrefetchPolicy
+from freehold.memory.explain import explain, explain_miss
 from freehold.memory.tiers.counts import describe_tiers
 from freehold.scheduler.parked import Parked
 from freehold.scheduler.request import Request
@@ -110,7 +111,7 @@ class Procedures:
 
     def _page(self, argument: dict[str, int]) -> str:
         try:
-            return self._scheduler.memory.explain(argument["page"], argument["group"])
+            return explain(self._scheduler.memory, argument["page"], argument["group"])
         except ValueError as error:
             raise BadRequest(str(error), str(error).split()[0]) from error
 
@@ -214,7 +215,7 @@ class Procedures:
     def _miss(self, argument: dict[str, Any]) -> dict[str, Any]:
         memory, tokens = self._scheduler.memory, np.array(argument["tokens"], np.int32)
         match = self._match(argument, tokens)
-        miss = memory.explain_miss(match, tokens)
+        miss = explain_miss(memory, match, tokens)
         return {
             **({} if memory.tiers is None else {"host_tokens": self._on_host(match, tokens)}),
             "tokens": miss.wanted,

@@ -88,7 +88,7 @@ def explain_miss(memory: Parts, match: Match, tokens: Int32, limit: int | None =
     eviction = _eviction_after(memory, match, tokens)
     if eviction is not None:
         return miss("evicted", eviction=eviction)
-    for namespace in itertools.islice(memory.tree.namespaces(), NAMESPACES_MAX):
+    for namespace in itertools.islice(memory.tree.roots, NAMESPACES_MAX):
         if namespace != match.namespace and memory.tree.match(namespace, tokens, wanted - 1).length > at:
             return miss(_difference(namespace, match.namespace))
     common, theirs = _nearest(match, tokens)

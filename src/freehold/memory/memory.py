@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 
 from freehold.arrays import Int32
-from freehold.memory.audit import audit, auditing, recounting
+from freehold.memory.audit import audit, auditing
 from freehold.memory.counts import PageCounts, count_pages
 from freehold.memory.events import EventLog
-from freehold.memory.explain import Miss, explain, explain_miss
 from freehold.memory.hit import Hit
 from freehold.memory.lease import Lease
 from freehold.memory.lease_table import LeaseTable
@@ -194,15 +193,3 @@ class Memory:
     def auditing(self) -> Iterator[None]:
         """The audit in short slices, for as long as nothing changes between them. Raises AuditError."""
         return auditing(self)
-
-    def recounting(self) -> Iterator[None]:
-        """The audit of all that does not change meanwhile, in short slices. Raises AuditError."""
-        return recounting(self)
-
-    def explain(self, page: int, group: int = 0) -> str:
-        """Who holds a page of a group, since which step, and why it can't be evicted. ValueError if there is none."""
-        return explain(self, page, group)
-
-    def explain_miss(self, match: Match, tokens: Int32, limit: int | None = None) -> Miss:
-        """Why not more of `tokens` [n] than `match`, made now with that `limit`, is cached."""
-        return explain_miss(self, match, tokens, limit)

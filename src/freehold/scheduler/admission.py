@@ -11,6 +11,7 @@ import numpy as np
 from freehold.adapter import fingerprint_of
 from freehold.arrays import Int64
 from freehold.memory import Hit, Lease, Match, Memory
+from freehold.memory.explain import explain_miss
 from freehold.memory.lease_table import pages_to_cover
 from freehold.memory.prefix.node import PageKey, page_key
 from freehold.memory.tiers.loads import LoadPlan
@@ -189,7 +190,7 @@ class Admission:
             return _Verdict.WAITS
         if not self._fits_beside(request, match, reserved):
             return _Verdict.NO_ROOM
-        miss = memory.explain_miss(match, tokens, request.computed_from) if request.cached_tokens is None else None
+        miss = explain_miss(memory, match, tokens, request.computed_from) if request.cached_tokens is None else None
         load = self._loading.plan(request, match) if may_load and not self._queue.is_due(request) else None
         size, is_alone = memory.page_size, len(self._running) == 0
         target = hit.length + budget.offer(request.client_number, len(tokens) - hit.length)

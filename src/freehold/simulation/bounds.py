@@ -41,7 +41,7 @@ BOUNDS = {
     "LeaseTable._free_rows": "rows",
     "LeaseTable._limbo_rows": "rows",
     "PagePool._limbo": "2 * limbo",
-    "PrefixTree._roots": "nodes",
+    "PrefixTree.roots": "nodes",
     "PrefixTree._nodes": "nodes",
     "Node.children": "nodes",
     "Node.pages": "groups * nodes",

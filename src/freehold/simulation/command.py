@@ -10,11 +10,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from freehold.simulation.exhaustive import Counterexample, Exploration, explore
-from freehold.simulation.runs import Tally, jobs_for, run_many
+from freehold.simulation.runs import Tally, jobs_for, run_many, uncovered
 from freehold.simulation.scenario import Scenario, matrix
 from freehold.simulation.shrink import shrink, violation_of
 from freehold.simulation.small_world import Scope
-from freehold.simulation.world import Violation, World, uncovered
+from freehold.simulation.world import Violation, World
 
 EXHAUSTIVE_MINUTES = 10.0
 console = Console()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from freehold.scheduler.states import TRANSITIONS, Event, RequestState
 from freehold.simulation.scenario import Cell, Scenario, matrix
-from freehold.simulation.world import Cover, Summary, Violation, World, uncovered
+from freehold.simulation.world import Cover, Summary, Violation, World
 
 
 @dataclass
@@ -120,3 +120,8 @@ def _added(tally: Tally, outcome: Outcome) -> Iterator[Tally]:
     if summary is not None:
         tally.add(summary, seconds)
     yield tally
+
+
+def uncovered(cover: Cover) -> list[str]:
+    """Cells of the state table in which nothing happened."""
+    return [f"{event} while {state}" for state, event in TRANSITIONS if not cover[state, event]]

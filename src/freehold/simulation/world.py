@@ -12,14 +12,16 @@ import numpy as np
 from freehold.arrays import Int32
 from freehold.memory import Hit, Lease, OwnershipError
 from freehold.memory.events import EventLog
+from freehold.memory.explain import explain
 from freehold.scheduler.request import FinishKind, Request
 from freehold.scheduler.results import StepOutput
 from freehold.scheduler.scheduler import PauseMode
-from freehold.scheduler.states import TRANSITIONS, Event, RequestState
+from freehold.scheduler.states import Event, RequestState
 from freehold.simulation.asked import request_of
 from freehold.simulation.assembly import SimulatedModel, assemble
 from freehold.simulation.bounds import check_bounds
 from freehold.simulation.compiling import Compiling
+from freehold.simulation.conversations import Conversations
 from freehold.simulation.engine import WrongKV
 from freehold.simulation.fair_shares import FairShares
 from freehold.simulation.liveness import Liveness
@@ -91,10 +93,9 @@ class World:
         self._start()
         self._pending = sorted(scenario.happenings, key=lambda happening: happening.at)[::-1]
         self._aborts: list[dict[str, Any]] = []
-        self._histories: dict[str, list[int]] = {}  # of sessions: the tokens of their finished turns
-        self._closing: set[str] = set()
-        self._closed: set[str] = set()
-        self._busy: dict[str, str] = {}  # session -> the request that is its turn
+        self._conversations = Conversations(
+            forget=lambda name: self.scheduler.forget_session(name), parked=lambda: dict(self.memory.tails).keys()
+        )
         self._log = hashlib.blake2b(digest_size=8)
         self._summary = Summary()
 
@@ -211,7 +212,7 @@ class World:
         elif verb is Verb.CURSE:
             self._cursed |= {arguments["id"]} & self.requests.keys()
         elif verb in (Verb.FORK, Verb.REWIND, Verb.CLOSE):
-            self._edit_session(verb, arguments)
+            self._conversations.edit(verb, arguments)
         else:
             self._operate(verb, next(iter(arguments.values()), ""))
 
@@ -238,15 +239,10 @@ class World:
         lost = {name for name, request in self.requests.items() if request.state is not RequestState.ENDED} - self._gone
         self._gone |= lost
         self._steps_before += self.engine.steps_run
-        for session, name in list(self._busy.items()):
+        for session, name in self._conversations.turns:
             if name in lost:
-                self._end_turn(session)
+                self._conversations.end_turn(session)
         self._start()
-
-    def _end_turn(self, session: str) -> None:
-        del self._busy[session]
-        if session in self._closing:
-            self._close(session)
 
     def _pin(self, verb: Verb, arguments: dict[str, Any]) -> None:
         name = arguments["name"]
@@ -257,42 +253,8 @@ class World:
             self.memory.pin(name, "", np.array(arguments["tokens"], np.int32), expires)
             assert self.memory.pins.page_count <= self.memory.pins.limit, "pinned more than the budget"
 
-    def _edit_session(self, verb: Verb, arguments: dict[str, Any]) -> None:
-        """Between turns. A session that is closed during a turn ends with it; all else is left out then."""
-        name, target = arguments["session"], arguments.get("to", arguments["session"])
-        if verb is Verb.CLOSE and name in self._busy:
-            self._closing.add(name)
-        if name in self._busy or target in self._busy:
-            return
-        history = self._histories.get(name, [])
-        if verb is Verb.FORK:
-            self._histories[target] = list(history)
-        elif verb is Verb.REWIND:
-            self._histories[name] = history[: int(arguments["share"] * len(history))]
-        else:
-            self._close(name)
-
-    def _close(self, name: str) -> None:
-        self._histories.pop(name, None)
-        self.scheduler.forget_session(name)
-        self._closing.discard(name)
-        self._closed.add(name)
-        assert name not in dict(self.memory.tails), f"session {name} is closed, its tail is still parked"
-
-    def _turn(self, fields: dict[str, Any]) -> list[int] | None:
-        """The whole prompt of a session's turn; None while another turn is running."""
-        name = fields["session"]
-        if name in self._busy:
-            return None
-        history = self._histories.get(name) or fields["first"]
-        if len(history) + len(fields["prompt"]) + fields["max_tokens"] > LONGEST:
-            self._histories.pop(name, None)  # too long to go on: it begins again
-            history = fields["first"]
-        self._busy[name] = fields["id"]
-        return [*history, *fields["prompt"]]
-
     def _submit(self, fields: dict[str, Any]) -> None:
-        prompt = fields["prompt"] if fields["session"] is None else self._turn(fields)
+        prompt = fields["prompt"] if fields["session"] is None else self._conversations.begin_turn(fields)
         if prompt is None:
             later = Happening(self.iteration + 3, Verb.SUBMIT, fields)
             self._pending = sorted([*self._pending, later], key=lambda happening: -happening.at)
@@ -307,7 +269,7 @@ class World:
         for request in self._compiling.refused:
             self._gone.add(request.id)
             if request.session is not None:
-                self._end_turn(request.session)
+                self._conversations.end_turn(request.session)
         self._compiling.refused.clear()
 
     def _abort_who_is_there(self) -> None:
@@ -372,10 +334,7 @@ class World:
         finish = request.finish
         assert finish is not None
         if request.session is not None:
-            if finish.is_complete:
-                self._histories[request.session] = request.tokens.tolist()
-                self._closed.discard(request.session)
-            self._end_turn(request.session)
+            self._conversations.commit(request.session, request)
         if finish.kind is FinishKind.ERROR:
             verbs = {happening.verb for happening in self.scenario.happenings}
             grammar = request.grammar
@@ -416,8 +375,7 @@ class World:
                 self.mover.finish()
                 self.scheduler.step()
         self.memory.audit()
-        left = self._closed & {name for name, _ in self.memory.tails}
-        assert not left, f"tails of closed sessions: {left}"
+        self._conversations.check()
         counts = self.memory.counts()
         assert counts.lease == counts.pinned == counts.limbo == counts.transfer == 0, f"leaked: {counts}"
         self.scheduler.flush_cache()
@@ -428,17 +386,12 @@ class World:
         deeper = [] if self.memory.tiers is None else [pages.pool for pages in self.memory.tiers.host.pages]
         for pool in [*self.memory.pools, *deeper]:
             assert pool.free_count == pool.capacity, "pages are not back after a flush"
-        assert not list(self.memory.tree.namespaces()), "an empty namespace was kept"
+        assert not self.memory.tree.roots, "an empty namespace was kept"
         assert len(self.requests) == sum(h.verb is Verb.SUBMIT for h in self.scenario.happenings)
         ended = (name for name, request in self.requests.items() if request.state is RequestState.ENDED)
         assert self.requests.keys() - self._gone == set(ended)
 
     def _history(self, error: Exception) -> str:
         if isinstance(error, WrongKV) and error.page:
-            return self.memory.explain(error.page)
+            return explain(self.memory, error.page)
         return "" if isinstance(error, OwnershipError) else self.scheduler.waits_for()
-
-
-def uncovered(cover: Cover) -> list[str]:
-    """Cells of the state table in which nothing happened."""
-    return [f"{event} while {state}" for state, event in TRANSITIONS if not cover[state, event]]

@@ -9,6 +9,7 @@ import numpy as np
 
 from freehold.memory.ledger.errors import AuditError
 from freehold.memory.prefix.bounded import BoundedPages
+from freehold.memory.prefix.keyed_queue import KeyedQueue
 from freehold.memory.prefix.node import Node, PinKind
 from freehold.memory.prefix.tree import PrefixTree
 
@@ -82,7 +83,7 @@ class TreeCount:
             self._check_holds(node)
             if at % NODES_AT_ONCE == NODES_AT_ONCE - 1:
                 yield
-        for heap in self._tree.heaps():
+        for heap in _queues(self._tree):
             yield
             yield from heap.checking()
 
@@ -111,3 +112,11 @@ class TreeCount:
         kept = node.pins[PinKind.OPERATOR] + self._kept_children[node.serial]
         if (node.holds, node.kept) != (holds, kept):
             raise AuditError(f"{node!r} counts {node.holds} holds, {node.kept} of operators; counted {holds}, {kept}")
+
+
+def _queues(tree: PrefixTree) -> Iterator[KeyedQueue[Node] | KeyedQueue[str]]:
+    """Every queue of eviction and fading."""
+    yield from tree.candidates.heaps()
+    yield tree.hints.fading
+    for bounded in tree.bounded:
+        yield from (bounded.inner, bounded.ends)

@@ -17,7 +17,6 @@ from freehold.memory.prefix.evictor import Evictor
 from freehold.memory.prefix.hints import Hints
 from freehold.memory.prefix.history import PrefixHistory
 from freehold.memory.prefix.holds import Holds
-from freehold.memory.prefix.keyed_queue import KeyedQueue
 from freehold.memory.prefix.node import Match, Namespace, Node, PageKey, page_key
 from freehold.memory.prefix.watcher import Rescuer, Watcher
 from freehold.prefix_keys import chain
@@ -51,7 +50,7 @@ class PrefixTree:
         self.tick = 0  # counts uses
         self.page_count = 0  # page columns in the tree: pages of each full group
         self.history = PrefixHistory(self.page_size)
-        self._roots: dict[Namespace, Node] = {}
+        self.roots: dict[Namespace, Node] = {}
         self._nodes: dict[int, Node] = {}  # by serial, roots included
         self.watchers: list[Watcher] = []
         self.rescuer: Rescuer | None = None
@@ -76,7 +75,7 @@ class PrefixTree:
     def match(self, namespace: Namespace, tokens: Int32, limit: int | None = None) -> Match:
         """The longest prefix of `tokens` [n], whole pages only and at most `limit` tokens, from which every group can
         go on in `namespace`."""
-        node = self._roots.get(namespace)
+        node = self.roots.get(namespace)
         if node is None:
             return Match(namespace, None, 0, 0, self.version)
         limit = len(tokens) if limit is None else min(limit, len(tokens))
@@ -131,9 +130,6 @@ class PrefixTree:
             node = node.parent
         return nodes[::-1]
 
-    def namespaces(self) -> Iterator[Namespace]:
-        return iter(self._roots)
-
     def nodes(self) -> Iterator[Node]:
         """Every node of this moment, roots included: the tree may change meanwhile."""
         return iter(list(self._nodes.values()))
@@ -145,13 +141,6 @@ class PrefixTree:
     def node(self, serial: int) -> Node:
         """The node with a serial number. Raises KeyError."""
         return self._nodes[serial]
-
-    def heaps(self) -> Iterator[KeyedQueue[Node] | KeyedQueue[str]]:
-        """Every queue of eviction and fading, for the audit."""
-        yield from self.candidates.heaps()
-        yield self.hints.fading
-        for bounded in self.bounded:
-            yield from (bounded.inner, bounded.ends)
 
     def use(self, node: Node, priority: int = 0) -> None:
         """A request goes on from the prefix that ends at `node`: count the hit."""
@@ -356,8 +345,8 @@ class PrefixTree:
         """If nobody needs the node now: it can be evicted, or it is the root of an empty namespace."""
         if node.evictable:
             self.candidates.put(node)
-        elif node.parent is None and not node.children and not node.holds and self._roots.get(node.namespace) is node:
-            del self._roots[node.namespace]
+        elif node.parent is None and not node.children and not node.holds and self.roots.get(node.namespace) is node:
+            del self.roots[node.namespace]
             del self._nodes[node.serial]
             self.version += 1
 
@@ -393,10 +382,10 @@ class PrefixTree:
         return node
 
     def root(self, namespace: Namespace) -> Node:
-        root = self._roots.get(namespace)
+        root = self.roots.get(namespace)
         if root is None:
             empty = np.empty(0, np.int32)
             root = self._new_node(None, empty, [empty for _ in self.pools], namespace)
             root.keys = [] if self.seed is None else [self.seed(namespace)]
-            self._roots[namespace] = root
+            self.roots[namespace] = root
         return root
