@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 from freehold import LLM, SamplingParams
 from freehold.engine.cpu.device import CpuDevice
 from freehold.engine.placed_model import PlacedModel
-from freehold.errors import ModelUnavailable
+from freehold.errors import BadRequest, ModelUnavailable
 from freehold.models.families.config import HfConfig
 from freehold.models.loading import bundled
 from freehold.models.loading.resolve import open_checkpoint
@@ -207,7 +207,7 @@ def test_new_weights_are_those_that_compute(tmp_path):
     """After an update the engine says what a new one with those weights says."""
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     prompt = list(range(2, 40))
-    said = {}
+    said, updated, after_failure = {}, [], []
     for seed in (3, 4):
         save_random(LlamaConfig(**SIZES, tie_word_embeddings=True), seed, torch.float32, tmp_path / str(seed))
         with LLM(str(tmp_path / str(seed)), num_pages=16) as llm:
@@ -218,7 +218,7 @@ def test_new_weights_are_those_that_compute(tmp_path):
                 file, name = tmp_path / "4" / "model.safetensors", "model.layers.3.mlp.down_proj.weight"
                 tensors = load_file(file)
                 save_file(tensors | {name: tensors[name].repeat(2, 1)}, file, {"format": "pt"})
-                with pytest.raises(ModelUnavailable, match=r"down\.weight is 128 x 96, expected 64 x 96"):
+                with pytest.raises(BadRequest, match=r"down\.weight is 128 x 96, expected 64 x 96"):
                     llm.scheduler.update_weights(str(tmp_path / "4"))
                 after_failure = llm.generate(prompt, params)[0].token_ids
     assert said[3] != said[4]

@@ -17,7 +17,7 @@ class Portrait:
 
     def __init__(
         self, scheduler: Scheduler, engine: SimulatedEngine, mover: SimulatedMover | None,
-        requests: Sequence[Request | None],
+        requests: Sequence[Request],
     ):  # fmt: skip
         self._mover = mover
         self._memory, self._engine, self._scheduler = scheduler.memory, engine, scheduler
