@@ -23,6 +23,7 @@ from freehold.errors import EngineStuck, FreeholdError
 from freehold.ipc import protocol as msg
 from freehold.ipc.adapter_loads import AdapterLoads, Adapters
 from freehold.ipc.engine_setup import EngineSetup
+from freehold.ipc.jobs import Jobs
 from freehold.ipc.procedures import Procedures
 from freehold.ipc.reports import Reports, hold_seconds
 from freehold.memory import AuditError, BrokenInvariant
@@ -41,7 +42,7 @@ IDLE_POLL_MS = 500
 TRANSFER_POLL_MS = 5
 HEARTBEAT_S = 1.0
 COMMANDS_MAX = 256  # taken between two iterations
-ORDERS = {"pause", "resume", "update_weights", "flush"}  # they wait for the steps in flight
+ORDERS = {"pause", "resume", "update_weights"}  # they wait for the steps in flight
 
 
 class EngineLoop:
@@ -76,6 +77,7 @@ class EngineLoop:
         self._procedures = Procedures(scheduler, storage, self._parked, self._adapters)
         self._unanswered: list[tuple[int, Future[Any]]] = []  # calls that another thread works on
         self._orders: deque[msg.Call] = deque()
+        self._jobs = Jobs()
         self._order: tuple[int, Generator[None, None, Any]] | None = None  # one that has begun, and takes long
         self._reports = Reports(hold_seconds(scheduler.config))
         self._stopping = False
@@ -100,6 +102,8 @@ class EngineLoop:
         if self._scheduler.has_work or self._scheduler.requests or self._scheduler.memory.awaits_transfers:
             self._step()
         self._carry_out_orders()
+        if self._jobs.go_on() and self._audit is not None:
+            self._audit = self._scheduler.auditing()
         if self._scheduler.memory.events is not None:
             self._publish(self._scheduler.memory.events.take())
 
@@ -128,7 +132,7 @@ class EngineLoop:
 
     def _take_commands(self) -> None:
         """Those that have come, COMMANDS_MAX at most; while there is nothing to do, wait for one."""
-        if not self._scheduler.has_work and not self._has_orders:
+        if not self._scheduler.has_work and not self._has_orders and self._jobs.rest_s > 0:
             self._tell()
             self._rest()
         for _ in range(COMMANDS_MAX):
@@ -160,7 +164,8 @@ class EngineLoop:
         """While requests wait behind a pause, their timeouts go on; pages that are being copied are given back soon."""
         if self._scheduler.memory.awaits_transfers:
             return TRANSFER_POLL_MS
-        return 50 if self._scheduler.requests or self._parked else IDLE_POLL_MS
+        patience = 50 if self._scheduler.requests or self._parked else IDLE_POLL_MS
+        return int(min(patience, 1 + 1000 * self._jobs.rest_s))
 
     def _take(self, command: msg.Command) -> None:
         if self._audit is not None:
@@ -174,7 +179,7 @@ class EngineLoop:
         elif isinstance(command, msg.Call) and command.procedure in ORDERS:
             self._orders.append(command)
         elif isinstance(command, msg.Call):
-            self._reply(command)
+            self._conclude(command.number, lambda: self._jobs.take(self._procedures.start(command)))
         else:
             self._stopping = True
 

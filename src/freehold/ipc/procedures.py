@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import heapq
+import itertools
+import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import asdict
 from typing import Any
 
@@ -14,8 +17,9 @@ from freehold.arrays import Int32
 from freehold.errors import BadRequest, InvalidParameter, NotFound
 from freehold.ipc import protocol as msg
 from freehold.ipc.adapter_loads import AdapterLoads
-from freehold.memory import Match, Namespace, PinnedPrefix, PrefetchPolicy
+from freehold.memory import Lease, Match, Namespace, PinnedPrefix, PrefetchPolicy
 from freehold.memory.explain import explain, explain_miss
+from freehold.memory.prefix.node import Node
 from freehold.memory.tiers.counts import describe_tiers
 from freehold.scheduler.parked import Parked
 from freehold.scheduler.request import Request
@@ -24,6 +28,8 @@ from freehold.storage_backend import Backend, StorageBackend
 
 REMEMBERED_REQUESTS = 1024
 TOP_PREFIXES = 20
+NODES_AT_ONCE = 256  # of a slice
+SAVE_POLL_S = 0.05  # between looks at how far saving has come
 
 
 class Procedures:
@@ -49,7 +55,7 @@ class Procedures:
             "pins": lambda _: self._pins(),
             "pin": self._pin,
             "unpin": scheduler.memory.pins.unpin,
-            "flush": lambda _: scheduler.flush_cache(),
+            "flush": lambda _: scheduler.memory.flushing(),
             "idle": lambda _: scheduler.is_idle and not parked,
             "paused": lambda _: scheduler.paused is not None,
             "pause": lambda mode: scheduler.pause(PauseMode(mode)),
@@ -78,21 +84,16 @@ class Procedures:
         if len(self._ended) > REMEMBERED_REQUESTS:
             self._ended.popitem(last=False)
 
-    def _memory(self) -> dict[str, Any]:
+    def _memory(self) -> Generator[None, None, dict[str, Any]]:
         """Who holds what, recounted."""
         scheduler = self._scheduler
-        scheduler.audit()
-        memory, running = scheduler.memory, scheduler.running
+        yield from scheduler.recounting()
+        memory = scheduler.memory
         leases: list[dict[str, Any]] = []
         for lease in memory.leases.open_leases:
-            request = running.request(lease.row)
-            numbers = {name: getattr(lease, name) for name in ("row", "shared", "committed", "reserved", "allocated")}
-            length = int(running.length[lease.row])
-            rows = [memory.leases.row_pages(lease.row, group) for group in range(len(memory.groups))]
-            pages = [int(np.count_nonzero(row)) for row in rows]
-            leases.append(
-                {"request": request.id, "state": request.state.value, **numbers, "length": length, "pages": pages}
-            )
+            if lease.is_open:
+                leases.append(self._lease_card(lease))
+                yield
         return {
             "page_size": memory.page_size,
             "pages": memory.counts().as_dict(),
@@ -109,17 +110,30 @@ class Procedures:
             **({} if memory.tiers is None else {"tiers": describe_tiers(memory.tiers)}),
         }
 
+    def _lease_card(self, lease: Lease) -> dict[str, Any]:
+        memory, running = self._scheduler.memory, self._scheduler.running
+        request = running.request(lease.row)
+        numbers = {name: getattr(lease, name) for name in ("row", "shared", "committed", "reserved", "allocated")}
+        length = int(running.length[lease.row])
+        rows = [memory.leases.row_pages(lease.row, group) for group in range(len(memory.groups))]
+        pages = [int(np.count_nonzero(row)) for row in rows]
+        return {"request": request.id, "state": request.state.value, **numbers, "length": length, "pages": pages}
+
     def _page(self, argument: dict[str, int]) -> str:
         try:
             return explain(self._scheduler.memory, argument["page"], argument["group"])
         except ValueError as error:
             raise BadRequest(str(error), str(error).split()[0]) from error
 
-    def _cache(self) -> dict[str, Any]:
+    def _cache(self) -> Generator[None, None, dict[str, Any]]:
         """The prefix cache as a whole. The prefixes hit most, longest first among equals."""
         memory = self._scheduler.memory
-        nodes = [node for node in memory.tree.nodes() if node.parent is not None]
-        best = sorted(nodes, key=lambda node: (-node.hits, -node.end))[:TOP_PREFIXES]
+        best: list[Node] = []
+        nodes = memory.tree.nodes()
+        while batch := list(itertools.islice(nodes, NODES_AT_ONCE)):
+            there = [node for node in (*best, *batch) if memory.tree.has(node) and node.parent is not None]
+            best = heapq.nlargest(TOP_PREFIXES, there, key=lambda node: (node.hits, node.end))
+            yield
         return {
             "page_size": memory.page_size,
             "pages": memory.counts().as_dict(),
@@ -156,7 +170,7 @@ class Procedures:
     def _lookup(self, argument: dict[str, Any]) -> dict[str, Any]:
         """What of a sequence is cached now, were it the turn of a session or not."""
         memory = self._scheduler.memory
-        tokens = np.array(argument["tokens"], np.int32)
+        tokens = _tokens(argument)
         place = self._namespace(argument)
         hit = memory.look_up(place.salt, tokens, adapter=place.adapter, session=argument["session"] or None)
         match, tail = hit.match, hit.tail
@@ -176,20 +190,24 @@ class Procedures:
         memory = self._scheduler.memory
         if memory.tiers is None or memory.tiers.storage is None:
             raise BadRequest("there is no storage to fetch from: start with --hicache-storage-backend")
-        tokens = np.array(argument["tokens"], np.int32)
+        tokens = _tokens(argument)
         namespace = self._namespace(argument)
         now = self._scheduler.lifecycle.clock()
         begun = memory.tiers.storage.prefetch(namespace, memory.tiers.keys(namespace, tokens), len(tokens), now)
         return {"asked_tokens": len(tokens), "fetching": begun is not None}
 
-    def _save(self, argument: dict[str, Any]) -> dict[str, Any]:
-        """Copy a sequence to the deepest tier -> how far that has come. To be asked again until it is complete."""
-        memory = self._scheduler.memory
+    def _save(self, argument: dict[str, Any]) -> Generator[float | None, None, dict[str, Any]]:
+        """Copy a sequence to the deepest tier -> how far that has come when it is complete, or after `timeout` s."""
+        memory, clock = self._scheduler.memory, time.monotonic
         if memory.tiers is None:
             raise BadRequest("there is no tier to save to: start with --enable-hierarchical-cache")
-        namespace = self._namespace(argument)
-        saved = memory.tiers.save(namespace, np.array(argument["tokens"], np.int32))
-        return {**asdict(saved), "is_complete": saved.is_whole}
+        end = clock() + argument["timeout"]
+        saving = memory.tiers.saving(self._namespace(argument), _tokens(argument))
+        while True:
+            saved = yield from saving.looking()
+            if saved.is_whole or clock() >= end:
+                return {**asdict(saved), "is_complete": saved.is_whole}
+            yield min(SAVE_POLL_S, max(0.0, end - clock()))
 
     def _pins(self) -> dict[str, Any]:
         memory = self._scheduler.memory
@@ -202,7 +220,7 @@ class Procedures:
 
     def _pin(self, argument: dict[str, Any]) -> dict[str, Any]:
         memory, now = self._scheduler.memory, self._scheduler.lifecycle.clock()
-        tokens = np.array(argument["tokens"], np.int32)
+        tokens = _tokens(argument)
         expires = None if argument["ttl"] is None else now + argument["ttl"]
         try:
             place = self._namespace(argument)
@@ -213,7 +231,7 @@ class Procedures:
         return {**kept, "asked_tokens": len(tokens), "pages": self._pins()["pages"]}
 
     def _miss(self, argument: dict[str, Any]) -> dict[str, Any]:
-        memory, tokens = self._scheduler.memory, np.array(argument["tokens"], np.int32)
+        memory, tokens = self._scheduler.memory, _tokens(argument)
         match = self._match(argument, tokens)
         miss = explain_miss(memory, match, tokens)
         return {
@@ -226,6 +244,10 @@ class Procedures:
             "theirs": miss.theirs,
             "explanation": str(miss),
         }
+
+
+def _tokens(argument: dict[str, Any]) -> Int32:
+    return np.frombuffer(argument["tokens"], np.int32)
 
 
 def _backend(wanted: dict[str, Any]) -> Backend:

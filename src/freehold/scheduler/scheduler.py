@@ -14,6 +14,7 @@ import numpy as np
 from freehold.config import EngineConfig
 from freehold.errors import Aborted, BadRequest, EngineStuck, FreeholdError, InvalidParameter
 from freehold.memory import AuditError, BrokenInvariant, Memory
+from freehold.memory.audit import recounting
 from freehold.scheduler.admission import GrowthEstimate
 from freehold.scheduler.chunk_budget import ChunkBudget
 from freehold.scheduler.lifecycle import Lifecycle, Timeouts
@@ -311,6 +312,14 @@ class Scheduler:
         """Recount all pages. Raises AuditError, and remembers it: the engine is unwell from then on."""
         for _ in self.auditing():
             pass
+
+    def recounting(self) -> Iterator[None]:
+        """Recount, while the engine goes on, what does not change meanwhile. Raises AuditError as `audit` does."""
+        try:
+            yield from recounting(self.memory)
+        except AuditError as error:
+            self.audit_error = error
+            raise
 
     def auditing(self) -> Iterator[None]:
         """The same in slices of about a millisecond, for an engine that is idle. If anything changes between two of

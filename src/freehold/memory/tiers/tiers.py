@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -86,15 +86,14 @@ class Tiers:
         if self.storage is not None:
             self.storage.enqueue(group, keys)
 
-    def saving(self, namespace: Namespace, tokens: Int32) -> Generator[None, None, Saved]:
-        """Have what device and host have of `tokens` [n] copied to the deepest tier, in slices -> how far it reaches
-        now. Look again when transfers have ended."""
+    def saving(self, namespace: Namespace, tokens: Int32) -> Saving:
+        """Copying what device and host have of `tokens` [n] to the deepest tier."""
         keys = self.keys(namespace, tokens)
-        return Saving(self._tree, self.host, self._reach, self.backup, self.storage, namespace, keys).looking()
+        return Saving(self._tree, self.host, self._reach, self.backup, self.storage, namespace, keys)
 
     def save(self, namespace: Namespace, tokens: Int32) -> Saved:
-        """The same in one piece."""
-        return finished(self.saving(namespace, tokens))
+        """Have it copied -> how far it reaches now."""
+        return finished(self.saving(namespace, tokens).looking())
 
     def settle(self, now: float) -> None:
         """The one place where transfers end and backups begin: called in every iteration, before anything is planned,

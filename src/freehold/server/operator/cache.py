@@ -38,7 +38,7 @@ def cache_routes(engine: AsyncEngine) -> APIRouter:
     async def prefetch(request: Request, body: LookupBody) -> dict[str, Any]:
         """Fetch what storage has of a prompt to the host, before anybody asks for it."""
         tokens = await _tokens(engine, body)
-        return await engine.call("prefetch", {"tokens": tokens.tolist(), **_scope(body, client_of(request))})
+        return await engine.call("prefetch", {"tokens": tokens.tobytes(), **_scope(body, client_of(request))})
 
     @routes.get("/v1/cache/pins")
     async def pins() -> dict[str, Any]:
@@ -54,7 +54,7 @@ def cache_routes(engine: AsyncEngine) -> APIRouter:
             pass
         name = body.id or uuid.uuid4().hex
         scope = {"namespace": options.namespace, "adapter": options.adapter}
-        return await engine.call("pin", {"id": name, "tokens": tokens.tolist(), "ttl": body.ttl, **scope})
+        return await engine.call("pin", {"id": name, "tokens": tokens.tobytes(), "ttl": body.ttl, **scope})
 
     @routes.delete("/v1/cache/pins/{name:path}")
     async def unpin(name: str) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def cache_routes(engine: AsyncEngine) -> APIRouter:
 async def explain_miss(engine: AsyncEngine, body: LookupBody, client: Client) -> dict[str, Any]:
     """How much of a prompt is cached now, and why no more."""
     tokens = await _tokens(engine, body)
-    return await engine.call("miss", {"tokens": tokens.tolist(), **_scope(body, client)})
+    return await engine.call("miss", {"tokens": tokens.tobytes(), **_scope(body, client)})
 
 
 def _scope(body: LookupBody, client: Client) -> dict[str, str]:

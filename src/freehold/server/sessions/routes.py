@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from typing import Any
 
+import numpy as np
 from fastapi import APIRouter, Request
 
 from freehold.ipc.async_engine import AsyncEngine
@@ -37,11 +38,11 @@ def session_routes(engine: AsyncEngine, table: SessionTable) -> APIRouter:
         """With what is cached of it: whole pages in the prefix tree, and the tail behind them; and with its
         tokens, if asked for."""
         found = table.get(name, client_of(request))
-        tokens = table.conversation(found).tokens.tolist()
+        tokens = table.conversation(found).tokens
         # The last token of a prompt is always computed.
-        argument = {"tokens": [*tokens, 0], **found.scope, "session": found.key}
+        argument = {"tokens": np.append(tokens, np.int32(0)).tobytes(), **found.scope, "session": found.key}
         card = {**_card(found), "cached": await engine.call("lookup", argument)}
-        return {**card, "token_ids": tokens} if token_ids else card
+        return {**card, "token_ids": tokens.tolist()} if token_ids else card
 
     @routes.post("/v1/sessions/{name}/fork")
     async def fork(request: Request, name: str, body: ForkBody | None = None) -> dict[str, Any]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 import uuid
 from typing import Any
 
@@ -18,8 +16,6 @@ from freehold.server.openai.schema import SaveBody
 from freehold.server.router import router
 from freehold.server.sessions.table import Session, SessionTable
 
-POLL_S = 0.05
-
 
 def saving_routes(engine: AsyncEngine, table: SessionTable) -> APIRouter:
     routes = router()
@@ -28,13 +24,9 @@ def saving_routes(engine: AsyncEngine, table: SessionTable) -> APIRouter:
     async def save(request: Request, name: str, body: SaveBody | None = None) -> dict[str, Any]:
         """Copy the session's whole pages to the deepest tier, whatever the write policy is."""
         found = table.get(name, client_of(request))
-        argument = {"tokens": table.conversation(found).tokens.tolist(), **found.scope}
-        end = time.monotonic() + (body or SaveBody()).timeout
-        while True:
-            saved = await engine.call("save", argument)
-            if saved["is_complete"] or time.monotonic() >= end:
-                return {"id": name, "object": "session.saved", **saved}
-            await asyncio.sleep(POLL_S)
+        tokens, timeout = table.conversation(found).tokens.tobytes(), (body or SaveBody()).timeout
+        saved = await engine.call("save", {"tokens": tokens, "timeout": timeout, **found.scope})
+        return {"id": name, "object": "session.saved", **saved}
 
     @routes.post("/v1/sessions/{name}/restore")
     async def restore(request: Request, name: str) -> dict[str, Any]:

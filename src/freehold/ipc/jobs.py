@@ -1,0 +1,86 @@
+"""Calls whose work takes long: they go on in slices between two iterations of the scheduler."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Generator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from freehold.errors import QueueFull
+from freehold.memory import AuditError, BrokenInvariant
+
+SHARE_S = 0.0005  # of each iteration, for all jobs together
+JOBS_MAX = 64
+
+Work = Generator[float | None, None, Any]
+
+
+@dataclass(frozen=True)
+class _Job:
+    """`due`: seconds of the clock before which it has nothing to do."""
+
+    work: Work
+    result: Future[Any]
+    due: float = -math.inf
+
+
+class Jobs:
+    """A job is a generator. It yields at least once in half a millisecond: None to go on soon, or for how many seconds
+    it has nothing to do. What it returns or raises is its result."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic):
+        self._clock = clock
+        self._jobs: deque[_Job] = deque()
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def take(self, value: Any) -> Any:
+        """Begin a job if `value` is a generator -> a future for its result, or the value as it is. Raises QueueFull if
+        there are JOBS_MAX jobs already."""
+        if not isinstance(value, Generator):
+            return value
+        if len(self._jobs) >= JOBS_MAX:
+            raise QueueFull(f"{JOBS_MAX} calls of this kind are being worked on: try again later")
+        job = _Job(value, Future())
+        self._jobs.append(job)
+        return job.result
+
+    @property
+    def rest_s(self) -> float:
+        """Seconds until one of them has something to do; infinity without jobs."""
+        return max(0.0, min((job.due for job in self._jobs), default=math.inf) - self._clock())
+
+    def go_on(self) -> bool:
+        """Give each a slice in turn until their share is used up -> whether there was anything to do."""
+        end = self._clock() + SHARE_S
+        ready = [job for job in self._jobs if job.due <= end]
+        self._jobs = deque(job for job in self._jobs if job.due > end)
+        was_ready, going = bool(ready), deque(ready)
+        while going and self._clock() < end:
+            job = going.popleft()
+            after = self._slice(job)
+            if after is not None:
+                (self._jobs if after.due > end else going).append(after)
+        self._jobs.extendleft(reversed(going))
+        return was_ready
+
+    def _slice(self, job: _Job) -> _Job | None:
+        """-> the job as it goes on, None if it has ended."""
+        try:
+            rest = next(job.work)
+        except StopIteration as end:
+            job.result.set_result(end.value)
+        except (BrokenInvariant, AssertionError) as error:
+            if not isinstance(error, AuditError):
+                raise
+            job.result.set_exception(error)
+        except BaseException as error:  # whatever a library raises, a panic included
+            job.result.set_exception(error)
+        else:
+            return _Job(job.work, job.result, -math.inf if rest is None else self._clock() + rest)
+        return None

@@ -1,0 +1,159 @@
+"""Calls in slices: none holds up an iteration, and each comes to its end."""
+
+import sys
+
+import numpy as np
+import pytest
+
+from freehold.config import EngineConfig
+from freehold.errors import QueueFull
+from freehold.ipc import protocol as msg
+from freehold.ipc.adapter_loads import AdapterLoads
+from freehold.ipc.jobs import JOBS_MAX, Jobs
+from freehold.ipc.procedures import Procedures
+from freehold.memory import BrokenInvariant, WritePolicy
+from freehold.scheduler.parked import Parked
+from freehold.simulation.assembly import SimulatedTiers, assemble
+from freehold.storage_backend import StorageBackend
+
+
+class Clock:
+    """Each slice takes `slice_s`."""
+
+    def __init__(self, slice_s: float = 0.0):
+        self.now, self.slice_s = 0.0, slice_s
+
+    def __call__(self) -> float:
+        return self.now
+
+    def work(self, slices: int, done: list[str], name: str):
+        for _ in range(slices):
+            self.now += self.slice_s
+            done.append(name)
+            yield
+        return name
+
+
+def test_jobs_take_turns_and_stop_when_their_share_is_used_up():
+    clock, done = Clock(0.0002), []
+    jobs = Jobs(clock)
+    results = [jobs.take(clock.work(4, done, name)) for name in "ab"]
+    assert jobs.go_on()
+    assert done == ["a", "b", "a"], "three slices of 0.2 ms are more than the share"
+    while jobs.go_on():
+        pass
+    assert [result.result(0) for result in results] == ["a", "b"]
+    assert "".join(done) == "abababab"
+    assert len(jobs) == 0
+
+
+def test_a_job_that_waits_has_no_turn_before_its_time():
+    clock = Clock()
+    jobs = Jobs(clock)
+
+    def work():
+        yield 0.05
+        return clock.now
+
+    result = jobs.take(work())
+    assert jobs.rest_s == 0.0
+    jobs.go_on()
+    assert jobs.rest_s == pytest.approx(0.05)
+    assert not jobs.go_on()
+    clock.now = 0.06
+    jobs.go_on()
+    assert result.result(0) == 0.06
+    assert jobs.rest_s == float("inf")
+
+
+def test_there_are_only_so_many_jobs():
+    jobs = Jobs(Clock())
+    for _ in range(JOBS_MAX):
+        jobs.take(iter_forever())
+    with pytest.raises(QueueFull):
+        jobs.take(iter_forever())
+    assert jobs.take("a value") == "a value"
+
+
+def iter_forever():
+    while True:
+        yield
+
+
+class Panic(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), Panic("no")])
+def test_what_a_job_raises_is_its_result(error):
+    jobs = Jobs(Clock())
+    result = jobs.take(raising(error))
+    jobs.go_on()
+    assert result.exception(0) is error
+
+
+def raising(error: BaseException):
+    yield
+    raise error
+
+
+def test_a_broken_invariant_is_nothing_that_is_answered():
+    jobs = Jobs(Clock())
+    jobs.take(raising(BrokenInvariant("no")))
+    with pytest.raises(BrokenInvariant):
+        jobs.go_on()
+
+
+class Server:
+    """Procedures of a memory with `prefixes` of two pages each, all of them on the host."""
+
+    def __init__(self, prefixes: int):
+        config = EngineConfig(page_size=4, num_pages=2 * prefixes + 100, max_running_requests=8)
+        server = assemble(config, 20_000, tiers=SimulatedTiers(WritePolicy.WRITE_THROUGH, 2.0))
+        self.scheduler, memory = server.scheduler, server.scheduler.memory
+        self.procedures = Procedures(
+            self.scheduler, StorageBackend(memory, None, None), Parked(None, lambda: None, config), AdapterLoads(None)
+        )
+        for number in range(prefixes):
+            self.publish(np.arange(8, dtype=np.int32) + 10 * number)
+
+    def publish(self, tokens) -> None:
+        memory = self.scheduler.memory
+        lease = memory.leases.open(memory.match("", tokens))
+        lease.extend(len(tokens))
+        lease.commit(len(tokens))
+        memory.publish(lease, tokens)
+        lease.release()
+        memory.leases.page_tables.take_updates()
+
+    def calls_of_a_slice(self, procedure: str, argument=None) -> int:
+        """The most Python calls between two yields; calls into NumPy, of which each does much, count as one."""
+        work, most = self.procedures.start(msg.Call(1, procedure, argument)), 0
+        for _ in range(100_000):
+            count = 0
+
+            def seen(frame, event, arg):
+                nonlocal count
+                count += event in ("call", "c_call")
+
+            sys.setprofile(seen)
+            try:
+                next(work)
+            except StopIteration:
+                return most
+            finally:
+                sys.setprofile(None)
+                most = max(most, count)
+        raise AssertionError("no end")
+
+
+@pytest.mark.parametrize("procedure", ["memory", "cache", "flush", "save"])
+def test_no_slice_of_a_call_grows_with_the_cache(procedure):
+    most = []
+    for prefixes in (1000, 4000):
+        server, argument = Server(prefixes), None
+        if procedure == "save":
+            tokens = np.arange(8 * prefixes, dtype=np.int32) % 1000
+            argument = {"tokens": tokens.tobytes(), "namespace": "", "timeout": 0.0}
+        most.append(server.calls_of_a_slice(procedure, argument))
+    assert most[1] < 1.3 * most[0], f"calls of the longest slice: {most}"
