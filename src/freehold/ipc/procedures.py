@@ -60,7 +60,7 @@ class Procedures:
             "paused": lambda _: scheduler.paused is not None,
             "pause": lambda mode: scheduler.pause(PauseMode(mode)),
             "resume": lambda _: scheduler.resume(),
-            "update_weights": scheduler.update_weights,
+            "update_weights": scheduler.updating_weights,
             "load_adapter": adapters.load,
             "unload_adapter": adapters.unload,
         }
