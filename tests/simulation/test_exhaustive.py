@@ -4,6 +4,7 @@ from collections import deque
 
 import pytest
 
+from freehold.memory import WritePolicy
 from freehold.memory.lease import Lease
 from freehold.memory.ledger.epochs import Epochs
 from freehold.scheduler.planner import Planner
@@ -46,10 +47,11 @@ def test_a_state_is_the_same_whatever_its_pages_are_called(scope):
 
 def test_all_events_happen():
     seen = set()
-    for scope in (Scope(2, 2, 4, True, session=True), Scope(2, 1, 6, True)):
+    forked = Scope(4, 2, 6, True, session=True, fork=True, tier=WritePolicy.WRITE_THROUGH)
+    for scope, depth in ((Scope(2, 2, 4, True, session=True), 6), (Scope(2, 1, 6, True), 6), (forked, 3)):
         for exploration in explore([scope], seconds=60, processes=1):
             seen |= {action.kind for path, enabled in exploration.frontier for action in (*path, *enabled)}
-            if exploration.depth == 6:
+            if exploration.depth == depth:
                 break
     assert seen >= set(ActionKind) - {ActionKind.CLOSE}
     world = SmallWorld(Scope(2, 2, 4, False, session=True))

@@ -164,11 +164,15 @@ class _Answer:
 
     async def stream(self) -> AsyncGenerator[dict[str, Any]]:
         """What goes wrong before anything was sent is an error; later it is a reason to finish."""
-        has_begun = False
+        has_begun, ended = False, set[int]()
         try:
             async with aclosing(self._news()) as news:
                 async for at in news:
+                    if at in ended:
+                        continue  # an event has told this news, too: events say all that is known when they are made
                     has_begun = True
+                    if self._samples[at].output.ended is not None:
+                        ended.add(at)
                     yield self._event(at)
         except FreeholdError as error:
             if not has_begun:
