@@ -57,7 +57,7 @@ def settle(llm: LLM) -> None:
 def forget_device(llm: LLM) -> None:
     """As if others had needed the memory."""
     memory = llm.scheduler.memory
-    memory.flush()
+    memory.tree.evictor.evict(memory.tree.evictable_page_count, "others")
     for bounded in memory.tree.bounded:
         bounded.evict(bounded.page_count)
     assert memory.tree.page_count == 0
