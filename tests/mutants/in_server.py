@@ -140,7 +140,7 @@ MUTANTS = [
         "an order does not wait for the step in flight",
         "the server",
         "ipc/engine_process.py",
-        'ORDERS = {"pause", "resume", "update_weights", "flush"}',
+        'ORDERS = {"pause", "resume", "update_weights"}',
         'ORDERS = {"resume"}',
     ),
     Mutant(

@@ -88,7 +88,7 @@ MUTANTS = [
         "nodes that left the tree wait for a copy",
         GROWS,
         "memory/tiers/backup.py",
-        "        self._waiting.pop(node.serial, None)\n",
+        "        self._waiting.remove(node)\n",
         "        pass\n",
     ),
     Mutant(
