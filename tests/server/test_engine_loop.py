@@ -341,7 +341,7 @@ def test_while_weights_are_loaded_nothing_is_computed_and_everybody_is_heard(loa
     client.reports(6)
     client.send(msg.Call(1, "update_weights", "other"))
     client.submit("b", timeout=5.0)
-    client.send(msg.Call(2, "flush"))
+    client.send(msg.Call(2, "resume"))
     client.send(msg.Call(3, "idle"))
     assert [answer.number for answer in client.answers(5)] == [3]
     steps = client.memory.epochs.submitted
