@@ -76,7 +76,7 @@ class EventPublisher:
                 if item:
                     self._kept.append(item)
                     self._pub.send_multipart([topic, numbered(item[0]), item[1]])
-            except Exception as error:  # the thread goes on: a queue that nobody empties would fill
+            except Exception as error:  # the thread goes on: without it the queue would fill
                 print(f"freehold: events: {error}", file=sys.stderr, flush=True)
 
     def _answer(self) -> None:

@@ -26,9 +26,10 @@ from freehold.ipc.engine_setup import EngineSetup
 from freehold.ipc.jobs import Jobs
 from freehold.ipc.procedures import Procedures
 from freehold.ipc.reports import Reports, hold_seconds
-from freehold.memory import AuditError, BrokenInvariant
+from freehold.memory import AuditError
 from freehold.memory.events import CacheEvent
 from freehold.memory.tiers.counts import count_tiers
+from freehold.scheduler.faults import is_broken
 from freehold.scheduler.parked import GrammarCompiler, Parked
 from freehold.scheduler.request import Request
 from freehold.scheduler.results import StepOutput
@@ -197,7 +198,7 @@ class EngineLoop:
         try:
             value = work()
         except BaseException as error:  # whatever a library raises, a panic included
-            if isinstance(error, (BrokenInvariant, AssertionError)) and not isinstance(error, AuditError):
+            if is_broken(error) and not isinstance(error, AuditError):
                 raise
             self._send(msg.Reply(number, failure=msg.Failure.of(error)))
             return

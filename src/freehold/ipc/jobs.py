@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from freehold.errors import QueueFull
-from freehold.memory import AuditError, BrokenInvariant
+from freehold.memory import AuditError
+from freehold.scheduler.faults import is_broken
 
 SHARE_S = 0.0005  # of each iteration, for all jobs together
 JOBS_MAX = 64
@@ -75,11 +76,9 @@ class Jobs:
             rest = next(job.work)
         except StopIteration as end:
             job.result.set_result(end.value)
-        except (BrokenInvariant, AssertionError) as error:
-            if not isinstance(error, AuditError):
-                raise
-            job.result.set_exception(error)
         except BaseException as error:  # whatever a library raises, a panic included
+            if is_broken(error) and not isinstance(error, AuditError):
+                raise
             job.result.set_exception(error)
         else:
             return _Job(job.work, job.result, -math.inf if rest is None else self._clock() + rest)

@@ -53,7 +53,7 @@ class Stream:
     _has_sent: bool = False
 
     def fail(self, error: Exception) -> None:
-        """Whoever waits for it meets the error."""
+        """Raise the error where the stream is waited for."""
         if not self.accepted.done():
             self.accepted.set_exception(error)
         else:

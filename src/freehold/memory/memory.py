@@ -140,7 +140,7 @@ class Memory:
         return tails + columns
 
     def flush(self) -> int:
-        """The same in one piece."""
+        """Do the work of `flushing` in one piece -> device pages given back."""
         return finished(self.flushing())
 
     @property

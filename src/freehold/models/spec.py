@@ -208,8 +208,8 @@ class Dense:
 class Routing:
     """Which experts compute a token, and with which weights.
 
-    `scores` of an expert: "softmax" over all, "sigmoid" of its own (then the router has a correction), or "chosen", a
-    softmax over those that were chosen.
+    `scores` of an expert: "softmax" over all experts, "sigmoid" of its own, or "chosen", a softmax over the chosen
+    experts. With "sigmoid" the router has a correction.
     If `group_count` is more than 1, only the best `groups_used` groups of experts count; the best of a group, or the
     sum of its best two (`group_by_two`), says how good it is.
     """

@@ -11,9 +11,14 @@ from freehold.errors import EngineFailed, FreeholdError
 from freehold.memory import BrokenInvariant
 
 
+def is_broken(error: BaseException) -> bool:
+    """Whether an error says that an invariant is broken."""
+    return isinstance(error, (BrokenInvariant, AssertionError))
+
+
 def fault_of_one(error: Exception) -> FreeholdError:
     """The error that the request meets. Raises `error` again if it is a broken invariant."""
-    if isinstance(error, (BrokenInvariant, AssertionError)):
+    if is_broken(error):
         raise error
     if isinstance(error, FreeholdError):
         return error

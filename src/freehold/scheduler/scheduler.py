@@ -13,10 +13,11 @@ import numpy as np
 
 from freehold.config import EngineConfig
 from freehold.errors import Aborted, BadRequest, EngineStuck, FreeholdError, InvalidParameter
-from freehold.memory import AuditError, BrokenInvariant, Memory
+from freehold.memory import AuditError, Memory
 from freehold.memory.audit import recounting
 from freehold.scheduler.admission import GrowthEstimate
 from freehold.scheduler.chunk_budget import ChunkBudget
+from freehold.scheduler.faults import is_broken
 from freehold.scheduler.lifecycle import Lifecycle, Timeouts
 from freehold.scheduler.loading import Loading
 from freehold.scheduler.planner import Planner
@@ -315,17 +316,16 @@ class Scheduler:
 
     def recounting(self) -> Iterator[None]:
         """Recount, while the engine goes on, what does not change meanwhile. Raises AuditError as `audit` does."""
-        try:
-            yield from recounting(self.memory)
-        except AuditError as error:
-            self.audit_error = error
-            raise
+        return self._remembering(recounting(self.memory))
 
     def auditing(self) -> Iterator[None]:
         """The same in slices of about a millisecond, for an engine that is idle. If anything changes between two of
         them, begin anew."""
+        return self._remembering(self.memory.auditing())
+
+    def _remembering(self, audit: Iterator[None]) -> Iterator[None]:
         try:
-            yield from self.memory.auditing()
+            yield from audit
         except AuditError as error:
             self.audit_error = error
             raise
@@ -340,9 +340,9 @@ def _loaded(loading: Future[bytes], source: str) -> bytes:
     """-> the fingerprint of the weights. Raises BadRequest for what a library raises about files it can't read."""
     try:
         return loading.result()
-    except (BrokenInvariant, AssertionError):
-        raise
     except FreeholdError as error:
         raise BadRequest(str(error), "model_path") from error
     except Exception as error:
+        if is_broken(error):
+            raise
         raise BadRequest(f"{source} can't be loaded: {error}", "model_path") from error

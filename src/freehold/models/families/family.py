@@ -34,7 +34,7 @@ class Family:
     """`layers` reads the layers of a config.json, `model` what surrounds them. `rules` come before `RULES`. Norms of
     some families are stored as what is added to 1: those that match `offset_norms`. Names in the file begin with
     `root`, except that of the head. `defaults` are values of fields that published files leave out. `parts`: as in
-    `ModelSpec`, beside those that fields of the configuration switch on."""
+    `ModelSpec`; fields of the configuration add more."""
 
     layers: Callable[[HfConfig], Sequence[LayerSpec]]
     rules: Callable[[HfConfig], Sequence[Rule]] = lambda config: ()
