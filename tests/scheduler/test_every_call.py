@@ -435,7 +435,7 @@ def test_what_breaks_in_a_move_ends_the_engine(owner, name, error):
 
 @pytest.mark.parametrize("of", [
     lambda life: life.memory.flushing(), lambda life: life.memory.auditing(), lambda life: recounting(life.memory),
-    lambda life: life.tiers.saving(life.memory.tree.namespace(""), np.array(life.histories["s"], np.int32)),
+    lambda life: life.tiers.saving(life.memory.tree.namespace(""), np.array(life.histories["s"], np.int32)).looking(),
 ])  # fmt: skip
 def test_work_in_slices_may_be_left_in_the_middle(of):
     count = 1
