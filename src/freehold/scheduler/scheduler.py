@@ -98,7 +98,7 @@ class Scheduler:
         target = None if config.target_itl_ms is None else config.target_itl_ms / 1000
         chunks = ChunkBudget(config.chunked_prefill_size, target, StepTime(timings))
         self.results = Results(memory, self.running, self.lifecycle, vocabulary, chunks, drafts)
-        self.loading = Loading(memory, chunks.time)
+        self.loading = Loading(memory, self.lifecycle, chunks.time)
         self._planner = Planner(config, memory, self.queue, self.running, self.lifecycle, self.loading, chunks, drafts)
         self._in_flight: deque[_InFlight] = deque()
         self._progress_at = clock()  # when the oldest step in flight began to be the oldest
@@ -109,7 +109,8 @@ class Scheduler:
     # -- from outside -----------------------------------------------------------------------------------
 
     def add(self, request: Request) -> None:
-        """Queue a request. Raises InvalidParameter or QueueFull; then nothing has changed."""
+        """Queue a request. Raises InvalidParameter or QueueFull; then nothing has changed. A fault in looking for what
+        storage has of it ends it: the next output says so."""
         if request.id in self.requests:
             raise InvalidParameter("rid", f"request id {request.id} is already in flight")
         if request.timeout is None:
