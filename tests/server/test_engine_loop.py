@@ -406,3 +406,31 @@ def test_a_thread_that_panics_answers_the_call(client, monkeypatch):
     future.set_exception(Panic("a header"))
     (answer,) = client.answers(2)
     assert "a header" in answer.failure.message
+
+
+def nested(depth):
+    value = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize("value", [np.float32(1), 1 << 70, "\udc80", nested(20_000)], ids=lambda v: type(v).__name__)
+@pytest.mark.parametrize("procedure", ["cache", "pause"])
+def test_a_value_that_can_not_be_sent_answers_the_call(client, value, procedure, monkeypatch):
+    monkeypatch.setitem(client.loop._procedures._procedures, procedure, lambda _: value)
+    client.send(msg.Call(1, procedure))
+    (answer,) = client.answers(3)
+    assert answer.failure is not None
+    client.submit("a", max_tokens=2)
+    assert client.ended(8) == ["a"]
+
+
+def test_an_error_that_names_a_file_without_a_utf8_name_is_sent(client, monkeypatch):
+    def fail(_):
+        raise OSError(f"no such file: {bytes([0x61, 0x80]).decode(errors='surrogateescape')}")
+
+    monkeypatch.setitem(client.loop._procedures._procedures, "cache", fail)
+    client.send(msg.Call(1, "cache"))
+    (answer,) = client.answers(3)
+    assert "a\\udc80" in answer.failure.message

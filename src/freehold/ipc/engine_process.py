@@ -315,7 +315,7 @@ class EngineLoop:
     def _send(self, report: msg.Report) -> None:
         """Behind what happened before."""
         self._tell()
-        self._socket.send(msg.encode(report))
+        self._socket.send(msg.encode_reply(report) if isinstance(report, msg.Reply) else msg.encode(report))
 
 
 def _slice(work: Generator[None, None, Any]) -> Any:
