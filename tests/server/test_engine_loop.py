@@ -361,6 +361,24 @@ def test_while_weights_are_loaded_nothing_is_computed_and_everybody_is_heard(loa
     assert "a" in client.ended(80)
 
 
+def test_while_weights_are_loaded_the_loop_rests(loading, monkeypatch):
+    client, weights = loading
+    client.submit("a")
+    client.reports(6)
+    for number, procedure in enumerate(("update_weights", "pause")):
+        client.send(msg.Call(number, procedure, "in_place"))
+    client.reports(3)
+    monkeypatch.setattr("freehold.scheduler.scheduler.RESULT_WAIT_S", 9.0)
+    monkeypatch.setattr("freehold.ipc.engine_process.IDLE_POLL_MS", 10_000)
+    client.loop.turn()
+    polls = []
+    monkeypatch.setattr(client.loop._poller, "poll", lambda milliseconds=None: polls.append(milliseconds) or [])
+    client.loop.turn()
+    client.loop.turn()
+    assert polls == [50, 50], "a request that waits can time out meanwhile"
+    weights.set_result(b"new")
+
+
 class Panic(BaseException):
     """What a library in Rust raises: no Exception."""
 
