@@ -18,7 +18,7 @@ import pytest
 from freehold.config import EngineConfig
 from freehold.constraint import Constraint
 from freehold.errors import EngineStuck, FreeholdError, InvalidParameter, QueueFull, Unavailable
-from freehold.memory import LeaseError, OwnershipError, PrefetchPolicy, Retention, WritePolicy
+from freehold.memory import LeaseError, OwnershipError, PinRefused, PrefetchPolicy, Retention, WritePolicy
 from freehold.memory.audit import recounting
 from freehold.memory.events import EventLog
 from freehold.memory.lease import Lease
@@ -159,7 +159,7 @@ class Life:
         self.quiet()
         try:
             assert self.memory.pin("p", "", np.array(SYSTEM, np.int32), self.now + 2) is not None
-        except ValueError as error:
+        except PinRefused as error:
             self.refused["pin"] = InvalidParameter("id", str(error))
 
     def come_back(self) -> None:
@@ -364,7 +364,7 @@ def test_every_step_fails_once():
 COMMANDS = {  # callee, what it does instead, and the request or command that hears of it
     "weights are not there": (lambda life: life.h.engine, "load_weights", failing(OSError("told to fail")), "weights"),
     "weights never come": (lambda life: life.h.engine, "load_weights", failing(TimeoutError()), "weights"),
-    "a pin is refused": (lambda life: life.memory.pins, "pin", raising(ValueError("told to fail")), "pin"),
+    "a pin is refused": (lambda life: life.memory.pins, "pin", raising(PinRefused("told to fail")), "pin"),
     "too many hang": (lambda life: life.grammars, "get", raising(Unavailable("told to fail")), "bound"),
     "a bad grammar": (lambda life: life.grammars, "get", failing(InvalidParameter("regex", "told to")), "bound"),
     "a late bad grammar": (

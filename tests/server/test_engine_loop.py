@@ -426,6 +426,21 @@ def test_a_thread_that_panics_answers_the_call(client, monkeypatch):
     assert "a header" in answer.failure.message
 
 
+@pytest.mark.parametrize("procedure", ["pin", "page"])
+def test_a_fault_of_ours_is_not_called_a_bad_request(client, procedure, monkeypatch):
+    arguments = {
+        "pin": {"id": "p", "namespace": "", "tokens": np.arange(8, dtype=np.int32).tobytes(), "ttl": None},
+        "page": {"page": 1, "group": 0},
+    }
+    for wrong in (False, True):
+        if wrong:
+            monkeypatch.setattr(client.memory.tree, "match", lambda *arguments: int("no number"))
+            monkeypatch.setattr("freehold.memory.explain.owner.kind_of", lambda one: int("no number"))
+        client.send(msg.Call(1, procedure, arguments[procedure]))
+        (answer,) = client.answers(2)
+        assert (answer.failure.status if answer.failure else None) == (500 if wrong else None)
+
+
 def nested(depth):
     value = []
     for _ in range(depth):
