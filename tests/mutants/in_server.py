@@ -161,8 +161,8 @@ MUTANTS = [
         "an engine that is started again has the first weights",
         "the server",
         "ipc/engine_process.py",
-        "    if setup.weights is not None:\n",
-        "    if False:\n",
+        "assemble(setup.config, weights=setup.weights)",
+        "assemble(setup.config)",
     ),
     Mutant(
         "an engine that is started again goes on while it is paused",

@@ -21,7 +21,7 @@ from freehold.engine.sampler import Sampler
 from freehold.engine.sequences import Sequences, Work
 from freehold.engine.speculative.choice import make_speculator
 from freehold.models.loading.content import content_fingerprint
-from freehold.models.loading.resolve import open_checkpoint, resolve_model
+from freehold.models.loading.resolve import open_weights
 from freehold.models.tensor import Checkpoint
 from freehold.sampling_params import SamplingParams
 from freehold.step import DraftCost, KVShape, RowStart, Step, StepResult, StepTiming, TokenLogprobs
@@ -95,9 +95,7 @@ class Runner:
     def load_weights(self, source: str) -> bytes:
         """-> the fingerprint of their content, if pages are kept under it: it takes reading them all. Raises
         ModelUnavailable, or ValueError if the model has another shape; then nothing has changed."""
-        checkpoint = open_checkpoint(resolve_model(source))
-        if checkpoint.spec != self._model.spec:
-            raise ValueError(f"model_path: {source} is another kind of model")
+        checkpoint = open_weights(source, self._model.spec)
         found = content_fingerprint(checkpoint.path) if self._config.enable_hierarchical_cache else b""
         self._model.load(checkpoint)
         return found

@@ -298,10 +298,8 @@ class EngineLoop:
 
 
 def assembled(setup: EngineSetup) -> Assembly:
-    """An engine as an operator has left it. Raises what `assemble` and `Scheduler.update_weights` raise."""
-    assembly = assemble(setup.config)
-    if setup.weights is not None:
-        assembly.scheduler.update_weights(setup.weights)
+    """An engine as an operator has left it. Raises what `assemble` raises."""
+    assembly = assemble(setup.config, weights=setup.weights)
     if setup.paused is not None:
         assembly.scheduler.pause(PauseMode(setup.paused))
     return assembly
