@@ -66,8 +66,8 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 
 def open_weights(source: str, spec: ModelSpec) -> Checkpoint:
-    """Those that may take the place of a model's. Raises what `resolve_model` and `open_checkpoint` raise, or ValueError
-    if they are of another kind of model."""
+    """Those that may take the place of a model's. Raises what `resolve_model` and `open_checkpoint` raise, and
+    ValueError if they are of another kind of model."""
     checkpoint = open_checkpoint(resolve_model(source))
     if checkpoint.spec != spec:
         raise ValueError(f"model_path: {source} is another kind of model")
