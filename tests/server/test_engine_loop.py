@@ -441,6 +441,26 @@ def test_a_fault_of_ours_is_not_called_a_bad_request(client, procedure, monkeypa
         assert (answer.failure.status if answer.failure else None) == (500 if wrong else None)
 
 
+def test_a_call_that_is_not_waited_for_any_more_ends_unanswered(client, monkeypatch):
+    left = []
+
+    def work(_):
+        try:
+            while True:
+                yield
+        finally:
+            left.append("ended")
+
+    monkeypatch.setitem(client.loop._procedures._procedures, "save", work)
+    client.send(msg.Call(1, "save"))
+    client.reports(2)
+    client.send(msg.Cancel(1))
+    client.send(msg.Cancel(2))
+    assert not client.answers(3)
+    assert left == ["ended"]
+    assert len(client.loop._jobs) == 0
+
+
 def nested(depth):
     value = []
     for _ in range(depth):

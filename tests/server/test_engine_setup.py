@@ -61,6 +61,10 @@ class Replying:
 
     def __init__(self):
         self.calls = asyncio.Queue()
+        self.told = []
+
+    def send_soon(self, command):
+        self.told.append(command)
 
     async def send(self, command):
         await self.calls.put(command)
@@ -80,6 +84,22 @@ def test_what_was_done_is_known_even_if_the_caller_has_left():
             await failing
         assert engine.setup.weights == "/good"
         assert not engine._calls
+
+    asyncio.run(run())
+
+
+def test_saving_ends_with_its_caller_and_an_update_does_not():
+    async def run():
+        engine, child = AsyncEngine(), Replying()
+        engine.ready, engine._child = msg.Ready("m", "llama", 10, 10, 10), child
+        numbers = []
+        for procedure in ("update_weights", "save"):
+            leaving = asyncio.create_task(engine.call(procedure))
+            numbers.append((await child.calls.get()).number)
+            leaving.cancel()
+            await asyncio.wait({leaving})
+        assert child.told == [msg.Cancel(numbers[1])]
+        assert list(engine._calls) == numbers[:1]
 
     asyncio.run(run())
 

@@ -97,6 +97,26 @@ def test_what_a_job_raises_is_its_result(error):
     assert jobs.take(fail).exception(0) is error
 
 
+def test_a_job_that_is_cancelled_ends():
+    clock, done = Clock(), []
+    jobs = Jobs(clock)
+
+    def work():
+        try:
+            while True:
+                yield 0.05
+        finally:
+            done.append("cleaned up")
+
+    result = jobs.take(work)
+    jobs.go_on()
+    result.cancel()
+    clock.now = 0.06
+    jobs.go_on()
+    assert done == ["cleaned up"]
+    assert len(jobs) == 0
+
+
 def raising(error: BaseException):
     yield
     raise error

@@ -34,6 +34,7 @@ from freehold.text.tokenizer import Tokenizer
 SILENCE_MAX_S = 5.0  # without a sign of life the engine counts as not answering
 GUARD_INTERVAL_S = 1.0
 DEADLINE_GRACE_S = 1.0  # for the engine to say itself that a request's time is up
+ENDED_WITH_CALLER = {"save"}  # the others go on: they are short, or change what the engine is
 LONG_TEXT = 20_000  # characters
 LONG_TEXTS = 2  # tokenized at a time: each takes 200 times its size in memory
 
@@ -318,9 +319,14 @@ class AsyncEngine:
         except BaseException:
             self._calls.pop(call.number, None)
             raise
-        while not (await asyncio.wait({future}, timeout=1.0))[0]:
-            if not self.is_responsive:
-                raise EngineUnavailable("the engine does not answer")
+        try:
+            while not (await asyncio.wait({future}, timeout=1.0))[0]:
+                if not self.is_responsive:
+                    raise EngineUnavailable("the engine does not answer")
+        except asyncio.CancelledError:
+            if procedure in ENDED_WITH_CALLER and self._calls.pop(call.number, None) is not None:
+                self._child.send_soon(msg.Cancel(call.number))
+            raise
         reply = await future
         if reply.failure is not None:
             raise reply.failure.error()

@@ -183,6 +183,9 @@ class EngineLoop:
             self._orders.append(command)
         elif isinstance(command, msg.Call):
             self._start(command)
+        elif isinstance(command, msg.Cancel):
+            if (result := self._unanswered.pop(command.number, None)) is not None:
+                result.cancel()
         else:
             self._stopping = True
 

@@ -32,7 +32,7 @@ class _Job:
 class Jobs:
     """Each call comes to a future. A job is a call that returns a generator. It yields at least once in half a
     millisecond: None to go on soon, or for how many seconds it has nothing to do. What it returns or raises is its
-    result. Broken invariants are raised here instead."""
+    result; a cancelled future ends it. Broken invariants are raised here instead."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         self._clock = clock
@@ -81,6 +81,9 @@ class Jobs:
 
     def _slice(self, job: _Job) -> _Job | None:
         """-> the job as it goes on, None if it has ended."""
+        if job.result.cancelled():
+            job.work.close()
+            return None
         try:
             rest = next(job.work)
         except StopIteration as end:

@@ -59,11 +59,17 @@ class Call(msgspec.Struct, tag=True):
     argument: Any = None
 
 
+class Cancel(msgspec.Struct, tag=True):
+    """A call is not waited for any more: end its job unanswered."""
+
+    number: int
+
+
 class Stop(msgspec.Struct, tag=True):
     """End the engine process."""
 
 
-Command = Submit | Abort | Forget | Call | Stop
+Command = Submit | Abort | Forget | Call | Cancel | Stop
 
 # -- from the engine to HTTP ---------------------------------------------------------------------------
 
