@@ -206,7 +206,7 @@ class Life:
         check_bounds(self.scheduler, 8)
         counts = self.memory.counts()
         assert counts.lease == counts.pinned == counts.limbo == counts.transfer == 0, counts
-        self.scheduler.flush_cache()
+        self.memory.flush()
         self.memory.audit()
         for pool in [*self.memory.pools, *(pages.pool for pages in self.tiers.host.pages)]:
             assert pool.free_count == pool.capacity, "pages are not back after a flush"

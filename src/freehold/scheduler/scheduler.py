@@ -180,10 +180,6 @@ class Scheduler:
         for row in self.running.order.tolist():
             self.lifecycle.retract(row, Event.PAUSED)
 
-    def flush_cache(self) -> int:
-        """Forget all prefixes and tails that nobody uses -> pages given back."""
-        return self.memory.flush()
-
     def forget_session(self, name: str) -> None:
         """A session is closed: its tail is freed. Its prefix stays for others, as long as there is room."""
         self.memory.tails.forget(name)
