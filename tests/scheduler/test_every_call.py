@@ -78,7 +78,7 @@ class Life:
         )
         tiers = SimulatedTiers(policy, 3.0, prefetch_policy=PrefetchPolicy.WAIT_COMPLETE)
         model = SimulatedModel(eos_tokens=(EOS,), groups=groups)
-        self.h = Harness(config, 200, model, tiers, EventLog(PAGE), lambda: self.now)
+        self.h = Harness(config, 200, model, tiers, EventLog(PAGE), lambda: self.now, audit_every=10)
         self.scheduler, self.memory, self.mover, self.tiers = (
             self.h.scheduler, self.h.memory, self.h.mover, self.h.memory.tiers
         )  # fmt: skip
@@ -359,6 +359,19 @@ def test_every_step_fails_once():
         assert lost <= life.lost
 
     assert each_call(policy, install, check, 11) == 11
+
+
+def test_every_lookup_in_storage_fails_once():
+    policy = POLICIES[0]
+
+    def install(life: Life, nth: Nth, patch: pytest.MonkeyPatch) -> None:
+        nth.wrap(life.tiers.storage, "look_up", raising(Told("told to fail")), patch)
+
+    def check(life: Life) -> None:
+        # The turns of a session go on from other histories if one of them failed.
+        assert len({name for name in suffered(life, policy) if life.outcomes[name][0] == "error"}) == 1
+
+    assert each_call(policy, install, check) >= 10
 
 
 COMMANDS = {  # callee, what it does instead, and the request or command that hears of it
