@@ -339,7 +339,7 @@ def test_every_order_ends_badly_once(kind, how, policy):
     def check(life: Life) -> None:
         assert not suffered(life, policy)
 
-    lives = each_call(policy, end_of_order(kind, how), check, 5)
+    lives = each_call(policy, end_of_order(kind, how), check, 3)
     assert lives or (kind is Kind.FETCH and policy is WritePolicy.WRITE_BACK)
 
 
