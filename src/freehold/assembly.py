@@ -80,7 +80,7 @@ def assemble(config: EngineConfig, checkpoint: Checkpoint | None = None, weights
     quantizer = None if config.quantize is None else Quantizer(TensorFormat(config.quantize.upper()))
     store = None if tiers is None else configured_storage(config)  # a wrong setting is told before the model is loaded
     device = CpuDevice(config.num_threads, config.cpu_isa, quantizer)
-    runner = Runner(config, loaded, kv_shape, device, tokenizer.eos_tokens)
+    runner = Runner(config, checkpoint, kv_shape, device, tokenizer.eos_tokens, loaded)
     engine = StepThread(runner)
     engine.wait_until_warm()
     mover = None if tiers is None else PageMover(runner.page_bytes(), tiers.page_counts, store)

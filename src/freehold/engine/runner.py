@@ -34,17 +34,18 @@ OVERHEAD_TOKENS_MAX = 64.0  # more than that is noise
 
 
 class Runner:
-    """Executes one step at a time. Owns no page: every slot it touches was named by the scheduler."""
+    """Executes one step at a time. Owns no page: every slot it touches was named by the scheduler. `weights` compute in
+    place of the model's own; what drafts, and the names that adapters know, stay those of the model."""
 
     def __init__(
         self, config: EngineConfig, checkpoint: Checkpoint, shape: KVShape, device: Device,
-        eos_tokens: tuple[int, ...] = (),
+        eos_tokens: tuple[int, ...] = (), weights: Checkpoint | None = None,
     ):  # fmt: skip
         self._config = config
         self._device = device
         layouts = checkpoint.spec.cache_layouts()
         own = replace(shape, page_counts=shape.page_counts[: len(layouts)])
-        self._model = PlacedModel(checkpoint, device, own, layouts, config.linear_compute, config.adapts)
+        self._model = PlacedModel(weights or checkpoint, device, own, layouts, config.linear_compute, config.adapts)
         self.adapters = Adapters(self._model, checkpoint, config.max_loras) if config.adapts else None
         self._adapter_rows = AdapterRows()
         self._sampler = Sampler(shape.row_count, checkpoint.spec.vocab_size, device.drawing)
