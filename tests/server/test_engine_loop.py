@@ -13,6 +13,7 @@ from freehold.constraint import Constraint
 from freehold.errors import InvalidParameter
 from freehold.ipc import protocol as msg
 from freehold.ipc.engine_process import TRANSFER_POLL_MS, EngineLoop
+from freehold.ipc.jobs import JOBS_MAX
 from freehold.memory import OwnershipError, WritePolicy
 from freehold.memory.audit import NODES_AT_ONCE
 from freehold.sampling_params import SamplingParams
@@ -377,6 +378,17 @@ def test_while_weights_are_loaded_the_loop_rests(loading, monkeypatch):
     client.loop.turn()
     assert polls == [50, 50], "a request that waits can time out meanwhile"
     weights.set_result(b"new")
+
+
+def test_an_order_waits_for_a_place_among_the_jobs(loading):
+    client, weights = loading
+    jobs = [client.loop._jobs.take(lambda: (0.05 for _ in iter(int, 1))) for _ in range(JOBS_MAX)]
+    client.send(msg.Call(1, "update_weights", "other"))
+    weights.set_result(b"new")
+    assert not client.answers(3)
+    jobs[0].cancel()
+    client.now = 1.0
+    assert [(answer.number, answer.failure) for answer in client.answers(5)] == [(1, None)]
 
 
 class Panic(BaseException):

@@ -129,8 +129,8 @@ class EngineLoop:
 
     @property
     def _may_order(self) -> bool:
-        """Whether the order before has ended."""
-        return self._order is None or self._order.done()
+        """Whether the order before has ended. An order waits for a place among the jobs; other calls are refused."""
+        return (self._order is None or self._order.done()) and not self._jobs.is_full
 
     def _take_commands(self) -> None:
         """Those that have come, COMMANDS_MAX at most; while there is nothing to do, wait for one."""

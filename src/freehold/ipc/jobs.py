@@ -41,13 +41,17 @@ class Jobs:
     def __len__(self) -> int:
         return len(self._jobs)
 
+    @property
+    def is_full(self) -> bool:
+        return len(self._jobs) >= JOBS_MAX
+
     def take(self, call: Callable[[], Any]) -> Future[Any]:
         """-> what the call comes to: what it returns or raises, what a future comes to that it returns, or the result
         of a job. That is QueueFull if there are JOBS_MAX jobs already."""
         result: Future[Any] = Future()
         try:
             value = call()
-            if isinstance(value, Generator) and len(self._jobs) >= JOBS_MAX:
+            if isinstance(value, Generator) and self.is_full:
                 raise QueueFull(f"{JOBS_MAX} calls of this kind are being worked on: try again later")
         except BaseException as error:
             _fail(result, error)
