@@ -490,7 +490,7 @@ MUTANTS = [
         "one family's norms are not offset",
         "kinds of layers",
         "models/loading/hf_directory.py",
-        "            found = found.float() + 1",
+        "            found = found.astype(np.float32) + np.float32(1)",
         "            pass",
     ),
     Mutant(
