@@ -1,4 +1,5 @@
-"""A real server whose processes are killed under load: who was cut off by that, and nobody else, has no answer."""
+"""A real server whose processes are killed under load. Only requests that a kill has cut off may stay without an
+answer."""
 
 import asyncio
 import os
@@ -19,19 +20,31 @@ class KilledServer:
         self._flags = flags
         self._server = Server(*flags, stderr=None)
         self.url = self._server.url
-        self.gate = asyncio.Event()  # open: clients may ask
-        self.gate.set()
+        self._gate = asyncio.Event()
+        self.open()
         self.kills = 0  # of either process
         self.engine_kills = 0  # since the server was started
         limits = httpx.Limits(max_connections=200, max_keepalive_connections=0)
         self.client = httpx.AsyncClient(base_url=self.url, timeout=120, limits=limits)
 
+    def open(self) -> None:
+        """Clients may ask."""
+        self._gate.set()
+
+    def close(self) -> None:
+        self._gate.clear()
+
+    async def opened(self) -> int:
+        """Wait until clients may ask -> the kills so far."""
+        while not self._gate.is_set():  # it may be closed again before those who wait are awake
+            await self._gate.wait()
+        return self.kills
+
     async def ask(
         self, path: str, body: dict | None = None, method: str = "POST", statuses: tuple[int, ...] = (200,), **query
     ) -> httpx.Response:
-        """Once there is somebody to ask. Raises Cut if a process was killed before the answer was there."""
-        await self.gate.wait()
-        kills = self.kills
+        """Once the server is open. Raises Cut if a process was killed before the answer was there."""
+        kills = await self.opened()
         try:
             answer = await self.client.request(method, path, json=body, params=query)
         except httpx.TransportError:
@@ -53,13 +66,13 @@ class KilledServer:
 
     async def kill_engine(self) -> None:
         """Until another one serves."""
-        self.gate.clear()
+        self.close()
         self.kills += 1
         self.engine_kills += 1
         os.kill(self._server.engine(), signal.SIGKILL)
         while not await self._is_started_again():
             await asyncio.sleep(0.1)
-        self.gate.set()
+        self.open()
 
     async def _is_started_again(self) -> bool:
         restarts = (await self.metrics())["freehold_engine_restarts_total"]
@@ -68,13 +81,13 @@ class KilledServer:
 
     async def kill_server(self) -> None:
         """The engine ends with it. Until another one serves."""
-        self.gate.clear()
+        self.close()
         self.kills += 1
         self.engine_kills = 0
         self._server.process.kill()
         self._server.process.wait()
         self._server = await asyncio.to_thread(Server, *self._flags, stderr=None, port=self._server.port)
-        self.gate.set()
+        self.open()
 
     def end(self) -> None:
         assert self._server.end(60) == 0

@@ -1,5 +1,7 @@
 """The processes behind a server's URL, and how much memory they have."""
 
+import contextlib
+
 import psutil
 
 
@@ -9,12 +11,16 @@ def server_of(url: str) -> psutil.Process:
     return next(found)
 
 
-def engine_of(url: str) -> psutil.Process:
-    """The process that computes."""
-    children = server_of(url).children()
-    return next(child for child in children if "freehold.ipc.engine_process" in child.cmdline())
+def engine_of(url: str) -> psutil.Process | None:
+    """The process that computes; None while there is none."""
+    for child in server_of(url).children():
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended
+            if "freehold.ipc.engine_process" in child.cmdline():
+                return child
+    return None
 
 
 def rss_by_process(url: str) -> dict[str, int]:
     """Bytes of the server and of its engine."""
-    return {"server": server_of(url).memory_info().rss, "engine": engine_of(url).memory_info().rss}
+    found = {"server": server_of(url), "engine": engine_of(url)}
+    return {name: process.memory_info().rss for name, process in found.items() if process is not None}

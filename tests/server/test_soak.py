@@ -98,7 +98,8 @@ class Soak:
                 await asyncio.wait_for(self.server.ask(completions, body | session), rng.random() * 0.3)
         elif kind == "second":
             known.begins_turn(new)
-            asks = [self.server.ask(completions, body | session, statuses=(200, 409)) for _ in range(2)]
+            waits = {"session_wait": rng.random() < 0.5}
+            asks = [self.server.ask(completions, body | session | waits, statuses=(200, 409)) for _ in range(2)]
             await both(*asks)
         elif kind == "rewind":
             await self.rewind(known, rng.randint(0, len(known.tokens)))
@@ -174,8 +175,7 @@ class Soak:
                 "prompt_cache_key": rng.choice([None, "numbers"]), "model": rng.choice([None, None, "first"]),
             }  # fmt: skip
             patience = rng.choice([None, None, rng.random() * 4])
-            await self.server.gate.wait()
-            kills = self.server.kills
+            kills = await self.server.opened()
             try:
                 await asyncio.wait_for(complete(self.server.client, body), patience)
                 self.tally["answered"] += 1
@@ -256,12 +256,12 @@ class Operator:
 
     async def flush(self, rng: random.Random) -> None:
         """Device and host forget, once nothing runs."""
-        self.server.gate.clear()
+        self.server.close()
         try:
             answer = await self.server.client.post("/flush_cache", params={"timeout": 60})
             assert answer.status_code == 200, answer.text
         finally:
-            self.server.gate.set()
+            self.server.open()
         await self.kill()
 
     async def look(self) -> None:
@@ -282,14 +282,14 @@ class Watch:
     async def live(self, since: float, until: float) -> None:
         await asyncio.sleep(since - time.monotonic())
         while time.monotonic() < until:
-            with contextlib.suppress(psutil.Error, StopIteration):  # while a process is being started
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has just been killed
                 self.seen.append((time.monotonic(), rss_by_process(self.url)))
             await asyncio.sleep(0.5)
 
     def growth(self, name: str, early: tuple[float, float], late: tuple[float, float]) -> float:
         """By how much its peak is higher, late."""
         first, second = (
-            max(sizes[name] for at, sizes in self.seen if since <= at < until) for since, until in (early, late)
+            max(sizes.get(name, 0) for at, sizes in self.seen if since <= at < until) for since, until in (early, late)
         )
         return second / first - 1
 
@@ -343,6 +343,7 @@ def test_a_soak(tmp_path):
             "server": watch.growth("server", (warm, middle), (middle, end)),
             "engine": watch.growth("engine", (warm, middle), (middle, end)),
         }
+        __import__("json").dump([(at - started, one) for at, one in watch.seen], open("/tmp/soak_series.json", "w"))
         print(dict(run.tally), f"{server.engine_kills} kills,", growth)
         check_nothing_is_left(server.url)
         assert server_of(server.url).num_fds() <= open_files + 5
