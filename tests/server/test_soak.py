@@ -208,6 +208,7 @@ class Operator:
         }  # fmt: skip
         self.adapter = {"lora_name": "third", "lora_path": adapter}
         self.said: set[str] = set()
+        self.accepted = 0.0  # drafts of one engine: one that was measured on a busy machine may find that none pay
 
     async def work(self, until: float) -> None:
         rng = random.Random(0)
@@ -217,8 +218,8 @@ class Operator:
             await asyncio.sleep(rng.random() * ACT_S)
             if time.monotonic() > until:
                 return
-            await act(rng)
             await self.look()
+            await act(rng)
 
     async def kill(self) -> None:
         if time.monotonic() < self.kill_until:
@@ -269,7 +270,9 @@ class Operator:
         memory = await self.server.get("/debug/memory")
         for capacity, *owned in (list(memory["pages"].values()), list(memory["tiers"]["host_pages"]["full"].values())):
             assert sum(owned) == capacity, memory
-        assert (await self.server.metrics())["freehold_unwell"] == 0
+        metrics = await self.server.metrics()
+        assert metrics["freehold_unwell"] == 0
+        self.accepted = max(self.accepted, metrics["vllm:spec_decode_num_accepted_tokens_total"])
 
 
 @dataclass
@@ -294,7 +297,7 @@ class Watch:
         return second / first - 1
 
 
-async def soak(server: KilledServer, operator: Operator, started: float) -> tuple[Soak, Watch]:
+async def soak(server: KilledServer, operator: Operator, started: float) -> Watch:
     until = started + SECONDS
     run, watch = Soak(server, until), Watch(server.url)
     async with server.client:
@@ -311,18 +314,15 @@ async def soak(server: KilledServer, operator: Operator, started: float) -> tupl
         for known in [known for known in run.known if known.last[1]][:12]:
             await run.compare_with_a_cold_run(known)
         await operator.look()
-        await check_that_all_has_happened(server, run.tally)
-    return run, watch
-
-
-async def check_that_all_has_happened(server: KilledServer, tally: Counter[str]) -> None:
-    assert all(tally[kind] > SECONDS / 60 for kind in {*TURNS, "answered", "aborted"}), tally
-    metrics = await server.metrics()
-    assert metrics["freehold_engine_restarts_total"] == server.engine_kills > SECONDS / 120
-    for name in ("vllm:spec_decode_num_accepted_tokens", "vllm:num_preemptions"):
-        assert metrics[f"{name}_total"] > SECONDS / 6, name
-    tiers = (await server.get("/debug/memory"))["tiers"]
-    assert all(tiers["moved_pages"].values()), tiers
+        print(dict(run.tally), f"{server.engine_kills} kills of the engine, {operator.accepted} drafts accepted")
+        assert all(run.tally[kind] > SECONDS / 60 for kind in {*TURNS, "answered", "aborted"})
+        assert operator.accepted > SECONDS / 10
+        metrics = await server.metrics()
+        assert metrics["freehold_engine_restarts_total"] == server.engine_kills > SECONDS / 120
+        assert metrics["vllm:num_preemptions_total"] > SECONDS / 6
+        moved = (await server.get("/debug/memory"))["tiers"]["moved_pages"]
+        assert all(moved.values()), moved
+    return watch
 
 
 @pytest.mark.soak
@@ -337,14 +337,13 @@ def test_a_soak(tmp_path):
         open_files, started = server_of(server.url).num_fds(), time.monotonic()
         kills_end, warm, middle, end = (started + share * SECONDS for share in (KILLING, WARM, (1 + WARM) / 2, 1))
         operator = Operator(server, kills_end, str(tmp_path / "kv"), adapters[2])
-        run, watch = asyncio.run(soak(server, operator, started))
+        watch = asyncio.run(soak(server, operator, started))
         growth = {
             "server, since the kills": watch.growth("server", (started, kills_end), (middle, end)),
             "server": watch.growth("server", (warm, middle), (middle, end)),
             "engine": watch.growth("engine", (warm, middle), (middle, end)),
         }
-        __import__("json").dump([(at - started, one) for at, one in watch.seen], open("/tmp/soak_series.json", "w"))
-        print(dict(run.tally), f"{server.engine_kills} kills,", growth)
+        print(growth)
         check_nothing_is_left(server.url)
         assert server_of(server.url).num_fds() <= open_files + 5
         server.end()
