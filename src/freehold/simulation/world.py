@@ -228,7 +228,7 @@ class World:
         elif verb is Verb.WEIGHTS:
             self.scheduler.update_weights(argument)
         else:
-            self.scheduler.flush_cache()
+            self.memory.flush()
         if verb in (Verb.PAUSE, Verb.WEIGHTS):
             self._settings = {**self._settings, verb: argument}
         elif verb is Verb.RESUME:
@@ -378,7 +378,7 @@ class World:
         self._conversations.check()
         counts = self.memory.counts()
         assert counts.lease == counts.pinned == counts.limbo == counts.transfer == 0, f"leaked: {counts}"
-        self.scheduler.flush_cache()
+        self.memory.flush()
         self.memory.audit()
         if self._mirror is not None:
             self._mirror.follow()
