@@ -17,6 +17,16 @@ def check_nothing_is_left(url: str) -> None:
             assert client.delete(f"/v1/sessions/{session['id']}").json()["deleted"] is True
         assert client.post("/flush_cache", params={"timeout": 30}).status_code == 200
         memory = client.get("/debug/memory").json()
+    if "tiers" in memory:
+        check_tiers(memory["tiers"])
     assert memory["leases"] == []
     assert memory["waiting"] == 0
     assert memory["pages"]["free"] == memory["pages"]["capacity"]
+
+
+def check_tiers(tiers: dict) -> None:
+    """Of a flushed cache: the host is empty, and nothing is under way."""
+    for pages in tiers["host_pages"].values():
+        assert pages["free"] == pages["capacity"], pages
+    assert not any(tiers["queued_pages"].values()), tiers
+    assert not any(counts["in_flight"] for counts in tiers["transfers"].values()), tiers

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from attacks import ATTACKS, run_attack
 from leftovers import check_nothing_is_left
-from test_soak import rss_by_process
+from processes import rss_by_process
 
 from freehold.server.child import running_server
 
@@ -57,14 +57,13 @@ class Watch:
     memory: int = 0
 
     async def live(self, until: float) -> None:
-        port = self.url.rpartition(":")[2]
         async with httpx.AsyncClient(base_url=self.url, timeout=30) as client:
             while time.monotonic() < until:
                 started = time.monotonic()
                 answer = await client.get("/health")
                 self.health.append(time.monotonic() - started)
                 assert answer.status_code == 200
-                self.memory = max(self.memory, sum(rss_by_process(port).values()))
+                self.memory = max(self.memory, sum(rss_by_process(self.url).values()))
                 await asyncio.sleep(0.1)
 
 

@@ -1,24 +1,23 @@
 """What an operator has set, and that an engine process which is started again has it before it serves."""
 
 import asyncio
-import contextlib
+import gc
 import os
 import shutil
-import signal
 import threading
 import time
 from pathlib import Path
 
 import httpx
-import psutil
 import pytest
 import torch
+from processes import engine_of
 from tiny_models import SIZES, save_random
 from transformers import LlamaConfig
 
 from freehold.config import EngineConfig
 from freehold.engine.placed_model import PlacedModel
-from freehold.errors import BadRequest
+from freehold.errors import BadRequest, EngineUnavailable
 from freehold.ipc import protocol as msg
 from freehold.ipc.async_engine import AsyncEngine
 from freehold.ipc.engine_process import assembled
@@ -84,6 +83,27 @@ def test_what_was_done_is_known_even_if_the_caller_has_left():
             await failing
         assert engine.setup.weights == "/good"
         assert not engine._calls
+
+    asyncio.run(run())
+
+
+def test_an_engine_that_ends_leaves_no_error_behind_for_a_caller_that_has_left():
+    """Python would write it to the log."""
+
+    async def run():
+        engine, child, unheard = AsyncEngine(), Replying(), []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: unheard.append(context))
+        engine.ready, engine._child = msg.Ready("m", "llama", 10, 10, 10), child
+        staying, leaving = (asyncio.create_task(engine.call("memory")) for _ in range(2))
+        await child.calls.get(), await child.calls.get()
+        leaving.cancel()
+        await asyncio.wait({leaving})
+        del leaving
+        engine.abandon("it has ended")
+        with pytest.raises(EngineUnavailable):
+            await staying
+        gc.collect()
+        assert not unheard
 
     asyncio.run(run())
 
@@ -159,17 +179,9 @@ def post(url, path, **body):
     return httpx.post(f"{url}{path}", json=body, timeout=60)
 
 
-def engine_of(url):
-    """The process that computes; None while there is none."""
-    port = url.rsplit(":", 1)[1]
-    (server,) = [one for one in psutil.process_iter(["cmdline"]) if port in (one.info["cmdline"] or [])]
-    with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
-        return next((c.pid for c in server.children() if "freehold.ipc.engine_process" in c.cmdline()), None)
-
-
 def restarted(url):
     before = engine_of(url)
-    os.kill(before, signal.SIGKILL)
+    before.kill()
     end = time.monotonic() + 60
     while httpx.get(f"{url}/health").status_code != 200 or engine_of(url) in (None, before):
         assert time.monotonic() < end

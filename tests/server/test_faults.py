@@ -20,8 +20,8 @@ from freehold.server.child import free_port, wait_until_healthy
 class Server:
     """`freehold serve` as a child, whose own child can be hurt."""
 
-    def __init__(self, *flags: str, stderr: int | IO[str] = subprocess.PIPE):
-        self.port = free_port()
+    def __init__(self, *flags: str, stderr: int | IO[str] | None = subprocess.PIPE, port: int | None = None):
+        self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         command = [
             sys.executable,

@@ -12,7 +12,7 @@ from collections import Counter
 import httpx
 import numpy as np
 import pytest
-from test_soak import rss_by_process
+from processes import rss_by_process
 
 from freehold.server.child import running_server
 
@@ -149,7 +149,6 @@ def percentiles(gaps: list[float]) -> str:
 
 async def attack(url: str) -> tuple[float, float, dict[str, list[int]]]:
     limits = httpx.Limits(max_connections=2 * CLIENTS + 300)
-    port = url.rpartition(":")[2]
     sizes: dict[str, list[int]] = {"server": [], "engine": []}
     async with httpx.AsyncClient(base_url=url, timeout=300, limits=limits) as client:
         await abort_while_paused(client)
@@ -161,7 +160,7 @@ async def attack(url: str) -> tuple[float, float, dict[str, list[int]]]:
             lives += [asyncio.create_task(attackers.live(i, until)) for i in range(hostile)]
             for part in (0.4, 0.95):
                 await asyncio.sleep(max(until - time.monotonic() - (1 - part) * seconds, 0))
-                for name, size in rss_by_process(port).items():
+                for name, size in rss_by_process(url).items():
                     sizes[name].append(size)
             await asyncio.gather(*lives)
             print(f"{hostile} hostile: {percentiles(crowd.gaps)}; {dict(crowd.tally)}; {dict(attackers.tally)}")

@@ -2,44 +2,25 @@
 
 import asyncio
 import json
-import os
-import signal
 import time
 
 import httpx
-import numpy as np
 import openai
 import pytest
-from safetensors.numpy import save_file
+from processes import engine_of
+from random_adapters import save_random_adapter
 
 from freehold import LLM, SamplingParams
 from freehold.server.child import running_server
 
 PROMPT = "Adapters change what a model says about the sea, the mountains and the weather of tomorrow."
 GREEDY = {"prompt": PROMPT, "max_tokens": 20, "temperature": 0}
-RANK, HIDDEN, LAYERS = 4, 576, 30  # of the bundled model
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """Two adapters of random numbers, as PEFT would save them."""
-
-    def save(seed: int) -> str:
-        folder, rng = tmp_path_factory.mktemp("adapter"), np.random.default_rng(seed)
-        config = {"peft_type": "LORA", "r": RANK, "lora_alpha": 8, "target_modules": ["o_proj"], "bias": "none"}
-        (folder / "adapter_config.json").write_text(json.dumps(config))
-        shapes = {"A": (RANK, HIDDEN), "B": (HIDDEN, RANK)}
-        tensors = {
-            f"base_model.model.model.layers.{layer}.self_attn.o_proj.lora_{part}.weight": rng.normal(
-                0, 0.12, shape
-            ).astype(np.float32)
-            for layer in range(LAYERS)
-            for part, shape in shapes.items()
-        }
-        save_file(tensors, folder / "adapter_model.safetensors")
-        return str(folder)
-
-    return [save(1), save(2)]
+    """Two adapters of random numbers."""
+    return [save_random_adapter(tmp_path_factory.mktemp("adapter"), seed) for seed in (1, 2)]
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +121,7 @@ def test_adapters_come_and_go_while_the_server_runs(url, folders, expected):
 def test_an_engine_that_is_started_again_has_the_adapters_that_were_loaded(url, folders, expected):
     body = {"lora_name": "second", "lora_path": folders[1]}
     assert httpx.post(f"{url}/v1/load_lora_adapter", json=body, timeout=60).status_code == 200
-    os.kill(_engine_of(url), signal.SIGKILL)
+    engine_of(url).kill()
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         time.sleep(0.3)
@@ -157,14 +138,3 @@ def test_requests_of_several_adapters_share_steps(url, expected):
         return [answer.choices[0].text for answer in answers]
 
     assert asyncio.run(ask()) == [expected["first"], expected[None], expected["second"]] * 4
-
-
-def _engine_of(url: str) -> int:
-    """The process that computes."""
-    import psutil
-
-    port = int(url.rsplit(":", 1)[1])
-    for process in psutil.process_iter(["cmdline"]):
-        if str(port) in (process.info["cmdline"] or []):
-            return next(c.pid for c in process.children() if "freehold.ipc.engine_process" in " ".join(c.cmdline()))
-    raise AssertionError("no engine")

@@ -206,6 +206,7 @@ class AsyncEngine:
         for _, future in self._calls.values():
             if not future.done():
                 future.set_exception(error)
+                future.exception()  # the caller may have left, and Python would write it to the log
         self._streams.clear()
         self._calls.clear()
 
