@@ -15,7 +15,7 @@ from coverage import Coverage
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ("src/freehold/memory", "src/freehold/scheduler")
-RUNS = (("--matrix", "--seeds", "1"), ("--exhaustive", "--minutes", "5"))
+RUNS = (("--matrix", "--seeds", "1"), ("--exhaustive", "--minutes", "2"))
 TABLE = "<!-- branches -->"
 
 

@@ -18,12 +18,14 @@ from freehold.vocabulary import Vocabulary
 
 @dataclass(frozen=True)
 class SimulatedModel:
-    """What the engine pretends to be. `draft_rate` of the drafts are right."""
+    """What the engine pretends to be. `draft_rate` of the drafts are right. It says that steps take `token_seconds` for
+    each prompt token, and more for rows; if that is 0, it does not measure them."""
 
     vocab_size: int = 1000
     eos_tokens: tuple[int, ...] = ()
     draft_rate: float = 0.6
     groups: Sequence[CacheGroup] = (CacheGroup(),)
+    token_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ def assemble(
     shape = MemoryShape.of(config, config.num_pages or 256, token_limit, spare_rows, model.groups)
     sizes = EngineShape(
         max(shape.page_counts), shape.page_size, shape.row_count, token_limit, model.vocab_size, shape.groups,
-        model.draft_rate, next(iter(model.eos_tokens), -1),
+        model.draft_rate, next(iter(model.eos_tokens), -1), model.token_seconds,
     )  # fmt: skip
     engine = SimulatedEngine(sizes)
     plan, mover = None, None

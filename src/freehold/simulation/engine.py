@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from freehold.arrays import Int32, Int64
+from freehold.arrays import Float64, Int32, Int64
 from freehold.memory import CacheGroup
 from freehold.simulation.model import (
     FREE,
@@ -34,6 +34,7 @@ from freehold.simulation.model import (
     digest,
     extend_identities,
     logprob_of,
+    pooled,
     run_step,
     seed_of,
     use_pages,
@@ -51,7 +52,7 @@ class WrongKV(AssertionError):
 
 @dataclass(frozen=True)
 class EngineShape:
-    """How much the simulated engine holds. `draft_rate` of the drafts are right."""
+    """How much the simulated engine holds, and how it computes (`SimulatedModel`)."""
 
     page_count: int
     page_size: int
@@ -61,6 +62,7 @@ class EngineShape:
     groups: Sequence[CacheGroup] = (CacheGroup(),)
     draft_rate: float = 0.6
     eos_token: int = -1  # that ends a bound text
+    token_seconds: float = 0.0
 
     @property
     def lookbacks(self) -> Int64:
@@ -117,7 +119,7 @@ class SimulatedEngine:
             forms=np.tile(FREE, (rows, 1)), length=np.zeros(rows, np.int64), max_length=np.zeros(rows, np.int64),
             last_drafts=np.zeros(rows, np.int64), broken=np.zeros(rows, np.bool_),
         )  # fmt: skip
-        self._starts: dict[int, RowStart] = {}  # rows whose log-probabilities are asked for
+        self._starts: dict[int, RowStart] = {}  # rows whose log-probabilities or embedding are asked for
         self._queue: deque[_Queued] = deque()
         self._completed = 0
 
@@ -216,7 +218,7 @@ class SimulatedEngine:
                 of.forms[row] = start.grammar.form(start.prompt_length)
                 digest(of.forms[row], start.tokens[start.prompt_length :])
             self._starts.pop(row, None)
-            if start.params.logprobs is not None:
+            if start.params.logprobs is not None or start.params.pooling is not None:
                 self._starts[row] = start
 
     def _run(self, step: Step) -> StepResult:
@@ -234,14 +236,23 @@ class SimulatedEngine:
         tokens = tokens[: int(counts.sum())]
         why = dict.fromkeys(np.flatnonzero(refused).tolist(), "told to fail")
         logprobs, scores = self._logprobs(step, counts), self._scores(step)
-        return StepResult(tokens, counts, written, proposed, logprobs, scores, refused=why)
+        states, seconds = self._pooled(step), self._seconds(step)
+        return StepResult(tokens, counts, written, proposed, logprobs, scores, states, seconds, why)
+
+    def _seconds(self, step: Step) -> float:
+        """That it says it took: every third step is disturbed."""
+        if self.shape.token_seconds == 0.0:
+            return 0.0
+        rows, tokens = len(step.rows), int(step.counts[~step.decodes].sum())
+        return (0.003 + 0.0001 * rows + self.shape.token_seconds * tokens) * (1.5 if step.number % 3 == 0 else 1.0)
 
     def _logprobs(self, step: Step, counts: Int64) -> dict[int, TokenLogprobs]:
         """Of what was sampled, by index of the step's tokens."""
         found: dict[int, TokenLogprobs] = {}
         ends = counts.cumsum()
         for i, row in enumerate(step.rows.tolist()):
-            if row in self._starts and not self._sequences.broken[row]:
+            start = self._starts.get(row)
+            if start is not None and start.params.logprobs is not None and not self._sequences.broken[row]:
                 length = int(self._sequences.length[row])
                 for j in range(int(counts[i])):
                     found[int(ends[i]) - 1 - j] = self._logprob(row, length - 1 - j)
@@ -257,6 +268,17 @@ class SimulatedEngine:
                 end = min(start + int(step.counts[i]), asked.prompt_length - 1)
                 if first < end:
                     found[i] = [self._logprob(row, at + 1) for at in range(first, end)]
+        return found
+
+    def _pooled(self, step: Step) -> dict[int, tuple[int, Float64]]:
+        """How many prompt tokens were computed whose states are asked for, and their sum, by index of the sequence."""
+        found: dict[int, tuple[int, Float64]] = {}
+        for i, row in enumerate(step.rows.tolist()):
+            if row in self._starts and not self._sequences.broken[row]:
+                asked, start = self._starts[row], int(step.starts[i])
+                first, end = max(start, asked.pooled_from), min(start + int(step.counts[i]), asked.prompt_length)
+                if first < end:
+                    found[i] = end - first, pooled(self._sequences.identities[row, first:end])
         return found
 
     def _logprob(self, row: int, position: int) -> TokenLogprobs:

@@ -12,6 +12,7 @@ from freehold.arrays import Bool, Int32
 from freehold.memory import CacheGroup
 from freehold.memory.tiers.transfer import LATE_S
 from freehold.mover import Kind, Order, Outcome, Report
+from freehold.prefix_keys import key_in_group
 from freehold.simulation.engine import SimulatedEngine, WrongKV
 from freehold.simulation.model import UInt64
 
@@ -162,6 +163,10 @@ class SimulatedMover:
             if self.storage.content.setdefault((group, key), raw) != raw:
                 where = "device" if is_device else "host"
                 raise DifferentContent(f"group {group}: a page on the {where} has not the content of its key")
+
+    def has_stored(self, key: bytes, group_key: bytes) -> bool:
+        """Whether storage has a page of a group."""
+        return key_in_group(key, group_key) in self.storage.pages
 
     @property
     def pending(self) -> set[int]:

@@ -71,6 +71,10 @@ class Cell:
             page_size=self.page_size,
             num_pages=-(-tokens // self.page_size),
             max_running_requests=scenario.rows,
+            max_queued_requests=scenario.queue_limit,
+            target_itl_ms=scenario.target_itl_ms,
+            audit_interval=scenario.audit_interval,
+            disable_radix_cache=not scenario.cached,
             chunked_prefill_size=scenario.chunk,
             schedule_policy=self.policy,
             max_overtaken=scenario.max_overtaken,
@@ -127,6 +131,12 @@ class Verb(StrEnum):
     CLOSE = "close"  # a session
     PIN = "pin"  # a prefix, as an operator
     UNPIN = "unpin"
+    SAVE = "save"  # a request's tokens, to the deepest tier
+    ATTACH = "attach"  # storage, with a policy
+    DETACH = "detach"
+    CLEAR = "clear"  # storage
+    EXPLAIN = "explain"  # pages, and why a request's tokens are not cached
+    RECOUNT = "recount"  # all pages, in slices
 
 
 @dataclass(frozen=True)
@@ -160,6 +170,11 @@ class Scenario:
     slow_copies: float = 0.0
     failing_copies: float = 0.0
     lost_copies: float = 0.0
+    token_seconds: float = 0.0  # that a prompt token takes; 0 if the engine does not measure its steps
+    target_itl_ms: float | None = None
+    audit_interval: int = 0
+    queue_limit: int = 4096
+    cached: bool = True  # whether prefixes are
 
     @property
     def simulated_tiers(self) -> SimulatedTiers | None:
@@ -187,9 +202,12 @@ class Scenario:
     def generate(cls, cell: Cell, seed: int) -> Scenario:
         """The scenario of a seed."""
         rng = random.Random(f"{cell} {seed}")
-        happenings = [*_requests(rng), *_turns(rng), *_troubles(rng)]
+        operator = random.Random(f"operator {cell} {seed}")
+        happenings = [*_requests(rng), *_turns(rng), *_troubles(rng), *_orders(operator)]
         happenings.sort(key=lambda happening: happening.at)
         _bind(happenings, random.Random(f"forms {cell} {seed}"))
+        _watch(happenings, operator)
+        cached = operator.random() > 0.1
         interval = rng.choice([0, 0, 0, 1, 5])
         if interval and cell.page_size > 64:
             interval = 5  # a retraction forgets up to a page: every step, there would hardly be progress
@@ -210,12 +228,17 @@ class Scenario:
             room=rng.choice([1, 1, 2, 4]),
             checkpoints=rng.choice([0, 0, 1, 3]),
             retained=rng.choice([0.0, 0.5, 1.0]),
-            tiers=rng.choice([None, *WritePolicy]),
+            tiers=rng.choice([None, *WritePolicy]) if cached else None,
             host_ratio=rng.choice([0.3, 1.0, 4.0]),
             slow_copies=rng.choice([0.0, 0.3]),
             failing_copies=rng.choice([0.0, 0.0, 0.2]),
             lost_copies=rng.choice([0.0, 0.0, 0.02]),
             prefetch=rng.choice([None, *PrefetchPolicy]),
+            token_seconds=operator.choice([0.0, 0.0, 0.00005, 0.002]),
+            target_itl_ms=operator.choice([None, 3.0, 20.0]),
+            audit_interval=operator.choice([0, 0, 0, 16]),
+            queue_limit=operator.choice([4096] * 7 + [3]),
+            cached=cached,
         )
 
 
@@ -225,6 +248,17 @@ def _bind(happenings: list[Happening], rng: random.Random) -> None:
         if happening.verb is Verb.SUBMIT and rng.random() < 0.3:
             fails = [rng.choice([0, 1, 7])] if rng.random() < 0.1 else []
             happening.arguments["form"] = [rng.randrange(1, 1 << 30), rng.choice([1, 6, 25, 1000]), *fails]
+
+
+def _watch(happenings: list[Happening], rng: random.Random) -> None:
+    """Some requests end where an expression matches; of some prompts an embedding is made."""
+    for happening in happenings:
+        if happening.verb is Verb.SUBMIT:
+            draw = rng.random()
+            if draw < 0.1:
+                happening.arguments["stop_regex"] = [rng.choice(["7[0-4]*>", "(1|2)5><[3-9]", "<.9>"])]
+            elif draw < 0.2:
+                happening.arguments["pooling"] = rng.choice(["last", "mean"])
 
 
 def _logprobs(rng: random.Random) -> dict[str, int]:
@@ -322,6 +356,20 @@ def _race(rng: random.Random, now: int, name: str, turn: dict[str, Any]) -> Iter
             yield Happening(now + 30, Verb.RESTORE)
         session = f"{name}-{'first' if number < 3 else 'second'}"
         yield Happening(now, Verb.SUBMIT, {"id": f"{name}.{number}", "session": session, **turn})
+
+
+def _orders(rng: random.Random) -> Iterator[Happening]:
+    """What an operator asks while requests run."""
+    for _ in range(rng.choice([0, 2, 4])):
+        yield Happening(rng.randrange(5, 200), Verb.EXPLAIN, {"id": f"r{rng.randrange(REQUESTS)}"})
+    for _ in range(rng.choice([0, 1, 4])):
+        yield Happening(rng.randrange(5, 250), Verb.SAVE, {"id": f"{rng.choice('rt')}{rng.randrange(TURNS)}"})
+    for _ in range(rng.choice([0, 0, 1])):
+        yield Happening(rng.randrange(5, 200), Verb.RECOUNT)
+    for _ in range(rng.choice([0, 0, 1, 2])):
+        at, policy = rng.randrange(5, 200), rng.choice([*PrefetchPolicy])
+        yield Happening(at, rng.choice([Verb.CLEAR, Verb.DETACH]))
+        yield Happening(at + rng.choice([1, 5, 30]), Verb.ATTACH, {"policy": policy})
 
 
 def _troubles(rng: random.Random) -> Iterator[Happening]:
