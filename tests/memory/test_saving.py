@@ -179,6 +179,27 @@ def test_a_storage_that_was_cleared_gets_everything_again():
     assert len(bench.mover.stored) == len(TOKENS) // SIZE
 
 
+@pytest.mark.parametrize("kind", [Kind.STORE, Kind.FETCH])
+def test_what_was_moving_when_storage_was_cleared_does_not_count_as_stored(kind):
+    """The mover is through with the order, and the scheduler has not heard of it."""
+    bench = Bench(storage=WAIT)
+    bench.compute()
+    bench.turn()
+    bench.mover.end()
+    bench.turn()
+    if kind is Kind.FETCH:
+        bench.settle()
+        bench = Bench(storage=WAIT, mover=bench.mover)
+        prefetch(bench)
+        bench.mover.end()
+        bench.turn()
+    assert bench.mover.end().kind is kind
+    bench.mover.stored.clear()
+    bench.tiers.storage.forget_stored()
+    bench.turn()
+    assert not bench.tiers.host.pages[0].stored.any()
+
+
 def test_ages_of_host_pages():
     bench = Bench(host=8)
     bench.compute()
