@@ -69,8 +69,8 @@ MUTANTS = [
         "what is fetched in part settles whole",
         WRONG,
         "memory/tiers/storage.py",
-        "pages.settle(names, host, whole, transfer.owner, not",
-        "pages.settle(names, host, np.ones_like(whole), transfer.owner, not",
+        "pages.settle(names, host, whole, transfer.owner, are_stored",
+        "pages.settle(names, host, np.ones_like(whole), transfer.owner, are_stored",
     ),
     Mutant(
         "a copy is found on the host when it begins",
