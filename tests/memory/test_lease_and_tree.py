@@ -442,9 +442,7 @@ def test_a_stale_hit_is_refused_before_anything_changes():
     lease.release()
     longer = np.append(prompt, [7, 8]).astype(np.int32)
     hit = memory.look_up("", longer, session="chat")
-    assert memory.is_current(hit)
     memory.tails.give_up(1)
-    assert not memory.is_current(hit), "its tail is gone"
     lease = memory.leases.open(hit.match)
     with pytest.raises(LeaseError, match="has been given up"):
         lease.adopt(hit.tail)
@@ -467,7 +465,6 @@ def test_a_tail_of_the_same_name_is_another_one():
         lease.park("chat", prompt)
         lease.release()
         hits.append(memory.look_up("", longer, session="chat"))
-    assert not memory.is_current(hits[0])
     lease = memory.leases.open(hits[1].match)
     with pytest.raises(LeaseError):
         lease.adopt(hits[0].tail)

@@ -6,6 +6,7 @@ from tier_bench import FULL, SIZE, STATE, TOKENS, WINDOW, Bench
 
 from freehold.memory import PrefetchPolicy, Saved, WritePolicy
 from freehold.mover import Kind
+from freehold.slices import finished
 
 WAIT = PrefetchPolicy.WAIT_COMPLETE
 LAZY = [WritePolicy.WRITE_BACK, WritePolicy.SELECTIVE]
@@ -16,7 +17,7 @@ def namespace(bench):
 
 
 def save(bench, tokens=TOKENS) -> Saved:
-    return bench.tiers.save(namespace(bench), tokens)
+    return finished(bench.tiers.saving(namespace(bench), tokens).looking())
 
 
 def prefetch(bench):

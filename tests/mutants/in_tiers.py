@@ -14,7 +14,7 @@ MUTANTS = [
         ACKS,
         "memory/memory.py",
         "        if self.tiers is not None:\n            self.tiers.settle(now)\n",
-        "        if self.tiers is not None and self.epochs.in_flight:\n            self.tiers.settle(now)\n",
+        "        if self.tiers is not None and self.epochs.submitted > self.epochs.completed:\n            self.tiers.settle(now)\n",
     ),
     Mutant(
         "nobody looks at transfers that end while the engine is idle",

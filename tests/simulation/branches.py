@@ -1,7 +1,7 @@
 """Print the branches of memory and scheduler that neither the simulator's matrix nor its exploration reaches.
 
-`python tests/simulation/branches.py`: what docs/testing.md explains is left out, so the list should be empty, and so are
-blocks that raise a broken invariant. With a folder, files of coverage that are there are read and nothing is run.
+`python tests/simulation/branches.py`: blocks that end with a broken invariant are left out, and what docs/testing.md
+explains, so the list should be empty. With a folder, the files of coverage in it are read and nothing is run.
 """
 
 from __future__ import annotations

@@ -12,8 +12,9 @@ from freehold.memory.ledger.epochs import Epochs
 from freehold.planning.replay import Speed, replay
 from freehold.planning.trace import read_trace
 from freehold.simulation.groups import GROUPS
+from freehold.simulation.happenings import Happening, Verb
 from freehold.simulation.runs import jobs_for, run_many, uncovered
-from freehold.simulation.scenario import Cell, Happening, Scenario, Verb, diagonal, matrix
+from freehold.simulation.scenario import Cell, Scenario, diagonal, matrix
 from freehold.simulation.shrink import shrink
 from freehold.simulation.world import Violation, World
 

@@ -12,7 +12,7 @@ from freehold.memory.events import EventLog
 from freehold.scheduler.scheduler import Scheduler
 from freehold.simulation.engine import EngineShape, SimulatedEngine, vocabulary_fields
 from freehold.simulation.mover import Faults, SimulatedMover, SimulatedStorage
-from freehold.step import DraftCost
+from freehold.step import DraftCost, StepTiming
 from freehold.vocabulary import Vocabulary
 
 
@@ -76,4 +76,5 @@ def assemble(
     vocabulary = Vocabulary(**vocabulary_fields(model.vocab_size, model.eos_tokens))
     guessed = config.speculative_num_draft_tokens if config.speculative_algorithm else 0
     cost = DraftCost(guessed, forced=config.forced_limit)
-    return SimulatedServer(memory, engine, Scheduler(config, memory, engine, vocabulary, clock, cost), mover)
+    timings = [StepTiming(1, 0, 0.004)] if model.token_seconds else []  # a server measures some before it starts
+    return SimulatedServer(memory, engine, Scheduler(config, memory, engine, vocabulary, clock, cost, timings), mover)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from freehold.arrays import Float64, Int32, Int64
+from freehold.errors import ModelUnavailable
 from freehold.memory import CacheGroup
 from freehold.simulation.model import (
     FREE,
@@ -40,6 +41,9 @@ from freehold.simulation.model import (
     use_pages,
 )
 from freehold.step import RowStart, Step, StepResult, TokenLogprobs
+
+# Weights that can't be loaded, and what is raised then: by ourselves, by a library.
+TORN: dict[str, Exception] = {"other": ModelUnavailable("another model's"), "torn": ValueError("half a file")}
 
 
 class WrongKV(AssertionError):
@@ -143,10 +147,13 @@ class SimulatedEngine:
 
     def load_weights(self, source: str) -> Future[bytes]:
         """The weights with number `source`, or others than ever. The slots keep what the old ones wrote, which is wrong
-        for a sequence that starts anew."""
+        for a sequence that starts anew. Those in TORN can't be loaded."""
         self.release()
-        self.weights = int(source) if source.isdigit() else self.weights + 1
         future: Future[bytes] = Future()
+        if source in TORN:
+            future.set_exception(TORN[source])
+            return future
+        self.weights = int(source) if source.isdigit() else self.weights + 1
         future.set_result(b"%d" % self.weights)
         return future
 

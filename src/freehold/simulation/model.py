@@ -16,7 +16,7 @@ import numpy.typing as npt
 from numba import njit
 
 from freehold.adapter import Adapter
-from freehold.arrays import Int32
+from freehold.arrays import Float32, Float64, Int32
 from freehold.scheduler.request import Request
 
 UInt64 = npt.NDArray[np.uint64]

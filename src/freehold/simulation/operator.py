@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from freehold.adapter import fingerprint_of
+from freehold.errors import BadRequest
 from freehold.memory import Memory, Namespace, PrefetchPolicy
 from freehold.memory.explain import explain, explain_miss
 from freehold.memory.tiers.counts import describe_tiers
@@ -17,7 +18,8 @@ from freehold.memory.tiers.tiers import Tiers
 from freehold.scheduler.request import Request
 from freehold.scheduler.scheduler import PauseMode
 from freehold.simulation.assembly import SimulatedServer, SimulatedTiers
-from freehold.simulation.scenario import Verb
+from freehold.simulation.engine import TORN
+from freehold.simulation.happenings import Verb
 
 LOOKS = 20  # at how far saving has come
 PAGES = 8  # explained at a time, of each group
@@ -42,7 +44,8 @@ class Operator:
     def ask(self, verb: Verb, arguments: dict[str, Any]) -> None:
         if verb in (Verb.PAUSE, Verb.RESUME, Verb.WEIGHTS):
             self._set(verb, arguments)
-            self._settings = {**self._settings, verb: arguments}
+            if arguments.get("source") not in TORN:
+                self._settings = {**self._settings, verb: arguments}
             if verb is Verb.RESUME:
                 self._settings.pop(Verb.PAUSE, None)
         elif verb is Verb.FLUSH:
@@ -75,7 +78,16 @@ class Operator:
         elif verb is Verb.RESUME:
             self._scheduler.resume()
         else:
-            self._scheduler.update_weights(arguments.get("source", ""))
+            self._load(arguments.get("source", ""))
+
+    def _load(self, source: str) -> None:
+        """What can't be loaded changes nothing."""
+        try:
+            self._scheduler.update_weights(source)
+        except BadRequest:
+            assert source in TORN, f"weights '{source}' were refused"
+        else:
+            assert source not in TORN, "weights that can't be loaded compute"
 
     def _pin(self, arguments: dict[str, Any]) -> None:
         pins = self._memory.pins
@@ -92,10 +104,13 @@ class Operator:
             of_each_owner = np.unique(pool.owner, return_index=True)[1].tolist()
             for page in rng.sample(of_each_owner, min(PAGES, len(of_each_owner))):
                 assert explain(memory, page, group).startswith(f"page {page}: ")
+            assert sum(memory.counts(group).as_dict().values()) == 2 * pool.capacity
         adapter = fingerprint_of(request.adapter)
         str(explain_miss(memory, memory.match(request.namespace, request.tokens, adapter=adapter), request.tokens))
         if memory.tiers is not None:
             describe_tiers(memory.tiers)
+        assert self._scheduler.waits_for()
+        assert not (self._scheduler.is_idle and self._scheduler.in_flight_count)
         assert _traces(memory) == before, "an explanation has changed what it explains"
 
     def _namespace(self, request: Request) -> Namespace:
@@ -113,7 +128,7 @@ class Operator:
         return False
 
     def _storage(self, tiers: Tiers, verb: Verb, arguments: dict[str, Any]) -> Generator[None, None, None]:
-        """Between two iterations, when the mover has ended what the scheduler will only hear of. A store that is cleared
+        """Between two iterations, when the mover has ended what the scheduler has not heard of. A store that is cleared
         has forgotten all at once."""
         yield
         assert self.tiers is not None

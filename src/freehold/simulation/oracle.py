@@ -67,7 +67,7 @@ def check_embedding(request: Request) -> None:
     """A prompt that was computed has the embedding that it was computed for. Raises AssertionError."""
     if request.params.pooling is not None and request.output.size:
         got, expected = request.embedding, expected_embedding(request)
-        assert got is not None and got == expected, f"{request.id}: the embedding is {got} instead of {expected}"
+        assert got == expected, f"{request.id}: the embedding is {got} instead of {expected}"
 
 
 def check_end(request: Request, vocab_size: int, eos_tokens: tuple[int, ...], limit: int) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from freehold.arrays import Int32
+from freehold.errors import Unavailable
 from freehold.memory import Hit, Lease, OwnershipError
 from freehold.memory.events import EventLog
 from freehold.memory.explain import explain
@@ -23,12 +24,13 @@ from freehold.simulation.compiling import Compiling
 from freehold.simulation.conversations import Conversations
 from freehold.simulation.engine import WrongKV
 from freehold.simulation.fair_shares import FairShares
+from freehold.simulation.happenings import VOCAB_SIZE, Happening, Verb
 from freehold.simulation.liveness import Liveness
 from freehold.simulation.mirror import Mirror
 from freehold.simulation.model import SimulatedGrammar
 from freehold.simulation.operator import Operator
 from freehold.simulation.oracle import check_end
-from freehold.simulation.scenario import EOS_TOKENS, LONGEST, VOCAB_SIZE, Happening, Scenario, Verb
+from freehold.simulation.scenario import EOS_TOKENS, LONGEST, Scenario
 from freehold.step import Step, TokenLogprobs
 
 AUDIT_INTERVAL = 8  # iterations
@@ -105,10 +107,10 @@ class World:
         model = SimulatedModel(
             VOCAB_SIZE, EOS_TOKENS, scenario.draft_rate, scenario.cell.cache_groups(scenario), scenario.token_seconds
         )
-        events = None if scenario.tiers is None else EventLog(config.page_size)
+        events = EventLog(config.page_size)
         # The spare row is for the ballast.
         server = assemble(config, limit, model, self.clock, spare_rows=1, tiers=self._operator.tiers, events=events)
-        self._mirror = None if events is None else Mirror(events, config.page_size)
+        self._mirror = Mirror(events, config.page_size)
         self.memory, self.engine, self.scheduler = server.memory, server.engine, server.scheduler
         self.mover = server.mover
         self._delivered: dict[str, list[int]] = defaultdict(list)
@@ -123,8 +125,9 @@ class World:
         look_up = self.memory.look_up
 
         def look_up_or_fail(salt: str, tokens: Int32, *rest: Any, **named: Any) -> Hit:
-            if any(tokens is self.requests[name].tokens for name in self._cursed):
-                raise RuntimeError("looking it up was told to fail")
+            for name in self._cursed:
+                if tokens is self.requests[name].tokens:
+                    raise (RuntimeError if self.requests[name].priority else Unavailable)("it was told to fail")
             return look_up(salt, tokens, *rest, **named)
 
         self.memory.look_up = look_up_or_fail
@@ -164,9 +167,8 @@ class World:
         self._operator.advance()
         output = self.scheduler.step()
         assert not self._unsettled, f"transfers {self._unsettled} have ended, and still hold pages"
-        if self._mirror is not None:
-            self._mirror.follow()
-            self._mirror.check(self.memory)
+        self._mirror.follow()
+        self._mirror.check(self.memory)
         self._liveness.after(self._ballast_pages, output.ended)
         self._take(output)
         assert self.scheduler.stuck is None, f"stuck: {self.scheduler.stuck}"
@@ -310,7 +312,8 @@ class World:
         assert logprobs == request.logprobs, f"{request.id}: log-probabilities lost on the way"
         limit = self.memory.shape.token_limit
         check_end(request, VOCAB_SIZE, EOS_TOKENS, limit)
-        finish = request.finish
+        finish, by_tier = request.finish, request.cached_by_tier
+        assert min(by_tier.values()) >= 0, f"{request.id}: cached tokens by tier: {by_tier}"
         assert finish is not None
         if request.session is not None:
             self._conversations.commit(request.session, request)
@@ -363,8 +366,7 @@ class World:
         assert counts.lease == counts.pinned == counts.limbo == counts.transfer == 0, f"leaked: {counts}"
         self.scheduler.flush_cache()
         self.memory.audit()
-        if self._mirror is not None:
-            self._mirror.follow()
+        self._mirror.follow()
         check_bounds(self.scheduler, len(self.requests) - self._first)
         deeper = [] if self.memory.tiers is None else [pages.pool for pages in self.memory.tiers.host.pages]
         for pool in [*self.memory.pools, *deeper]:

@@ -164,5 +164,4 @@ class PagePool:
         )
 
     def _history(self, page: int) -> str:
-        moves = self.recorder.history(page)
-        return "\n".join(f"  {move}" for move in moves) or "  no recorded move"
+        return "\n".join(f"  {move}" for move in self.recorder.history(page)) or "  no recorded move"
