@@ -75,6 +75,6 @@ def assemble(
     memory.replace_weights(b"%d" % engine.weights)
     vocabulary = Vocabulary(**vocabulary_fields(model.vocab_size, model.eos_tokens))
     guessed = config.speculative_num_draft_tokens if config.speculative_algorithm else 0
-    cost = DraftCost(guessed, forced=config.forced_limit)
+    cost = DraftCost(guessed, forced=config.forced_limit) if guessed or config.forced_limit else None
     timings = [StepTiming(1, 0, 0.004)] if model.token_seconds else []  # a server measures some before it starts
     return SimulatedServer(memory, engine, Scheduler(config, memory, engine, vocabulary, clock, cost, timings), mover)

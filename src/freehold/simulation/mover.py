@@ -121,6 +121,8 @@ class SimulatedMover:
         order = one.order
         whole = [self._move(order, group) for group in range(len(self._groups))]
         has_failed = order.kind is not Kind.PROBE and not all(part.all() for part in whole)
+        if order.kind is Kind.PROBE and self._faults.failing and order.number % 5 == 0:
+            has_failed, whole = True, [np.zeros_like(part) for part in whole]
         outcome = Outcome(order.number, whole, 0.001, "told to fail" if has_failed else None)
         for _ in range(2 if self._rng.random() < 0.1 else 1):
             one.report(outcome)

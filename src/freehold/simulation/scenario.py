@@ -67,6 +67,7 @@ class Cell:
             target_itl_ms=scenario.target_itl_ms,
             audit_interval=scenario.audit_interval,
             disable_radix_cache=not scenario.cached,
+            disable_forced_tokens=not scenario.forced,
             chunked_prefill_size=scenario.chunk,
             schedule_policy=self.policy,
             max_overtaken=scenario.max_overtaken,
@@ -131,6 +132,7 @@ class Scenario:
     audit_interval: int = 0
     queue_limit: int = 4096
     cached: bool = True  # whether prefixes are
+    forced: bool = True  # whether tokens that a grammar leaves no choice about are verified together
 
     @property
     def simulated_tiers(self) -> SimulatedTiers | None:
@@ -195,4 +197,5 @@ class Scenario:
             audit_interval=operator.choice([0, 0, 0, 16]),
             queue_limit=operator.choice([4096] * 7 + [3]),
             cached=cached,
+            forced=operator.random() > 0.1,
         )
