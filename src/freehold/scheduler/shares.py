@@ -88,10 +88,11 @@ class Shares:
         return self._served[others] > self._served[number]
 
     def charge(self, numbers: Int64, costs: Int64) -> None:
-        """A step computes for clients `numbers` [n] what costs `costs` [n]."""
-        self._served += np.bincount(numbers, weights=costs, minlength=len(self._served))
-        self.charges += 1
-        self._time += float(costs.sum()) / len(self._accounts)
+        """A step computes for clients `numbers` [n] what costs `costs` [n]. Alone, a client is charged nothing."""
+        if len(self._accounts) > 1:
+            self._served += np.bincount(numbers, weights=costs, minlength=len(self._served))
+            self.charges += 1
+            self._time += float(costs.sum()) / len(self._accounts)
 
     def _number(self) -> int:
         if self._free:
