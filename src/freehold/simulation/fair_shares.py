@@ -16,7 +16,7 @@ class FairShares:
     """Sees every step as the engine gets it. `is_measured`: the engine says what steps take, and clients have shares of
     that time instead of rows."""
 
-    def __init__(self, scheduler: Scheduler, is_measured: bool):
+    def __init__(self, scheduler: Scheduler, is_measured: bool = False):
         self._scheduler = scheduler
         self._is_measured = is_measured
         self._left_out: Counter[str] = Counter()  # steps in a row without a request that could have decoded
