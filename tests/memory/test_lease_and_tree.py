@@ -301,6 +301,10 @@ def test_shapes_that_cannot_work_are_refused():
         make(page_size=3)
     with pytest.raises(ValueError, match="eviction policy must be one of"):
         make(eviction_policy="random")
+    with pytest.raises(ValueError, match="at least one cache group"):
+        MemoryShape(8, groups=())
+    with pytest.raises(ValueError, match="tenant_quota must be a share between 0 and 1, not 2"):
+        make(tenant_quota=2.0)
 
 
 def kept_bytes(memory: Memory) -> int:

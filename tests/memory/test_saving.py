@@ -229,6 +229,15 @@ def test_a_node_that_is_evicted_waits_for_no_copy():
     assert bench.tiers.backup.queued_pages == 0
 
 
+def test_pages_that_wait_to_be_stored_are_bounded(monkeypatch):
+    monkeypatch.setattr("freehold.memory.tiers.storage.QUEUE_MAX", 3)
+    bench = Bench(storage=WAIT)
+    bench.compute()
+    bench.settle()
+    assert len(bench.mover.stored) == 3
+    assert bench.tiers.storage.dropped == len(TOKENS) // SIZE - 3
+
+
 def test_prefetches_under_way_are_bounded(monkeypatch):
     monkeypatch.setattr("freehold.memory.tiers.storage.PREFETCHES_MAX", 2)
     bench = Bench(storage=WAIT)
