@@ -45,6 +45,17 @@ def test_a_seed_repeats_itself():
     assert runs[0] == runs[1]
 
 
+@pytest.mark.parametrize("seed", [1, 2])
+def test_what_an_operator_only_looks_at_changes_nothing(seed):
+    """Without the questions, the log is the same."""
+    scenario = Scenario.generate(CELL, seed)
+    asked = [Happening(at, Verb.EXPLAIN, {"id": f"r{at % 32}"}) for at in range(1, 200, 7)]
+    asked += [Happening(at, Verb.RECOUNT) for at in range(3, 200, 30)]
+    rest = [one for one in scenario.happenings if one.verb not in (Verb.EXPLAIN, Verb.RECOUNT)]
+    runs = [World(replace(scenario, happenings=[*rest, *more])).run() for more in ([], asked)]
+    assert runs[0].log_hash == runs[1].log_hash
+
+
 def test_a_scenario_survives_json():
     scenario = Scenario.generate(CELL, 3)
     assert Scenario.from_json(scenario.to_json()) == scenario
