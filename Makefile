@@ -1,18 +1,26 @@
 # Everything sets itself up: a fresh machine needs Python 3.11, gcc and a package index.
 PYTHON ?= python3
 BIN := .venv/bin
+BASE := .venv/.base
 SETUP := .venv/.setup
 
 .PHONY: demo test lint exact load soak hostile conformance mutants bench bench-check format clean
 .DEFAULT_GOAL := test
 
-$(SETUP): pyproject.toml constraints.txt
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+
+$(BASE): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "Installing Freehold into .venv ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[test]'
+	@$(INSTALL) -e .
 	@touch $@
 
-demo: $(SETUP)  ## Serve the bundled model to several clients at once, and show where its memory went
+$(SETUP): $(BASE)
+	@echo "Installing what the tests need ..."
+	@$(INSTALL) -e '.[test]'
+	@touch $@
+
+demo: $(BASE)  ## Serve the bundled model to several clients at once, and show where its memory went
 	@$(BIN)/freehold demo
 
 test: lint  ## Static checks, then the tests
@@ -51,7 +59,7 @@ mutants: $(SETUP)  ## Plant bugs one at a time; the tests must catch each (SHARE
 
 PEERS ?= vllm openvino llama.cpp llama.cpp-q4_0
 bench: $(SETUP)  ## Five workloads beside other engines (llama.cpp builds for half an hour, once: PEERS="vllm openvino")
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	@$(INSTALL) -e '.[bench]'
 	@$(BIN)/freehold bench peers $(PEERS:%=--peer %)
 
 bench-check: $(SETUP)  ## Is anything slower than the last time on this kind of processor?

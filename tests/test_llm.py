@@ -58,11 +58,11 @@ def test_what_can_never_fit_is_refused_before_anything_runs(llm):
 
 
 def test_a_stream_left_early_gives_everything_back(llm):
-    llm.scheduler.flush_cache()
+    llm.scheduler.memory.flush()
     for piece in llm.stream("Once upon a time", SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)):
         assert isinstance(piece, str)
         break
-    llm.scheduler.flush_cache()
+    llm.scheduler.memory.flush()
     llm.scheduler.audit()
     assert llm.page_counts.free == 200
 

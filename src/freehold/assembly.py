@@ -18,7 +18,7 @@ from freehold.memory import Memory
 from freehold.memory.events import CacheEvent, EventLog
 from freehold.memory_plan import plan_memory
 from freehold.models.loading.content import content_fingerprint
-from freehold.models.loading.resolve import open_checkpoint, resolve_model
+from freehold.models.loading.resolve import open_checkpoint, open_weights, resolve_model
 from freehold.models.quantize import Quantizer
 from freehold.models.spec import ModelSpec
 from freehold.models.tensor import Checkpoint, TensorFormat
@@ -61,12 +61,14 @@ class Assembly:
             self.publisher.close()
 
 
-def assemble(config: EngineConfig, checkpoint: Checkpoint | None = None) -> Assembly:
-    """Load the model, unless it is open already, and build everything that serves it.
+def assemble(config: EngineConfig, checkpoint: Checkpoint | None = None, weights: str | None = None) -> Assembly:
+    """Load the model, unless it is open already, and build everything that serves it. `weights`: where those come from
+    that compute in place of the model's own.
 
     Raises ModelUnavailable, ValueError, or StoreUnavailable.
     """
     checkpoint = checkpoint or open_checkpoint(resolve_model(config.model))
+    loaded = checkpoint if weights is None else open_weights(weights, checkpoint.spec)
     tokenizer = load_tokenizer(checkpoint, config.chat_template)
     plan = plan_memory(config, checkpoint)
     shape, tiers = plan.shape, plan_tiers(config, checkpoint, plan)
@@ -78,14 +80,14 @@ def assemble(config: EngineConfig, checkpoint: Checkpoint | None = None) -> Asse
     quantizer = None if config.quantize is None else Quantizer(TensorFormat(config.quantize.upper()))
     store = None if tiers is None else configured_storage(config)  # a wrong setting is told before the model is loaded
     device = CpuDevice(config.num_threads, config.cpu_isa, quantizer)
-    runner = Runner(config, checkpoint, kv_shape, device, tokenizer.eos_tokens)
+    runner = Runner(config, checkpoint, kv_shape, device, tokenizer.eos_tokens, loaded)
     engine = StepThread(runner)
     engine.wait_until_warm()
     mover = None if tiers is None else PageMover(runner.page_bytes(), tiers.page_counts, store)
     publisher = _publisher(config)
     memory = Memory(shape, tiers, mover, None if publisher is None else EventLog(shape.page_size))
     if tiers is not None:
-        memory.replace_weights(content_fingerprint(checkpoint.path))
+        memory.replace_weights(content_fingerprint(loaded.path))
     scheduler = Scheduler(
         config, memory, engine, tokenizer.vocabulary, draft_cost=runner.draft_cost, timings=runner.timings
     )

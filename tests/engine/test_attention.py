@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from reference_attention import reference_attention
 
 from freehold.config import KV_CACHE_DTYPES
 from freehold.engine.cpu.backend import CpuBackend
@@ -10,7 +11,6 @@ from freehold.engine.cpu.batch import CpuBatch
 from freehold.engine.cpu.caches import GroupCache
 from freehold.engine.cpu.isa import ISAS, available, choose
 from freehold.engine.cpu.items import SEGMENT, WHOLE
-from freehold.engine.reference_attention import reference_attention
 from freehold.models.backend import AttentionTensors, CachePlace
 from freehold.models.families.rotary import base_frequencies
 from freehold.models.spec import Attention, CacheLayout, Latent, Rotary

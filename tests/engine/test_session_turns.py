@@ -32,7 +32,7 @@ class Turns(RuleBasedStateMachine):
     @initialize(which=st.integers(0, len(OPTIONS) - 1))
     def start(self, which):
         self.llm = self.engines[which]
-        self.llm.scheduler.flush_cache()
+        self.llm.scheduler.memory.flush()
         self.conversations = [Conversation()]
         self.number = 0
 

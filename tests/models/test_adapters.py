@@ -1,5 +1,6 @@
 """LoRA adapters say what merged weights say, whoever computes beside them."""
 
+import gc
 import json
 import shutil
 import time
@@ -14,7 +15,9 @@ from safetensors.numpy import load_file, save_file
 from tiny_models import prompts_of
 
 from freehold import LLM, SamplingParams
-from freehold.errors import InvalidParameter, NotFound
+from freehold.engine.cpu.backend import CpuBackend
+from freehold.engine.cpu.low_rank import AdaptedMatrix
+from freehold.errors import BadRequest, InvalidParameter, NotFound
 from freehold.memory.explain import explain_miss
 from freehold.models.loading.gguf_file import GgufCheckpoint
 from freehold.models.loading.hf_directory import HfCheckpoint
@@ -209,6 +212,34 @@ def test_what_is_no_adapter_of_the_model_is_refused(made, tmp_path):
                 llm.load_adapter(name, str(folder))
     with LLM(str(base), **EXACT) as llm, pytest.raises(InvalidParameter, match="switched off"):
         llm.load_adapter("a", str(folder))
+
+
+def test_an_update_of_weights_that_fails_leaves_nothing_behind(made, monkeypatch):
+    base, adapters = made("qwen2")
+    (prompt,) = prompts_of([20])
+    with LLM(str(base), lora_modules=(f"all={adapters['all'][0]}",), **EXACT) as llm:
+        (before,) = llm.generate([prompt], GREEDY, adapter="all")
+        matrices = count_matrices()
+        kept, calls = CpuBackend.pack, iter(range(100))
+
+        def pack(backend, tensors, names=()):
+            if next(calls) == 5:
+                raise ValueError("no more tensors")
+            return kept(backend, tensors, names)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(CpuBackend, "pack", pack)
+            with pytest.raises(BadRequest, match="no more tensors"):
+                llm.scheduler.update_weights(str(base))
+        llm.load_adapter("some", str(adapters["some"][0]))
+        (after,) = llm.generate([prompt], GREEDY, adapter="all")
+        assert after.token_ids == before.token_ids
+        assert count_matrices() == matrices
+
+
+def count_matrices() -> int:
+    gc.collect()
+    return sum(isinstance(one, AdaptedMatrix) for one in gc.get_objects())
 
 
 def test_stored_prefixes_are_found_by_those_that_have_the_adapter(made, tmp_path):

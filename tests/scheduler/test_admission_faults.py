@@ -10,6 +10,7 @@ from freehold.config import EngineConfig
 from freehold.memory import LeaseError, PrefetchPolicy, WritePolicy
 from freehold.sampling_params import SamplingParams
 from freehold.scheduler.admission import Admission
+from freehold.scheduler.loading import Loading
 from freehold.scheduler.request import Request, RequestState
 from freehold.simulation.assembly import SimulatedTiers
 from harness import Harness
@@ -17,8 +18,11 @@ from harness import Harness
 PROMPT = list(range(40))
 
 
-# What the line runs through, and what begins a prefetch before it.
-FRAME = {"Admission._try_admit", "Admission._look_at", "Loading.go_on"}
+# What the line runs through, and a constant.
+FRAME = {
+    "Admission._try_admit", "Admission._look_at", "Loading.prefetch", "Loading.go_on", "Loading._prefetch",
+    "Storage.patience",
+}  # fmt: skip
 
 
 class ToldToFail(Exception):
@@ -26,17 +30,22 @@ class ToldToFail(Exception):
 
 
 class CallFault:
-    """Raises at the n-th call, if there are so many, of functions of memory and scheduler while a request is tried."""
+    """Raises at the n-th call, if there are so many, of functions of memory and scheduler while a request is tried, or
+    during another method."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, number: int, error: type[Exception] = ToldToFail):
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, number: int, error: type[Exception] = ToldToFail,
+        owner: type = Admission, method: str = "_try_admit",
+    ):  # fmt: skip
         self.number, self.error = number, error
         self.calls: list[str] = []
         self.failed: str | None = None
         self._depth = 0
-        tried = Admission._try_admit
+        tried = getattr(owner, method)
 
         def trying(*arguments):
-            assert arguments[1].id == "new"
+            if arguments[1].id != "new":
+                return tried(*arguments)
             before = sys.getprofile()
             sys.setprofile(self._call)
             try:
@@ -44,7 +53,7 @@ class CallFault:
             finally:
                 sys.setprofile(before)
 
-        monkeypatch.setattr(Admission, "_try_admit", trying)
+        monkeypatch.setattr(owner, method, trying)
 
     def _call(self, frame: FrameType, event: str, argument: object) -> None:
         code = frame.f_code
@@ -91,6 +100,7 @@ def run_on(h: Harness) -> None:
 
 
 # In these something is moved; all before them only look.
+JOINED = "memory/tiers/storage.py:Storage.join"
 MOVES = {"scheduler/loading.py:Loading.begin", "scheduler/admission.py:Admission._lease"}
 
 
@@ -124,6 +134,40 @@ def test_every_call_of_an_admission_fails_once(kind, monkeypatch):
         h.memory.audit()
     assert ended_one > 10
     assert ended_all > 10
+
+
+@pytest.mark.parametrize("joins", [False, True])
+def test_every_call_of_looking_for_a_prefetch_fails_once(joins, monkeypatch):
+    """When a request comes; and when the prefetch of another sequence, which it has joined, is over."""
+    method = "go_on" if joins else "prefetch"
+    ended_one = ended_all = 0
+    for number in range(1, 2000):
+        h = busy()
+        if joins:
+            h.scheduler.add(turn("before", [9] * 21, None))
+        with monkeypatch.context() as patch:
+            fault = CallFault(patch, number, owner=Loading, method=method)
+            try:
+                h.scheduler.add(turn("new", [9] * 20 + [8] * 9, None))
+                while h.scheduler.has_work and fault.failed is None:
+                    h.mover.finish()
+                    h.step()
+            except ToldToFail:
+                assert JOINED in fault.calls, f"{fault.failed} moves nothing, and ended the engine"
+                ended_all += 1
+                continue
+        if fault.failed is None:
+            break
+        ended_one += 1
+        assert JOINED not in fault.calls, fault.failed
+        run_on(h)
+        kinds = {request.id: request.finish.kind.value for request in h.ended}
+        assert kinds.pop("new") == "error"
+        assert set(kinds.values()) == {"length"}, "another request suffered"
+        assert not h.memory.tiers.storage._underway
+        h.memory.audit()
+    assert ended_one > 10
+    assert ended_all > 3
 
 
 @pytest.mark.parametrize("error", [LeaseError, AssertionError])

@@ -87,6 +87,6 @@ def test_any_workload_ends_with_cold_run_outputs_and_all_pages_back(config, work
         assert request.finish is not None
         if request.id not in aborts:
             assert request.finish.kind in (FinishKind.STOP, FinishKind.LENGTH)
-    harness.scheduler.flush_cache()
+    harness.memory.flush()
     harness.memory.audit()
     assert harness.memory.counts().free == harness.memory.shape.page_count

@@ -238,7 +238,7 @@ def test_a_step_that_fails_ends_its_requests_and_no_others(overlap):
     after = h.submit(list(range(20)), greedy(5))
     h.run()
     assert after.finish.kind is FinishKind.LENGTH
-    h.scheduler.flush_cache()
+    h.memory.flush()
     assert h.memory.counts().free == 100
 
 

@@ -13,6 +13,7 @@ from freehold.constraint import Constraint
 from freehold.errors import InvalidParameter
 from freehold.ipc import protocol as msg
 from freehold.ipc.engine_process import TRANSFER_POLL_MS, EngineLoop
+from freehold.ipc.jobs import JOBS_MAX
 from freehold.memory import OwnershipError, WritePolicy
 from freehold.memory.audit import NODES_AT_ONCE
 from freehold.sampling_params import SamplingParams
@@ -361,6 +362,35 @@ def test_while_weights_are_loaded_nothing_is_computed_and_everybody_is_heard(loa
     assert "a" in client.ended(80)
 
 
+def test_while_weights_are_loaded_the_loop_rests(loading, monkeypatch):
+    client, weights = loading
+    client.submit("a")
+    client.reports(6)
+    for number, procedure in enumerate(("update_weights", "pause")):
+        client.send(msg.Call(number, procedure, "in_place"))
+    client.reports(3)
+    monkeypatch.setattr("freehold.scheduler.scheduler.RESULT_WAIT_S", 9.0)
+    monkeypatch.setattr("freehold.ipc.engine_process.IDLE_POLL_MS", 10_000)
+    client.loop.turn()
+    polls = []
+    monkeypatch.setattr(client.loop._poller, "poll", lambda milliseconds=None: polls.append(milliseconds) or [])
+    client.loop.turn()
+    client.loop.turn()
+    assert polls == [50, 50], "a request that waits can time out meanwhile"
+    weights.set_result(b"new")
+
+
+def test_an_order_waits_for_a_place_among_the_jobs(loading):
+    client, weights = loading
+    jobs = [client.loop._jobs.take(lambda: (0.05 for _ in iter(int, 1))) for _ in range(JOBS_MAX)]
+    client.send(msg.Call(1, "update_weights", "other"))
+    weights.set_result(b"new")
+    assert not client.answers(3)
+    jobs[0].cancel()
+    client.now = 1.0
+    assert [(answer.number, answer.failure) for answer in client.answers(5)] == [(1, None)]
+
+
 class Panic(BaseException):
     """What a library in Rust raises: no Exception."""
 
@@ -406,3 +436,66 @@ def test_a_thread_that_panics_answers_the_call(client, monkeypatch):
     future.set_exception(Panic("a header"))
     (answer,) = client.answers(2)
     assert "a header" in answer.failure.message
+
+
+@pytest.mark.parametrize("procedure", ["pin", "page"])
+def test_a_fault_of_ours_is_not_called_a_bad_request(client, procedure, monkeypatch):
+    arguments = {
+        "pin": {"id": "p", "namespace": "", "tokens": np.arange(8, dtype=np.int32).tobytes(), "ttl": None},
+        "page": {"page": 1, "group": 0},
+    }
+    for wrong in (False, True):
+        if wrong:
+            monkeypatch.setattr(client.memory.tree, "match", lambda *arguments: int("no number"))
+            monkeypatch.setattr("freehold.memory.explain.owner.kind_of", lambda one: int("no number"))
+        client.send(msg.Call(1, procedure, arguments[procedure]))
+        (answer,) = client.answers(2)
+        assert (answer.failure.status if answer.failure else None) == (500 if wrong else None)
+
+
+def test_a_call_that_is_not_waited_for_any_more_ends_unanswered(client, monkeypatch):
+    left = []
+
+    def work(_):
+        try:
+            while True:
+                yield
+        finally:
+            left.append("ended")
+
+    monkeypatch.setitem(client.loop._procedures._procedures, "save", work)
+    client.send(msg.Call(1, "save"))
+    client.reports(2)
+    client.send(msg.Cancel(1))
+    client.send(msg.Cancel(2))
+    assert not client.answers(3)
+    assert left == ["ended"]
+    assert len(client.loop._jobs) == 0
+
+
+def nested(depth):
+    value = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize("value", [np.float32(1), 1 << 70, "\udc80", nested(20_000)], ids=lambda v: type(v).__name__)
+@pytest.mark.parametrize("procedure", ["cache", "pause"])
+def test_a_value_that_can_not_be_sent_answers_the_call(client, value, procedure, monkeypatch):
+    monkeypatch.setitem(client.loop._procedures._procedures, procedure, lambda _: value)
+    client.send(msg.Call(1, procedure))
+    (answer,) = client.answers(3)
+    assert answer.failure is not None
+    client.submit("a", max_tokens=2)
+    assert client.ended(8) == ["a"]
+
+
+def test_an_error_that_names_a_file_without_a_utf8_name_is_sent(client, monkeypatch):
+    def fail(_):
+        raise OSError(f"no such file: {bytes([0x61, 0x80]).decode(errors='surrogateescape')}")
+
+    monkeypatch.setitem(client.loop._procedures._procedures, "cache", fail)
+    client.send(msg.Call(1, "cache"))
+    (answer,) = client.answers(3)
+    assert "a\\udc80" in answer.failure.message

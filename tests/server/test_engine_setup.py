@@ -7,6 +7,7 @@ import shutil
 import signal
 import threading
 import time
+from pathlib import Path
 
 import httpx
 import psutil
@@ -16,9 +17,11 @@ from tiny_models import SIZES, save_random
 from transformers import LlamaConfig
 
 from freehold.config import EngineConfig
+from freehold.engine.placed_model import PlacedModel
 from freehold.errors import BadRequest
 from freehold.ipc import protocol as msg
 from freehold.ipc.async_engine import AsyncEngine
+from freehold.ipc.engine_process import assembled
 from freehold.ipc.engine_setup import EngineSetup
 from freehold.server.child import running_server
 
@@ -58,6 +61,10 @@ class Replying:
 
     def __init__(self):
         self.calls = asyncio.Queue()
+        self.told = []
+
+    def send_soon(self, command):
+        self.told.append(command)
 
     async def send(self, command):
         await self.calls.put(command)
@@ -81,7 +88,23 @@ def test_what_was_done_is_known_even_if_the_caller_has_left():
     asyncio.run(run())
 
 
-# -- over HTTP --------------------------------------------------------------------------------------------------------
+def test_saving_ends_with_its_caller_and_an_update_does_not():
+    async def run():
+        engine, child = AsyncEngine(), Replying()
+        engine.ready, engine._child = msg.Ready("m", "llama", 10, 10, 10), child
+        numbers = []
+        for procedure in ("update_weights", "save"):
+            leaving = asyncio.create_task(engine.call(procedure))
+            numbers.append((await child.calls.get()).number)
+            leaving.cancel()
+            await asyncio.wait({leaving})
+        assert child.told == [msg.Cancel(numbers[1])]
+        assert list(engine._calls) == numbers[:1]
+
+    asyncio.run(run())
+
+
+# -- with a model -----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +114,31 @@ def folders(tmp_path_factory):
     for seed, folder in enumerate(found):
         save_random(LlamaConfig(**SIZES, tie_word_embeddings=True), seed + 3, torch.float32, folder)
     return [str(folder) for folder in found]
+
+
+def test_only_the_weights_that_were_set_are_loaded(folders, tmp_path, monkeypatch):
+    loaded = []
+    load = PlacedModel.load
+    monkeypatch.setattr(
+        PlacedModel, "load", lambda model, checkpoint: loaded.append(str(checkpoint.path)) or load(model, checkpoint)
+    )
+    config = EngineConfig(model=folders[0], num_pages=60, enable_hierarchical_cache=True)
+    updated, again = assembled(EngineSetup(config)), assembled(EngineSetup(config, weights=folders[1]))
+    assert loaded == folders
+    updated.scheduler.update_weights(folders[1])
+    try:
+        seeds = [one.scheduler.memory.tiers.seed(one.scheduler.memory.tree.namespace("")) for one in (updated, again)]
+        assert seeds[0] == seeds[1], "what the tiers have is found by the same keys"
+        assert again.path == Path(folders[0])
+    finally:
+        updated.shutdown()
+        again.shutdown()
+    save_random(LlamaConfig(**{**SIZES, "num_hidden_layers": 1}), 3, torch.float32, tmp_path)
+    with pytest.raises(ValueError, match="another kind of model"):
+        assembled(EngineSetup(config, weights=str(tmp_path)))
+
+
+# -- over HTTP --------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """Calls in slices: none holds up an iteration, and each comes to its end."""
 
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
@@ -37,7 +38,7 @@ class Clock:
 def test_jobs_take_turns_and_stop_when_their_share_is_used_up():
     clock, done = Clock(0.0002), []
     jobs = Jobs(clock)
-    results = [jobs.take(clock.work(4, done, name)) for name in "ab"]
+    results = [jobs.take(partial(clock.work, 4, done, name)) for name in "ab"]
     assert jobs.go_on()
     assert done == ["a", "b", "a"], "three slices of 0.2 ms are more than the share"
     while jobs.go_on():
@@ -55,7 +56,7 @@ def test_a_job_that_waits_has_no_turn_before_its_time():
         yield 0.05
         return clock.now
 
-    result = jobs.take(work())
+    result = jobs.take(work)
     assert jobs.rest_s == 0.0
     jobs.go_on()
     assert jobs.rest_s == pytest.approx(0.05)
@@ -69,10 +70,9 @@ def test_a_job_that_waits_has_no_turn_before_its_time():
 def test_there_are_only_so_many_jobs():
     jobs = Jobs(Clock())
     for _ in range(JOBS_MAX):
-        jobs.take(iter_forever())
-    with pytest.raises(QueueFull):
-        jobs.take(iter_forever())
-    assert jobs.take("a value") == "a value"
+        jobs.take(iter_forever)
+    assert isinstance(jobs.take(iter_forever).exception(0), QueueFull)
+    assert jobs.take(lambda: "a value").result(0) == "a value"
 
 
 def iter_forever():
@@ -87,9 +87,34 @@ class Panic(BaseException):
 @pytest.mark.parametrize("error", [ValueError("no"), Panic("no")])
 def test_what_a_job_raises_is_its_result(error):
     jobs = Jobs(Clock())
-    result = jobs.take(raising(error))
+    result = jobs.take(partial(raising, error))
     jobs.go_on()
     assert result.exception(0) is error
+
+    def fail():
+        raise error
+
+    assert jobs.take(fail).exception(0) is error
+
+
+def test_a_job_that_is_cancelled_ends():
+    clock, done = Clock(), []
+    jobs = Jobs(clock)
+
+    def work():
+        try:
+            while True:
+                yield 0.05
+        finally:
+            done.append("cleaned up")
+
+    result = jobs.take(work)
+    jobs.go_on()
+    result.cancel()
+    clock.now = 0.06
+    jobs.go_on()
+    assert done == ["cleaned up"]
+    assert len(jobs) == 0
 
 
 def raising(error: BaseException):
@@ -99,7 +124,7 @@ def raising(error: BaseException):
 
 def test_a_broken_invariant_is_nothing_that_is_answered():
     jobs = Jobs(Clock())
-    jobs.take(raising(BrokenInvariant("no")))
+    jobs.take(partial(raising, BrokenInvariant("no")))
     with pytest.raises(BrokenInvariant):
         jobs.go_on()
 

@@ -21,7 +21,7 @@ from freehold.engine.sampler import Sampler
 from freehold.engine.sequences import Sequences, Work
 from freehold.engine.speculative.choice import make_speculator
 from freehold.models.loading.content import content_fingerprint
-from freehold.models.loading.resolve import open_checkpoint, resolve_model
+from freehold.models.loading.resolve import open_weights
 from freehold.models.tensor import Checkpoint
 from freehold.sampling_params import SamplingParams
 from freehold.step import DraftCost, KVShape, RowStart, Step, StepResult, StepTiming, TokenLogprobs
@@ -34,17 +34,18 @@ OVERHEAD_TOKENS_MAX = 64.0  # more than that is noise
 
 
 class Runner:
-    """Executes one step at a time. Owns no page: every slot it touches was named by the scheduler."""
+    """Executes one step at a time. Owns no page: every slot it touches was named by the scheduler. `weights` compute in
+    place of the model's own; what drafts, and the names that adapters know, stay those of the model."""
 
     def __init__(
         self, config: EngineConfig, checkpoint: Checkpoint, shape: KVShape, device: Device,
-        eos_tokens: tuple[int, ...] = (),
+        eos_tokens: tuple[int, ...] = (), weights: Checkpoint | None = None,
     ):  # fmt: skip
         self._config = config
         self._device = device
         layouts = checkpoint.spec.cache_layouts()
         own = replace(shape, page_counts=shape.page_counts[: len(layouts)])
-        self._model = PlacedModel(checkpoint, device, own, layouts, config.linear_compute, config.adapts)
+        self._model = PlacedModel(weights or checkpoint, device, own, layouts, config.linear_compute, config.adapts)
         self.adapters = Adapters(self._model, checkpoint, config.max_loras) if config.adapts else None
         self._adapter_rows = AdapterRows()
         self._sampler = Sampler(shape.row_count, checkpoint.spec.vocab_size, device.drawing)
@@ -95,9 +96,7 @@ class Runner:
     def load_weights(self, source: str) -> bytes:
         """-> the fingerprint of their content, if pages are kept under it: it takes reading them all. Raises
         ModelUnavailable, or ValueError if the model has another shape; then nothing has changed."""
-        checkpoint = open_checkpoint(resolve_model(source))
-        if checkpoint.spec != self._model.spec:
-            raise ValueError(f"model_path: {source} is another kind of model")
+        checkpoint = open_weights(source, self._model.spec)
         found = content_fingerprint(checkpoint.path) if self._config.enable_hierarchical_cache else b""
         self._model.load(checkpoint)
         return found

@@ -18,7 +18,7 @@ import zmq.asyncio
 from freehold.arrays import Int32
 from freehold.config import EngineConfig
 from freehold.engine_options import EngineOptions
-from freehold.errors import EngineUnavailable, InvalidParameter, TimedOut
+from freehold.errors import EngineUnavailable, InvalidParameter, TimedOut, as_freehold_error
 from freehold.ipc import protocol as msg
 from freehold.ipc.child import EngineChild
 from freehold.ipc.engine_setup import EngineSetup
@@ -34,6 +34,7 @@ from freehold.text.tokenizer import Tokenizer
 SILENCE_MAX_S = 5.0  # without a sign of life the engine counts as not answering
 GUARD_INTERVAL_S = 1.0
 DEADLINE_GRACE_S = 1.0  # for the engine to say itself that a request's time is up
+ENDED_WITH_CALLER = {"save"}  # the others go on: they are short, or change what the engine is
 LONG_TEXT = 20_000  # characters
 LONG_TEXTS = 2  # tokenized at a time: each takes 200 times its size in memory
 
@@ -318,9 +319,14 @@ class AsyncEngine:
         except BaseException:
             self._calls.pop(call.number, None)
             raise
-        while not (await asyncio.wait({future}, timeout=1.0))[0]:
-            if not self.is_responsive:
-                raise EngineUnavailable("the engine does not answer")
+        try:
+            while not (await asyncio.wait({future}, timeout=1.0))[0]:
+                if not self.is_responsive:
+                    raise EngineUnavailable("the engine does not answer")
+        except asyncio.CancelledError:
+            if procedure in ENDED_WITH_CALLER and self._calls.pop(call.number, None) is not None:
+                self._child.send_soon(msg.Cancel(call.number))
+            raise
         reply = await future
         if reply.failure is not None:
             raise reply.failure.error()
@@ -377,22 +383,14 @@ class AsyncEngine:
         for i, name in enumerate(progress.ids):
             positions.setdefault(name, []).append(i)
         for name, where in positions.items():
-            stream = self._streams.get(name)
+            stream, end = self._streams.get(name), ended.get(name)
             if stream is None:
                 continue
-            tokens = [progress.tokens[i] for i in where]
-            logprobs = [progress.logprobs[i] for i in where if i in progress.logprobs]
-            end = ended.get(name)
-            if end is None:
-                text = "".join(stream.detokenizer.add(token) for token in tokens)
-            else:
-                text = stream.detokenizer.finish(end.matched, tokens)
+            if end is not None:
                 del self._streams[name]
-            stream.cached_tokens = progress.cached.get(name, stream.cached_tokens)
-            scores = progress.prompt_logprobs.get(name, [])
-            ends = stream.detokenizer.ends[-len(tokens) :] if tokens else []
-            delta = Delta(
-                stream.index, text, tokens, logprobs, end, stream.cached_tokens, scores, ends,
-                embedding=progress.embeddings.get(name, b""),
-            )  # fmt: skip
-            stream.take(delta)
+            try:
+                stream.take(stream.news(name, where, end, progress))
+            except BaseException as error:  # whatever a library raises, a panic included
+                if self._streams.pop(name, None) is not None:
+                    self._child.send_soon(msg.Abort(name))
+                stream.fail(as_freehold_error(error))

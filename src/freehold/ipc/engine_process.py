@@ -10,7 +10,7 @@ import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -29,7 +29,6 @@ from freehold.ipc.reports import Reports, hold_seconds
 from freehold.memory import AuditError
 from freehold.memory.events import CacheEvent
 from freehold.memory.tiers.counts import count_tiers
-from freehold.scheduler.faults import is_broken
 from freehold.scheduler.parked import GrammarCompiler, Parked
 from freehold.scheduler.request import Request
 from freehold.scheduler.results import StepOutput
@@ -76,10 +75,10 @@ class EngineLoop:
         self._parked = Parked(grammars, self._wake_up, scheduler.config)
         self._adapters = AdapterLoads(adapters)
         self._procedures = Procedures(scheduler, storage, self._parked, self._adapters)
-        self._unanswered: list[tuple[int, Future[Any]]] = []  # calls that another thread works on
+        self._unanswered: dict[int, Future[Any]] = {}  # by the number of the call
         self._orders: deque[msg.Call] = deque()
+        self._order: Future[Any] | None = None  # what the one that has begun comes to
         self._jobs = Jobs()
-        self._order: tuple[int, Generator[None, None, Any]] | None = None  # one that has begun, and takes long
         self._reports = Reports(hold_seconds(scheduler.config))
         self._stopping = False
         self._stats_due = 0.0
@@ -105,6 +104,7 @@ class EngineLoop:
         self._carry_out_orders()
         if self._jobs.go_on() and self._audit is not None:
             self._audit = self._scheduler.auditing()
+        self._answer()
         if self._scheduler.memory.events is not None:
             self._publish(self._scheduler.memory.events.take())
 
@@ -128,12 +128,14 @@ class EngineLoop:
             self._socket.poll(RETRY_MS)
 
     @property
-    def _has_orders(self) -> bool:
-        return bool(self._orders) or self._order is not None
+    def _may_order(self) -> bool:
+        """Whether the order before has ended. An order waits for a place among the jobs; other calls are refused."""
+        return (self._order is None or self._order.done()) and not self._jobs.is_full
 
     def _take_commands(self) -> None:
         """Those that have come, COMMANDS_MAX at most; while there is nothing to do, wait for one."""
-        if not self._scheduler.has_work and not self._has_orders and self._jobs.rest_s > 0:
+        has_orders = bool(self._orders) and self._may_order
+        if not self._scheduler.has_work and not has_orders and self._jobs.rest_s > 0:
             self._tell()
             self._rest()
         for _ in range(COMMANDS_MAX):
@@ -180,57 +182,37 @@ class EngineLoop:
         elif isinstance(command, msg.Call) and command.procedure in ORDERS:
             self._orders.append(command)
         elif isinstance(command, msg.Call):
-            self._conclude(command.number, lambda: self._jobs.take(self._procedures.start(command)))
+            self._start(command)
+        elif isinstance(command, msg.Cancel):
+            if (result := self._unanswered.pop(command.number, None)) is not None:
+                result.cancel()
         else:
             self._stopping = True
 
-    def _reply(self, call: msg.Call) -> None:
-        self._conclude(call.number, lambda: self._procedures.start(call))
-
-    def _go_on(self) -> None:
-        """With the order that is under way, for a slice."""
-        if self._order is not None:
-            (number, work), self._order = self._order, None
-            self._conclude(number, lambda: _slice(work))
-
-    def _conclude(self, number: int, work: Callable[[], Any]) -> None:
-        """Answer a call with what `work` comes to, or see to it that it is answered later."""
-        try:
-            value = work()
-        except BaseException as error:  # whatever a library raises, a panic included
-            if is_broken(error) and not isinstance(error, AuditError):
-                raise
-            self._send(msg.Reply(number, failure=msg.Failure.of(error)))
-            return
-        if isinstance(value, Future):
-            self._unanswered.append((number, value))
-            value.add_done_callback(lambda _: self._wake_up())
-        elif isinstance(value, Generator):
-            self._order = number, value
-        else:
-            self._send(msg.Reply(number, value))
+    def _start(self, call: msg.Call) -> Future[Any]:
+        """Carry it out, now or in slices or in another thread -> what it comes to."""
+        result = self._jobs.take(lambda: self._procedures.start(call))
+        self._unanswered[call.number] = result
+        result.add_done_callback(lambda _: self._wake_up())
+        return result
 
     def _answer(self) -> None:
-        """The calls whose result has come from another thread."""
-        for number, future in [one for one in self._unanswered if one[1].done()]:
-            self._unanswered.remove((number, future))
-            error = future.exception()
-            if error is None:
-                self._send(msg.Reply(number, future.result()))
-            else:
-                self._send(msg.Reply(number, failure=msg.Failure.of(error)))
+        """The calls that have come to something."""
+        for number, result in [one for one in self._unanswered.items() if one[1].done()]:
+            del self._unanswered[number]
+            error = result.exception()
+            failure = None if error is None else msg.Failure.of(error)
+            self._send(msg.Reply(number, None if error else result.result(), failure))
 
     def _carry_out_orders(self) -> None:
         """In their order, once no step is in flight."""
         scheduler = self._scheduler
-        self._go_on()
-        while self._orders and self._order is None and (scheduler.in_flight_count == 0 or scheduler.stuck is not None):
+        while self._orders and self._may_order and (scheduler.in_flight_count == 0 or scheduler.stuck is not None):
             call = self._orders.popleft()
             if scheduler.in_flight_count == 0:
-                self._reply(call)
+                self._order = self._start(call)
             else:
-                failure = msg.Failure.of(EngineStuck(str(scheduler.stuck)))
-                self._send(msg.Reply(call.number, failure=failure))
+                self._send(msg.Reply(call.number, failure=msg.Failure.of(EngineStuck(str(scheduler.stuck)))))
 
     def _submit(self, command: msg.Submit) -> None:
         options = msgspec.structs.asdict(command.options)
@@ -315,23 +297,12 @@ class EngineLoop:
     def _send(self, report: msg.Report) -> None:
         """Behind what happened before."""
         self._tell()
-        self._socket.send(msg.encode(report))
-
-
-def _slice(work: Generator[None, None, Any]) -> Any:
-    """-> the result, or the generator itself if there is more to do."""
-    try:
-        next(work)
-    except StopIteration as end:
-        return end.value
-    return work
+        self._socket.send(msg.encode_reply(report) if isinstance(report, msg.Reply) else msg.encode(report))
 
 
 def assembled(setup: EngineSetup) -> Assembly:
-    """An engine as an operator has left it. Raises what `assemble` and `Scheduler.update_weights` raise."""
-    assembly = assemble(setup.config)
-    if setup.weights is not None:
-        assembly.scheduler.update_weights(setup.weights)
+    """An engine as an operator has left it. Raises what `assemble` raises."""
+    assembly = assemble(setup.config, weights=setup.weights)
     if setup.paused is not None:
         assembly.scheduler.pause(PauseMode(setup.paused))
     return assembly

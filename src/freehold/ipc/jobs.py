@@ -30,8 +30,9 @@ class _Job:
 
 
 class Jobs:
-    """A job is a generator. It yields at least once in half a millisecond: None to go on soon, or for how many seconds
-    it has nothing to do. What it returns or raises is its result."""
+    """Each call comes to a future. A job is a call that returns a generator. It yields at least once in half a
+    millisecond: None to go on soon, or for how many seconds it has nothing to do. What it returns or raises is its
+    result; a cancelled future ends it. Broken invariants are raised here instead."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         self._clock = clock
@@ -40,16 +41,28 @@ class Jobs:
     def __len__(self) -> int:
         return len(self._jobs)
 
-    def take(self, value: Any) -> Any:
-        """Begin a job if `value` is a generator -> a future for its result, or the value as it is. Raises QueueFull if
-        there are JOBS_MAX jobs already."""
-        if not isinstance(value, Generator):
+    @property
+    def is_full(self) -> bool:
+        return len(self._jobs) >= JOBS_MAX
+
+    def take(self, call: Callable[[], Any]) -> Future[Any]:
+        """-> what the call comes to: what it returns or raises, what a future comes to that it returns, or the result
+        of a job. That is QueueFull if there are JOBS_MAX jobs already."""
+        result: Future[Any] = Future()
+        try:
+            value = call()
+            if isinstance(value, Generator) and self.is_full:
+                raise QueueFull(f"{JOBS_MAX} calls of this kind are being worked on: try again later")
+        except BaseException as error:
+            _fail(result, error)
+            return result
+        if isinstance(value, Future):
             return value
-        if len(self._jobs) >= JOBS_MAX:
-            raise QueueFull(f"{JOBS_MAX} calls of this kind are being worked on: try again later")
-        job = _Job(value, Future())
-        self._jobs.append(job)
-        return job.result
+        if isinstance(value, Generator):
+            self._jobs.append(_Job(value, result))
+        else:
+            result.set_result(value)
+        return result
 
     @property
     def rest_s(self) -> float:
@@ -72,14 +85,22 @@ class Jobs:
 
     def _slice(self, job: _Job) -> _Job | None:
         """-> the job as it goes on, None if it has ended."""
+        if job.result.cancelled():
+            job.work.close()
+            return None
         try:
             rest = next(job.work)
         except StopIteration as end:
             job.result.set_result(end.value)
-        except BaseException as error:  # whatever a library raises, a panic included
-            if is_broken(error) and not isinstance(error, AuditError):
-                raise
-            job.result.set_exception(error)
+        except BaseException as error:
+            _fail(job.result, error)
         else:
             return _Job(job.work, job.result, -math.inf if rest is None else self._clock() + rest)
         return None
+
+
+def _fail(result: Future[Any], error: BaseException) -> None:
+    """Whatever a library raises is a result, a panic included."""
+    if is_broken(error) and not isinstance(error, AuditError):
+        raise error
+    result.set_exception(error)

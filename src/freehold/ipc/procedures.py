@@ -17,8 +17,8 @@ from freehold.arrays import Int32
 from freehold.errors import BadRequest, InvalidParameter, NotFound
 from freehold.ipc import protocol as msg
 from freehold.ipc.adapter_loads import AdapterLoads
-from freehold.memory import Lease, Match, Namespace, PinnedPrefix, PrefetchPolicy
-from freehold.memory.explain import explain, explain_miss
+from freehold.memory import Lease, Match, Namespace, PinnedPrefix, PinRefused, PrefetchPolicy
+from freehold.memory.explain import NoSuchPage, explain, explain_miss
 from freehold.memory.prefix.node import Node
 from freehold.memory.tiers.counts import describe_tiers
 from freehold.scheduler.parked import Parked
@@ -122,7 +122,7 @@ class Procedures:
     def _page(self, argument: dict[str, int]) -> str:
         try:
             return explain(self._scheduler.memory, argument["page"], argument["group"])
-        except ValueError as error:
+        except NoSuchPage as error:
             raise BadRequest(str(error), str(error).split()[0]) from error
 
     def _cache(self) -> Generator[None, None, dict[str, Any]]:
@@ -222,10 +222,10 @@ class Procedures:
         memory, now = self._scheduler.memory, self._scheduler.lifecycle.clock()
         tokens = _tokens(argument)
         expires = None if argument["ttl"] is None else now + argument["ttl"]
+        place = self._namespace(argument)
         try:
-            place = self._namespace(argument)
             pin = memory.pin(argument["id"], place.salt, tokens, expires, place.adapter)
-        except ValueError as error:
+        except PinRefused as error:
             raise InvalidParameter("id", str(error)) from error
         kept = {"id": argument["id"], "object": "cache.pin", "kept_tokens": 0} if pin is None else _pin_card(pin, now)
         return {**kept, "asked_tokens": len(tokens), "pages": self._pins()["pages"]}

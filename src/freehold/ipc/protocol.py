@@ -59,11 +59,17 @@ class Call(msgspec.Struct, tag=True):
     argument: Any = None
 
 
+class Cancel(msgspec.Struct, tag=True):
+    """A call is not waited for any more: end its job unanswered."""
+
+    number: int
+
+
 class Stop(msgspec.Struct, tag=True):
     """End the engine process."""
 
 
-Command = Submit | Abort | Forget | Call | Stop
+Command = Submit | Abort | Forget | Call | Cancel | Stop
 
 # -- from the engine to HTTP ---------------------------------------------------------------------------
 
@@ -101,8 +107,10 @@ class Failure(msgspec.Struct):
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
+        """What can't be written as UTF-8, such as the name of a file, is written in escapes."""
         known = as_freehold_error(error)
-        return cls(type(known).__name__, known.message, known.field, known.status)
+        message = known.message.encode(errors="backslashreplace").decode()
+        return cls(type(known).__name__, message, known.field, known.status)
 
     def error(self) -> FreeholdError:
         return rebuilt(self.kind, self.message, self.field, self.status)
@@ -181,5 +189,15 @@ class Reply(msgspec.Struct, tag=True):
 Report = Ready | Failed | Accepted | Rejected | Progress | Reply
 
 encode = msgspec.msgpack.Encoder().encode
+
+
+def encode_reply(reply: Reply) -> bytes:
+    """A value that msgpack can't hold is replaced by an error that says so."""
+    try:
+        return encode(reply)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        return encode(Reply(reply.number, failure=Failure.of(error)))
+
+
 decode_command = msgspec.msgpack.Decoder(Command).decode
 decode_report = msgspec.msgpack.Decoder(Report).decode

@@ -59,6 +59,21 @@ class Stream:
         else:
             self.deltas.put_nowait(error)
 
+    def news(self, name: str, where: list[int], end: msg.Ended | None, progress: msg.Progress) -> Delta:
+        """What `progress` says of it: it has its tokens at `where`. Raises what decoding them raises."""
+        tokens = [progress.tokens[i] for i in where]
+        logprobs = [progress.logprobs[i] for i in where if i in progress.logprobs]
+        if end is None:
+            text = "".join(self.detokenizer.add(token) for token in tokens)
+        else:
+            text = self.detokenizer.finish(end.matched, tokens)
+        self.cached_tokens = progress.cached.get(name, self.cached_tokens)
+        ends = self.detokenizer.ends[-len(tokens) :] if tokens else []
+        return Delta(
+            self.index, text, tokens, logprobs, end, self.cached_tokens, progress.prompt_logprobs.get(name, []), ends,
+            embedding=progress.embeddings.get(name, b""),
+        )  # fmt: skip
+
     def take(self, delta: Delta) -> None:
         """Send news, or keep them until there are enough."""
         if self._kept is not None:

@@ -10,7 +10,7 @@ from freehold.memory.ledger.errors import AuditError, BrokenInvariant, LeaseErro
 from freehold.memory.ledger.pool import PagePool, Tier
 from freehold.memory.memory import Memory
 from freehold.memory.prefix.node import Match, Namespace, PinKind
-from freehold.memory.prefix.pins import PinnedPrefix, PinTable
+from freehold.memory.prefix.pins import PinnedPrefix, PinRefused, PinTable
 from freehold.memory.prefix.retention import Retention
 from freehold.memory.prefix.tree import PrefixTree
 from freehold.memory.shape import PAGE_SIZES, MemoryShape
@@ -22,6 +22,6 @@ from freehold.memory.tiers.tiers import TierPlan
 __all__ = [
     "PAGE_SIZES", "AuditError", "BrokenInvariant", "CacheGroup", "Hit", "Lease", "LeaseError", "LeaseTable", "Match",
     "Memory", "MemoryShape", "Miss", "Namespace", "OutOfPages", "OwnershipError", "PageCounts", "PagePool", "PinKind",
-    "PinTable", "PinnedPrefix", "PrefetchPolicy", "PrefixTree", "Retention", "Saved", "Tier", "TierPlan",
+    "PinRefused", "PinTable", "PinnedPrefix", "PrefetchPolicy", "PrefixTree", "Retention", "Saved", "Tier", "TierPlan",
     "WritePolicy", "with_draft",
 ]  # fmt: skip

@@ -19,6 +19,10 @@ NAMESPACES_MAX = 16
 SHOWN_TOKENS = 8
 
 
+class NoSuchPage(ValueError):
+    """There is no page of that number in that group."""
+
+
 @dataclass(frozen=True)
 class Miss:
     """Why a prefix was not reused further than `cached` tokens of `wanted`.
@@ -130,12 +134,12 @@ def _nearest(match: Match, tokens: Int32) -> tuple[int, Int32 | None]:
 
 
 def explain(memory: Parts, page: int, group: int = 0) -> str:
-    """Who holds a page of a group, since which step, and why it can't be evicted. ValueError if there is none."""
+    """Who holds a page of a group, since which step, and why it can't be evicted. Raises NoSuchPage."""
     if not 0 <= group < len(memory.pools):
-        raise ValueError(f"group must be 0 .. {len(memory.pools) - 1}, not {group}")
+        raise NoSuchPage(f"group must be 0 .. {len(memory.pools) - 1}, not {group}")
     pool = memory.pools[group]
     if not 0 <= page <= pool.capacity:
-        raise ValueError(f"page must be 0 .. {pool.capacity}, not {page}")
+        raise NoSuchPage(f"page must be 0 .. {pool.capacity}, not {page}")
     by = int(pool.owner[page])
     text = f"page {page}: {owner.describe(by)}, since step {int(pool.since[page])}"
     kind, serial = owner.kind_of(by), owner.id_of(by)

@@ -119,7 +119,7 @@ class Memory:
         return lease.node.namespace.weights == self.tree.weights
 
     def pin(self, name: str, salt: str, tokens: Int32, expires: float | None, adapter: str = "") -> PinnedPrefix | None:
-        """Keep what is cached of `tokens` [n], within the budget, until `expires`. Raises ValueError."""
+        """Keep what is cached of `tokens` [n], within the budget, until `expires`. Raises PinRefused."""
         match = self.tree.match(self.tree.namespace(salt, adapter), tokens)
         return self.pins.pin(name, match, tokens, expires)
 

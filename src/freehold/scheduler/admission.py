@@ -21,9 +21,10 @@ from freehold.scheduler.faults import fault_of_one
 from freehold.scheduler.lifecycle import Lifecycle
 from freehold.scheduler.loading import Loading
 from freehold.scheduler.queue import WaitingQueue
-from freehold.scheduler.request import Finish, FinishKind, Request
+from freehold.scheduler.request import Request
 from freehold.scheduler.running import RunningTable
 from freehold.scheduler.speculation import DraftBudget
+from freehold.scheduler.states import RequestState
 
 SHARE_MIN = 0.05
 LOOKED_AT_MAX = 64  # waiting requests looked at and left waiting in one pass
@@ -150,6 +151,8 @@ class Admission:
         """A request that is not admitted leaves no trace: it keeps its place in the queue, and nothing counts as
         used. What was looked up is looked up again if room was made since."""
         self._loading.go_on(request)
+        if request.state is RequestState.ENDED:
+            return _Verdict.FAILED
         prospect = self._look_at(request, budget, reserved, sharing, may_load=True)
         if isinstance(prospect, _Prospect) and prospect.load is not None:
             if self._loading.begin(request, prospect.load, prospect.is_alone, prospect.hit.tail):
@@ -175,7 +178,7 @@ class Admission:
         try:
             return self._prospect(request, budget, reserved, sharing, may_load)
         except Exception as error:
-            self._lifecycle.end(request, Finish(FinishKind.ERROR, error=fault_of_one(error)))
+            self._lifecycle.fail(request, error)
             return _Verdict.FAILED
 
     def _prospect(

@@ -12,6 +12,7 @@ from weakref import ref
 
 from freehold.errors import InvalidParameter, QueueFull, TimedOut
 from freehold.memory import Lease, Memory
+from freehold.scheduler.faults import fault_of_one
 from freehold.scheduler.queue import WaitingQueue
 from freehold.scheduler.request import PROGRESS_TOKENS, Finish, FinishKind, Request
 from freehold.scheduler.running import RunningTable
@@ -201,6 +202,10 @@ class Lifecycle:
         request.finish = finish
         request.ended = self.clock()
         self.ended.append(request)
+
+    def fail(self, request: Request, error: Exception) -> None:
+        """End a request because of a fault in looking at it. Raises `error` again if it is a broken invariant."""
+        self.end(request, Finish(FinishKind.ERROR, error=fault_of_one(error)))
 
     def _leave_row(self, request: Request, finish: Finish | None = None) -> None:
         lease = request.lease

@@ -6,9 +6,10 @@ from freehold.adapter import fingerprint_of
 from freehold.memory import Match, Memory, Namespace
 from freehold.memory.tails import Tail
 from freehold.memory.tiers.loads import LoadPlan
-from freehold.memory.tiers.storage import Prefetch, Storage
+from freehold.memory.tiers.storage import Storage
 from freehold.memory.tiers.tiers import Tiers
 from freehold.prefix_keys import KeyChain
+from freehold.scheduler.lifecycle import Lifecycle
 from freehold.scheduler.request import Request
 from freehold.scheduler.step_time import StepTime
 
@@ -18,8 +19,9 @@ LOADS_MAX = 2  # for one request: what is evicted again before it is admitted is
 class Loading:
     """Begins loads for requests that would be admitted, and lets them wait for those in flight."""
 
-    def __init__(self, memory: Memory, time: StepTime):
+    def __init__(self, memory: Memory, lifecycle: Lifecycle, time: StepTime):
         self._memory = memory
+        self._lifecycle = lifecycle
         self._time = time
 
     def prefetch(self, request: Request, now: float) -> None:
@@ -28,7 +30,7 @@ class Loading:
         tiers = self._memory.tiers
         if tiers is not None and tiers.storage is not None:
             request.deeper.deadline = now + tiers.storage.patience
-            request.deeper.prefetch = self._prefetch(tiers, tiers.storage, request, now)
+            self._prefetch(tiers, tiers.storage, request, now)
 
     def go_on(self, request: Request) -> None:
         """Begin the request's own prefetch once the one that it has joined, of another sequence, is over."""
@@ -38,12 +40,21 @@ class Loading:
         is_over = deeper.prefetch.is_over and deeper.prefetch.keys is not deeper.keys
         if is_over and tiers.transfers.now < deeper.deadline:
             deeper.prefetch.wanted_by -= 1
-            deeper.prefetch = self._prefetch(tiers, tiers.storage, request, tiers.transfers.now)
+            deeper.prefetch = None
+            self._prefetch(tiers, tiers.storage, request, tiers.transfers.now)
 
-    def _prefetch(self, tiers: Tiers, storage: Storage, request: Request, now: float) -> Prefetch | None:
-        namespace = self._memory.tree.namespace(request.namespace, fingerprint_of(request.adapter))
-        keys = self._keys(tiers, request, namespace)
-        return storage.prefetch(namespace, keys, self._limit(request), now)
+    def _prefetch(self, tiers: Tiers, storage: Storage, request: Request, now: float) -> None:
+        """Looking it up moves nothing, so a fault in that ends this request alone."""
+        try:
+            namespace = self._memory.tree.namespace(request.namespace, fingerprint_of(request.adapter))
+            keys = self._keys(tiers, request, namespace)
+            prefetch = storage.look_up(namespace, keys, self._limit(request), now)
+        except Exception as error:
+            self._lifecycle.fail(request, error)
+            return
+        if prefetch is not None:
+            storage.join(prefetch)
+        request.deeper.prefetch = prefetch
 
     def is_awaited(self, request: Request) -> bool:
         """Whether what the request waits for is on its way, and not late."""

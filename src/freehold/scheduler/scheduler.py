@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -98,7 +98,7 @@ class Scheduler:
         target = None if config.target_itl_ms is None else config.target_itl_ms / 1000
         chunks = ChunkBudget(config.chunked_prefill_size, target, StepTime(timings))
         self.results = Results(memory, self.running, self.lifecycle, vocabulary, chunks, drafts)
-        self.loading = Loading(memory, chunks.time)
+        self.loading = Loading(memory, self.lifecycle, chunks.time)
         self._planner = Planner(config, memory, self.queue, self.running, self.lifecycle, self.loading, chunks, drafts)
         self._in_flight: deque[_InFlight] = deque()
         self._progress_at = clock()  # when the oldest step in flight began to be the oldest
@@ -109,7 +109,8 @@ class Scheduler:
     # -- from outside -----------------------------------------------------------------------------------
 
     def add(self, request: Request) -> None:
-        """Queue a request. Raises InvalidParameter or QueueFull; then nothing has changed."""
+        """Queue a request. Raises InvalidParameter or QueueFull; then nothing has changed. A fault in looking for what
+        storage has of it ends it: the next output says so."""
         if request.id in self.requests:
             raise InvalidParameter("rid", f"request id {request.id} is already in flight")
         if request.timeout is None:
@@ -151,20 +152,20 @@ class Scheduler:
         """As `updating_weights`, until it is done."""
         finished(self.updating_weights(source))
 
-    def updating_weights(self, source: str) -> Generator[None, None, None]:
+    def updating_weights(self, source: str) -> Generator[float, None, None]:
         """Compute with other weights from the next step on. What the old ones computed is never found
         again; running requests keep their output and compute their KV anew, except those paused in place,
         which go on with what they have. Raises BadRequest if they can't be loaded; then the old weights stay.
 
-        Loading can't be called off, so it has no timeout: nothing is computed before it ends. It yields every
-        RESULT_WAIT_S; `step` may be called then, and `stuck` says if it takes longer than the watchdog allows. Raises
-        EngineStuck if the steps in flight never end."""
+        Loading can't be called off, so it has no timeout: nothing is computed before it ends. It yields for how
+        many seconds there is nothing to do; `step` may be called then, and `stuck` says if it takes longer than the
+        watchdog allows. Raises EngineStuck if the steps in flight never end."""
         self.drain()
         loading = self._engine.load_weights(source)
         self._weights_source, self._progress_at = source, self.lifecycle.clock()
         try:
-            while not wait((loading,), RESULT_WAIT_S).done:
-                yield
+            while not loading.done():
+                yield RESULT_WAIT_S
         finally:
             self._weights_source = None
         self._forget_weights(_loaded(loading, source))
@@ -179,10 +180,6 @@ class Scheduler:
         for row in self.running.order.tolist():
             self.lifecycle.retract(row, Event.PAUSED)
 
-    def flush_cache(self) -> int:
-        """Forget all prefixes and tails that nobody uses -> pages given back."""
-        return self.memory.flush()
-
     def forget_session(self, name: str) -> None:
         """A session is closed: its tail is freed. Its prefix stays for others, as long as there is room."""
         self.memory.tails.forget(name)
@@ -191,7 +188,7 @@ class Scheduler:
     def has_work(self) -> bool:
         """Whether `step` would bring anything on."""
         pending = self._in_flight or self.lifecycle.ended or self._output.requests or self.memory.has_transfer_work
-        return bool(pending or (self.requests and self.paused is None))
+        return bool(pending or (self.requests and self.paused is None and self._weights_source is None))
 
     @property
     def growth(self) -> GrowthEstimate:

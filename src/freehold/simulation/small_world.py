@@ -291,7 +291,7 @@ class SmallWorld:
         failed = [request.id for request in self._requests if request.finish and request.finish.kind == "error"]
         may_fail = not self._left[ActionKind.FAIL] or not self._left[ActionKind.TAKE]
         assert not failed or may_fail, f"{failed} failed, although no step has"
-        self.scheduler.flush_cache()
+        self.memory.flush()
         self.memory.audit()
         deeper = [] if self.memory.tiers is None else [pages.pool for pages in self.memory.tiers.host.pages]
         assert all(pool.free_count == pool.capacity for pool in [*self.memory.pools, *deeper]), "pages are not back"

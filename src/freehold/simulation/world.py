@@ -364,7 +364,7 @@ class World:
         self._conversations.check()
         counts = self.memory.counts()
         assert counts.lease == counts.pinned == counts.limbo == counts.transfer == 0, f"leaked: {counts}"
-        self.scheduler.flush_cache()
+        self.memory.flush()
         self.memory.audit()
         self._mirror.follow()
         check_bounds(self.scheduler, len(self.requests) - self._first)

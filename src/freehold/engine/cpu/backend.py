@@ -18,7 +18,7 @@ from freehold.engine.cpu.huge_pages import Arena
 from freehold.engine.cpu.integer_linear import IntegerMatrix, can_pack, has_four_bits, has_whole_blocks
 from freehold.engine.cpu.isa import ISAS, Isa, choose, of_attention, of_integers
 from freehold.engine.cpu.linear import PackedMatrix, pack
-from freehold.engine.cpu.low_rank import AdaptedMatrix, AdaptedTokens, Factors, compile_kernels
+from freehold.engine.cpu.low_rank import AdaptableShape, AdaptedMatrix, AdaptedTokens, Factors, compile_kernels
 from freehold.engine.cpu.onto import NOTHING, OUTPUT, Onto, onto_bias
 from freehold.engine.cpu.page_bytes import PageBytes
 from freehold.engine.cpu.pointwise import CLAMPED, GEGLU, NO_NORM, NORM, PLAINLY, SWIGLU, Preparation
@@ -71,7 +71,7 @@ class CpuBackend:
         self._isa, self._attention_isa = of_integers(chosen), of_attention(chosen)
         self._quantizer = quantizer
         self._adapts, self._adapted_tokens = adapts, AdaptedTokens()
-        self._adaptable: dict[str, AdaptedMatrix] = {}  # by the names of tensors
+        self._adaptable: dict[str, AdaptableShape] = {}  # by the names of tensors
         self._rotary: dict[Rotary | None, tuple[Float32, Float32]] = {None: (NO_NORM, NO_NORM)}
 
     def batch(
@@ -98,10 +98,9 @@ class CpuBackend:
         matrix = self._pack(tensors)
         if not names or not self._adapts:
             return matrix
-        row_counts = tuple(tensor.rows for tensor in tensors)
-        adapted = AdaptedMatrix(matrix, tuple(names), row_counts, self._adapted_tokens)
-        self._adaptable.update(dict.fromkeys(names, adapted))
-        return adapted
+        shape = AdaptableShape(tuple(names), tuple(tensor.rows for tensor in tensors), matrix.columns)
+        self._adaptable.update(dict.fromkeys(names, shape))
+        return AdaptedMatrix(matrix, shape, self._adapted_tokens)
 
     def pack_vocabulary(self, table: StoredTensor) -> Matrix:
         return self._packed([table if self._quantizer is None else self._quantizer.convert_vocabulary(table)])
@@ -130,14 +129,13 @@ class CpuBackend:
     @property
     def adaptable(self) -> dict[str, tuple[int, int]]:
         return {
-            name: (matrix.row_counts[matrix.names.index(name)], matrix.columns)
-            for name, matrix in self._adaptable.items()
+            name: (shape.row_counts[shape.names.index(name)], shape.columns) for name, shape in self._adaptable.items()
         }
 
     def pack_adapter(self, matrices: Mapping[str, AdapterMatrices]) -> Factors:
         compile_kernels()
         changed = {self._adaptable[name].names: self._adaptable[name] for name in matrices}
-        return {names: matrix.pack(matrices) for names, matrix in changed.items()}
+        return {names: shape.pack(matrices) for names, shape in changed.items()}
 
     # Recording
 

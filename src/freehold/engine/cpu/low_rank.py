@@ -55,13 +55,37 @@ class AdaptedTokens:
 
 
 @dataclass(frozen=True)
-class AdaptedMatrix:
-    """Implements what layers use of a matrix of several tensors' rows. Tokens without an adapter, and those whose
-    adapter leaves this matrix as it is, get the bits that they would get without it."""
+class AdaptableShape:
+    """That of a matrix of several tensors' rows. It is the same whatever weights are loaded."""
 
-    matrix: Matrix
     names: Names
     row_counts: tuple[int, ...]  # of each tensor
+    columns: int
+
+    def pack(self, matrices: Mapping[str, AdapterMatrices]) -> LowRank:
+        """What an adapter adds, given by the names of tensors. Each tensor has ranks of its own, in which the others'
+        rows are 0."""
+        found = [matrices.get(name) for name in self.names]
+        rank = sum(len(one.down) for one in found if one is not None)
+        down, up = np.zeros((self.columns, rank), np.float32), np.zeros((rank, sum(self.row_counts)), np.float32)
+        first = at = 0
+        for one, rows in zip(found, self.row_counts, strict=True):
+            if one is not None:
+                end = at + len(one.down)
+                down[:, at:end] = one.down.T
+                up[at:end, first : first + rows] = one.up.T
+                at = end
+            first += rows
+        return LowRank(down, up)
+
+
+@dataclass(frozen=True)
+class AdaptedMatrix:
+    """Implements what layers use of a matrix. Tokens without an adapter, and those whose adapter leaves this matrix as
+    it is, get the bits that they would get without it."""
+
+    matrix: Matrix
+    shape: AdaptableShape
     tokens: AdaptedTokens
 
     @property
@@ -79,29 +103,13 @@ class AdaptedMatrix:
         """out [n, rows] = what it is put onto + prepared(x) [n, columns] @ (weight + what an adapter adds).T"""
         self.matrix.multiply(operations, x, out, preparation, onto)
         for factors, tokens in self.tokens.parts:
-            added = factors.get(self.names)
+            added = factors.get(self.shape.names)
             if added is not None:
                 add, (step, parameters, epsilon) = _add_few if len(tokens) < ROWS_PARALLEL else _add_many, preparation
                 add(step, x.ravel(), parameters, np.float32(epsilon), self.columns, tokens, added.down, added.up, out)
 
     def gather(self, operations: Operations, rows: Int32) -> Float32:
         return self.matrix.gather(operations, rows)
-
-    def pack(self, matrices: Mapping[str, AdapterMatrices]) -> LowRank:
-        """What an adapter adds, given by the names of tensors. Each tensor has ranks of its own, in which the others'
-        rows are 0."""
-        found = [matrices.get(name) for name in self.names]
-        rank = sum(len(one.down) for one in found if one is not None)
-        down, up = np.zeros((self.columns, rank), np.float32), np.zeros((rank, self.rows), np.float32)
-        first = at = 0
-        for one, rows in zip(found, self.row_counts, strict=True):
-            if one is not None:
-                end = at + len(one.down)
-                down[:, at:end] = one.down.T
-                up[at:end, first : first + rows] = one.up.T
-                at = end
-            first += rows
-        return LowRank(down, up)
 
 
 @njit(inline="always")

@@ -28,6 +28,10 @@ class PinnedPrefix:
 PINS_MAX = 1024
 
 
+class PinRefused(ValueError):
+    """There can be no pin like that. Nothing was changed."""
+
+
 class PinTable:
     """The operator's pins by name, oldest first: PINS_MAX at most. Together they hold at most `limit` pages of each
     group."""
@@ -52,13 +56,13 @@ class PinTable:
 
     def pin(self, name: str, match: Match, tokens: Int32, expires: float | None) -> PinnedPrefix | None:
         """Keep a matched prefix of `tokens` [n], as much of it as the budget allows; None if that is nothing.
-        Raises ValueError for a name that is in use, one pin too many, or a time that is no number."""
+        Raises PinRefused for a name that is in use, one pin too many, or a time that is no number."""
         if name in self._pins:
-            raise ValueError(f"there is a pin '{name}' already")
+            raise PinRefused(f"there is a pin '{name}' already")
         if len(self._pins) >= PINS_MAX:
-            raise ValueError(f"there are {PINS_MAX} pins already, the most there can be: remove some")
+            raise PinRefused(f"there are {PINS_MAX} pins already, the most there can be: remove some")
         if expires is not None and not math.isfinite(expires):
-            raise ValueError(f"the time at which a pin expires must be a number, not {expires}")
+            raise PinRefused(f"the time at which a pin expires must be a number, not {expires}")
         match = self._within_budget(match, tokens)
         if match.length == 0:
             return None

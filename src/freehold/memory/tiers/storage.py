@@ -140,9 +140,16 @@ class Storage:
     # -- from storage ---------------------------------------------------------------------------------
 
     def prefetch(self, namespace: Namespace, keys: KeyChain, limit: int, now: float) -> Prefetch | None:
-        """Fetch what storage has of a sequence that waits, at most `limit` tokens; None if nothing is lacking, or if
-        storage has too much to do already. `now`: seconds of the scheduler's clock: the last iteration may be long
-        ago."""
+        """Fetch what storage has of a sequence that waits; arguments and result are those of `look_up`."""
+        prefetch = self.look_up(namespace, keys, limit, now)
+        if prefetch is not None:
+            self.join(prefetch)
+        return prefetch
+
+    def look_up(self, namespace: Namespace, keys: KeyChain, limit: int, now: float) -> Prefetch | None:
+        """What would fetch at most `limit` tokens of a sequence: a prefetch to join, which may be underway for another
+        one. None if nothing is lacking, or if storage has too much to do already. Moves nothing. `now`: seconds of the
+        scheduler's clock: the last iteration may be long ago."""
         self._transfers.now = now
         match = self._tree.match(namespace, keys.tokens, limit)
         columns, there = min(limit // self._tree.page_size, len(keys)), self._reach.column_count(match, keys, limit)
@@ -156,13 +163,16 @@ class Storage:
             return None
         if prefetch is None:
             found = [np.zeros(columns, np.bool_) for _ in self._host.pages]
-            prefetch = Prefetch(
-                namespace, keys, self._transfers.now, found, was_there, there if self._reach.full else 0
-            )
-            self._underway[keys[first]] = prefetch
+            prefetch = Prefetch(namespace, keys, now, found, was_there, there if self._reach.full else 0)
+        return prefetch
+
+    def join(self, prefetch: Prefetch) -> None:
+        """A request wants it from now on. Begin it if it is not underway."""
+        key = self._key(prefetch)
+        if key not in self._underway:
+            self._underway[key] = prefetch
             self._go_on(prefetch)
         prefetch.wanted_by += 1
-        return prefetch
 
     def is_coming(self, prefetch: Prefetch) -> bool:
         """Whether it goes on, and is not late."""
@@ -252,4 +262,8 @@ class Storage:
 
     def _end(self, prefetch: Prefetch) -> None:
         prefetch.is_over = True
-        del self._underway[prefetch.keys[prefetch.was_there // self._tree.page_size]]
+        del self._underway[self._key(prefetch)]
+
+    def _key(self, prefetch: Prefetch) -> bytes:
+        """The first that device and host lack."""
+        return prefetch.keys[prefetch.was_there // self._tree.page_size]

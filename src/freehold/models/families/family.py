@@ -5,16 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from freehold.models.families.config import HfConfig
 from freehold.models.families.rules import ATTENTION_BIASES, MAMBA_NORM, PRE_NORMS, TAPS_BIAS, Rule
 from freehold.models.spec import LayerSpec, ModelSpec
 
-if TYPE_CHECKING:  # the HTTP process reads descriptions, and does without it
-    import torch
-
-Change = Callable[["torch.Tensor", re.Match[str]], "torch.Tensor"]
+Array = np.ndarray[Any, Any]  # float32, float16 or bfloat16
+Change = Callable[[Array, re.Match[str]], Array]
 
 # What these fields of a config.json switch on.
 _SWITCHES = {
@@ -57,18 +57,18 @@ class Family:
         return ModelSpec(**{**fields, **self.model(config), "layers": tuple(self.layers(config))})
 
 
-def decay(stored: torch.Tensor, match: re.Match[str]) -> torch.Tensor:
-    return -stored.float().exp()
+def decay(stored: Array, match: re.Match[str]) -> Array:
+    return -np.exp(stored.astype(np.float32))
 
 
-def taps(stored: torch.Tensor, match: re.Match[str]) -> torch.Tensor:
+def taps(stored: Array, match: re.Match[str]) -> Array:
     """[columns, 1, taps] -> [columns, taps]"""
     return stored.squeeze(1)
 
 
 def half(which: int) -> Change:
     """The first or second half of the rows: gate or up."""
-    return lambda stored, match: stored.chunk(2)[which]
+    return lambda stored, match: np.array_split(stored, 2)[which]
 
 
 # Names of the usual Hugging Face layout, that of Llama, DeepSeek and Qwen.

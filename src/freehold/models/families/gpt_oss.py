@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 from freehold.models.families.config import HfConfig
-from freehold.models.families.family import Change, Family
+from freehold.models.families.family import Array, Change, Family
 from freehold.models.families.rules import ATTENTION_BIASES, EXPERT_BIASES, PRE_NORMS, SINKS, Rule
 from freehold.models.spec import Activation, Experts, LayerSpec, Routing
-
-if TYPE_CHECKING:
-    import torch
 
 
 def _every_other(which: int) -> Change:
     """Gate and up in turns: [inputs, outputs], or biases [outputs]."""
 
-    def change(stored: torch.Tensor, match: re.Match[str]) -> torch.Tensor:
+    def change(stored: Array, match: re.Match[str]) -> Array:
         part = stored[..., which::2]
         return part.T if part.ndim == 2 else part
 
     return change
 
 
-def _transposed(stored: torch.Tensor, match: re.Match[str]) -> torch.Tensor:
+def _transposed(stored: Array, match: re.Match[str]) -> Array:
     return stored.T
 
 

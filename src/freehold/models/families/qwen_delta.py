@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from freehold.models.families.config import HfConfig
-from freehold.models.families.family import Change, Family, decay, taps
+from freehold.models.families.family import Array, Change, Family, decay, taps
 from freehold.models.families.llama import has_experts, qwen_experts
 from freehold.models.families.rules import PRE_NORMS, QK_NORMS, SHARED_ROUTER, Rule
 from freehold.models.spec import Dense, Experts, GatedDelta, LayerSpec
-
-if TYPE_CHECKING:
-    import torch
 
 _DELTA = (
     Rule(r"delta\.taps\.weight", "linear_attn.conv1d.weight", taps),
@@ -63,11 +61,10 @@ def _next_rules(config: HfConfig) -> list[Rule]:
     wide = [delta.key_size, delta.key_size, values * delta.value_size, values * delta.value_size]
 
     def parts(sizes: list[int], *chosen: int) -> Change:
-        def change(stored: torch.Tensor, match: re.Match[str]) -> torch.Tensor:
-            by_head = stored.reshape(delta.key_head_count, -1, stored.shape[-1]).split(sizes, dim=1)
-            import torch
-
-            return torch.cat([by_head[part].reshape(-1, stored.shape[-1]) for part in chosen])
+        def change(stored: Array, match: re.Match[str]) -> Array:
+            columns = stored.shape[-1]
+            by_head = np.split(stored.reshape(delta.key_head_count, -1, columns), np.cumsum(sizes)[:-1], axis=1)
+            return np.concatenate([by_head[part].reshape(-1, columns) for part in chosen])
 
         return change
 

@@ -7,6 +7,10 @@ import re
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes  # noqa: F401  # gives NumPy the type bfloat16
+import numpy as np
+from safetensors import safe_open
+
 from freehold.models.families.config import HfConfig, architecture_of
 from freehold.models.families.family import RULES
 from freehold.models.families.rules import Rule, fitting, module_name
@@ -14,9 +18,7 @@ from freehold.models.registry import family_of
 from freehold.models.spec import ModelSpec
 from freehold.models.tensor import StoredTensor, TensorFormat
 
-_FORMATS = {"torch.float32": TensorFormat.F32, "torch.float16": TensorFormat.F16, "torch.bfloat16": TensorFormat.BF16}
-
-
+_FORMATS = {"float32": TensorFormat.F32, "float16": TensorFormat.F16, "bfloat16": TensorFormat.BF16}
 HEAD = "lm_head.weight"  # beside the decoder, wherever that is
 
 
@@ -32,32 +34,25 @@ class HfCheckpoint:
         self._family = family_of(architecture_of(values), path)
         self.config = HfConfig(path, values, self._family.defaults)
         self._rules = (*self._family.rules(self.config), *RULES)
-        self._files = self._find_files()
         self._opened: dict[Path, Any] = {}
+        self._files = self._find_files()
         self._root = self._find_root()
         self._spec = self._family.spec(self.config, self._has_tied_embeddings())
 
     def _find_files(self) -> dict[str, Path]:
-        """tensor name -> the file that holds it. Opened for NumPy: whoever only wants the tokenizer needs no torch."""
-        from safetensors import safe_open
-
+        """tensor name -> the file that holds it."""
         paths = sorted(self.path.glob("*.safetensors"))
         if not paths:
             raise FileNotFoundError(f"{self.path} holds no *.safetensors file")
         files: dict[str, Path] = {}
         for path in paths:
-            with safe_open(path, framework="numpy") as file:
-                files.update(dict.fromkeys(file.keys(), path))
+            self._opened[path] = safe_open(path, framework="numpy")
+            files.update(dict.fromkeys(self._opened[path].keys(), path))
         return files
 
     def _read(self, name: str) -> Any:
-        """A tensor of torch, which knows bfloat16."""
-        from safetensors import safe_open
-
-        path = self._files[name]
-        if path not in self._opened:
-            self._opened[path] = safe_open(path, framework="pt")
-        return self._opened[path].get_tensor(name)
+        """A tensor in its file: what is indexed is read."""
+        return self._opened[self._files[name]].get_slice(name)
 
     def _has_tied_embeddings(self) -> bool:
         """Old files don't say: then it is as the tensors are."""
@@ -101,25 +96,21 @@ class HfCheckpoint:
             return False
 
     def tensor(self, name: str) -> StoredTensor:
-        import torch
-
         source, rule, match = self._find(name)
         if source not in self._files:
             raise KeyError(f"{self.path}: the checkpoint lacks {source}")
-        found = self._read(source)
-        if str(found.dtype) not in _FORMATS:
-            raise ValueError(f"{self.path}: {source} has the unsupported type {found.dtype}")
-        if rule.is_stacked:
-            if len(found) != self._spec.expert_count:
-                raise ValueError(f"{source} is of {len(found)} experts, expected {self._spec.expert_count}")
-            found = found[int(match[1])]
+        stored = self._read(source)
+        if stored.get_dtype() not in _FORMATS.values():
+            raise ValueError(f"{self.path}: {source} has the unsupported type {stored.get_dtype()}")
+        if rule.is_stacked and (count := stored.get_shape()[0]) != self._spec.expert_count:
+            raise ValueError(f"{source} is of {count} experts, expected {self._spec.expert_count}")
+        found = stored[int(match[1])] if rule.is_stacked else stored[:]
         if rule.change is not None:
             found = rule.change(found, match)
         if self._family.offset_norms and re.fullmatch(f"(layers.\\d+.)?{self._family.offset_norms}.*", name):
-            found = found.float() + 1
-        found = found.contiguous()
+            found = found.astype(np.float32) + np.float32(1)
         if found.ndim not in (1, 2):
             raise ValueError(f"{source} has the shape {list(found.shape)}")
         rows, columns = (1, found.shape[0]) if found.ndim == 1 else tuple(found.shape)
-        data = found.reshape(rows, -1).view(torch.uint8).numpy()
-        return StoredTensor(_FORMATS[str(found.dtype)], rows, columns, data)
+        data = np.ascontiguousarray(found).reshape(rows, -1).view(np.uint8)
+        return StoredTensor(_FORMATS[found.dtype.name], rows, columns, data)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from freehold.errors import ModelUnavailable
 from freehold.models.loading.bundled import bundled_model
+from freehold.models.spec import ModelSpec
 from freehold.models.tensor import Checkpoint
 
 USUAL_FORMAT = "Q4_K_M"
@@ -62,6 +63,15 @@ def open_checkpoint(path: Path) -> Checkpoint:
         raise
     except Exception as error:  # of the file's library
         raise ModelUnavailable(f"model: {path} can't be read: {type(error).__name__}: {error}") from error
+
+
+def open_weights(source: str, spec: ModelSpec) -> Checkpoint:
+    """Those that may take the place of a model's. Raises what `resolve_model` and `open_checkpoint` raise, and
+    ValueError if they are of another kind of model."""
+    checkpoint = open_checkpoint(resolve_model(source))
+    if checkpoint.spec != spec:
+        raise ValueError(f"model_path: {source} is another kind of model")
+    return checkpoint
 
 
 def _opened(path: Path) -> Checkpoint:

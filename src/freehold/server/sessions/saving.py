@@ -13,6 +13,7 @@ from freehold.ipc.protocol import Options
 from freehold.sampling_params import SamplingParams
 from freehold.server.access.clients import client_of
 from freehold.server.openai.schema import SaveBody
+from freehold.server.requests.response import unless_disconnected
 from freehold.server.router import router
 from freehold.server.sessions.table import Session, SessionTable
 
@@ -25,7 +26,8 @@ def saving_routes(engine: AsyncEngine, table: SessionTable) -> APIRouter:
         """Copy the session's whole pages to the deepest tier, whatever the write policy is."""
         found = table.get(name, client_of(request))
         tokens, timeout = table.conversation(found).tokens.tobytes(), (body or SaveBody()).timeout
-        saved = await engine.call("save", {"tokens": tokens, "timeout": timeout, **found.scope})
+        saving = engine.call("save", {"tokens": tokens, "timeout": timeout, **found.scope})
+        saved = await unless_disconnected(request, saving)
         return {"id": name, "object": "session.saved", **saved}
 
     @routes.post("/v1/sessions/{name}/restore")
