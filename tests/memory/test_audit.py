@@ -166,7 +166,8 @@ def read_too_often(memory):
 
 def unread(memory, queue):
     bounded = memory.tree.bounded[0]
-    queue(bounded).forget(next(node for node in queue(bounded) if len(bounded.inner_columns(node))))
+    queued = (node for node in memory.tree.nodes() if node in queue(bounded))
+    queue(bounded).forget(next(node for node in queued if len(bounded.inner_columns(node))))
 
 
 def give_a_tenant_a_page(memory):

@@ -21,6 +21,7 @@ from freehold.memory.tiers.transfer import LATE_S
 from freehold.mover import Kind
 from freehold.prefix_keys import chain
 from freehold.simulation.mirror import Mirror, WrongMirror
+from freehold.slices import finished
 
 
 def followed(*groups):
@@ -115,7 +116,7 @@ def test_events_of_the_host_have_tokens_and_parents(policy):
     bench.compute(np.concatenate([TOKENS[:8], TOKENS[8:] + 50]))
     bench.compute()
     bench.memory.tree.match(bench.memory.match("", TOKENS).namespace, TOKENS, len(TOKENS))
-    bench.tiers.save(bench.memory.match("", TOKENS).namespace, TOKENS)
+    finished(bench.tiers.saving(bench.memory.match("", TOKENS).namespace, TOKENS).looking())
     bench.settle()
     found = [event for event in log.take() if isinstance(event, Stored) and event.medium is Medium.HOST]
     keys = bench.tiers.keys(bench.memory.match("", TOKENS).namespace, TOKENS)

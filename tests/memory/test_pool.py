@@ -35,6 +35,11 @@ def test_a_move_from_the_wrong_owner_names_page_owners_and_history(pool):
     assert (pool.owner[pages] == owners.lease(1)).all(), "nothing has changed"
 
 
+def test_a_pool_has_pages():
+    with pytest.raises(ValueError, match="at least one page"):
+        PagePool(0, 4, Epochs())
+
+
 def test_freeing_twice_raises(pool):
     pages = pool.allocate(lease(1, 2))
     pool.free(pages, owners.lease(1), fence=0)

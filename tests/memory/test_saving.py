@@ -6,6 +6,7 @@ from tier_bench import FULL, SIZE, STATE, TOKENS, WINDOW, Bench
 
 from freehold.memory import PrefetchPolicy, Saved, WritePolicy
 from freehold.mover import Kind
+from freehold.slices import finished
 
 WAIT = PrefetchPolicy.WAIT_COMPLETE
 LAZY = [WritePolicy.WRITE_BACK, WritePolicy.SELECTIVE]
@@ -16,7 +17,7 @@ def namespace(bench):
 
 
 def save(bench, tokens=TOKENS) -> Saved:
-    return bench.tiers.save(namespace(bench), tokens)
+    return finished(bench.tiers.saving(namespace(bench), tokens).looking())
 
 
 def prefetch(bench):
@@ -179,6 +180,27 @@ def test_a_storage_that_was_cleared_gets_everything_again():
     assert len(bench.mover.stored) == len(TOKENS) // SIZE
 
 
+@pytest.mark.parametrize("kind", [Kind.STORE, Kind.FETCH])
+def test_what_was_moving_when_storage_was_cleared_does_not_count_as_stored(kind):
+    """The mover is through with the order, and the scheduler has not heard of it."""
+    bench = Bench(storage=WAIT)
+    bench.compute()
+    bench.turn()
+    bench.mover.end()
+    bench.turn()
+    if kind is Kind.FETCH:
+        bench.settle()
+        bench = Bench(storage=WAIT, mover=bench.mover)
+        prefetch(bench)
+        bench.mover.end()
+        bench.turn()
+    assert bench.mover.end().kind is kind
+    bench.mover.stored.clear()
+    bench.tiers.storage.forget_stored()
+    bench.turn()
+    assert not bench.tiers.host.pages[0].stored.any()
+
+
 def test_ages_of_host_pages():
     bench = Bench(host=8)
     bench.compute()
@@ -205,6 +227,15 @@ def test_a_node_that_is_evicted_waits_for_no_copy():
     bench.evict_all()
     assert len(bench.tiers.backup._waiting) == 0
     assert bench.tiers.backup.queued_pages == 0
+
+
+def test_pages_that_wait_to_be_stored_are_bounded(monkeypatch):
+    monkeypatch.setattr("freehold.memory.tiers.storage.QUEUE_MAX", 3)
+    bench = Bench(storage=WAIT)
+    bench.compute()
+    bench.settle()
+    assert len(bench.mover.stored) == 3
+    assert bench.tiers.storage.dropped == len(TOKENS) // SIZE - 3
 
 
 def test_prefetches_under_way_are_bounded(monkeypatch):

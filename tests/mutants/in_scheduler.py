@@ -535,7 +535,7 @@ MUTANTS = [
         "nobody is charged",
         "fair shares",
         "scheduler/planner.py",
-        "            self._shares.charge(running.client[rows], cost)\n",
+        "        self._shares.charge(running.client[rows], cost)\n",
         "",
     ),
     Mutant(

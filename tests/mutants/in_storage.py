@@ -18,8 +18,8 @@ MUTANTS = [
         "a store that failed counts as done",
         LOST,
         "memory/tiers/storage.py",
-        "            pages.stored[reads[whole]] = not self._is_detached\n",
-        "            pages.stored[reads] = not self._is_detached\n",
+        "            pages.stored[reads[whole]] = transfer.order.number > self._known_from\n",
+        "            pages.stored[reads] = transfer.order.number > self._known_from\n",
     ),
     Mutant(
         "what another storage was given counts as stored here",
@@ -32,7 +32,7 @@ MUTANTS = [
         "a store that ends after it was detached counts as stored",
         LOST,
         "memory/tiers/storage.py",
-        "            pages.stored[reads[whole]] = not self._is_detached\n",
+        "            pages.stored[reads[whole]] = transfer.order.number > self._known_from\n",
         "            pages.stored[reads[whole]] = True\n",
     ),
     Mutant(

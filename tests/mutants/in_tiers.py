@@ -14,7 +14,7 @@ MUTANTS = [
         ACKS,
         "memory/memory.py",
         "        if self.tiers is not None:\n            self.tiers.settle(now)\n",
-        "        if self.tiers is not None and self.epochs.in_flight:\n            self.tiers.settle(now)\n",
+        "        if self.tiers is not None and self.epochs.submitted > self.epochs.completed:\n            self.tiers.settle(now)\n",
     ),
     Mutant(
         "nobody looks at transfers that end while the engine is idle",
@@ -69,8 +69,8 @@ MUTANTS = [
         "what is fetched in part settles whole",
         WRONG,
         "memory/tiers/storage.py",
-        "pages.settle(names, host, whole, transfer.owner, not",
-        "pages.settle(names, host, np.ones_like(whole), transfer.owner, not",
+        "pages.settle(names, host, whole, transfer.owner, are_stored",
+        "pages.settle(names, host, np.ones_like(whole), transfer.owner, are_stored",
     ),
     Mutant(
         "a copy is found on the host when it begins",

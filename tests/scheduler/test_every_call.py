@@ -183,7 +183,8 @@ class Life:
         for number in range(4):
             self.ask(f"big{number}", [50 + number] * 20, 24, client=f"c{number % 2}", session=f"b{number}")
         self.turns(6)
-        saved = self.tiers.save(self.memory.tree.namespace(""), np.array(self.histories.get("s", [1]), np.int32))
+        tokens = np.array(self.histories.get("s", [1]), np.int32)
+        saved = finished(self.tiers.saving(self.memory.tree.namespace(""), tokens).looking())
         assert saved.tokens >= 0
         self.command("pause", lambda: self.scheduler.pause(PauseMode.RETRACT))
         self.turns(2)

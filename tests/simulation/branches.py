@@ -1,38 +1,45 @@
 """Print the branches of memory and scheduler that neither the simulator's matrix nor its exploration reaches.
 
-`python tests/simulation/branches.py`: what docs/testing.md explains is left out, so the list should be empty.
+`python tests/simulation/branches.py`: blocks that end with a broken invariant are left out, and what docs/testing.md
+explains, so the list should be empty. With a folder, the files of coverage in it are read and nothing is run.
 """
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from coverage import Coverage
+
+from freehold.memory import BrokenInvariant
+from freehold.scheduler.states import ImpossibleEvent
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ("src/freehold/memory", "src/freehold/scheduler")
 RUNS = (("--matrix", "--seeds", "1"), ("--exhaustive", "--minutes", "5"))
 TABLE = "<!-- branches -->"
+BROKEN = {kind.__name__ for kind in (*BrokenInvariant.__subclasses__(), ImpossibleEvent, AssertionError)}
 
 
 def explained() -> list[tuple[str, str]]:
-    """(file, a part of the line) of each row of the table; an empty part is the whole file."""
+    """(file, a part of the line or of "def" with its function's name) of each row of the table."""
     rows = (ROOT / "docs/testing.md").read_text().split(TABLE)[1].strip().splitlines()[2:]
     cells = [[cell.strip().strip("`") for cell in row.strip("|").split("|")] for row in rows]
-    return [(file, "" if line == "all" else line) for file, line, _ in cells]
+    return [(file, line) for file, line, _ in cells]
 
 
-def measure(data: str) -> None:
+def measure(folder: str) -> None:
     """Run the simulator; two processes that share nothing but the file's name."""
     running = [
         subprocess.Popen(
             [sys.executable, "-m", "coverage", "run", "--branch", "-p", f"--source={','.join(SOURCE)}",
              "-m", "freehold", "simulate", *arguments, "--jobs", "1"],
-            cwd=ROOT, env={**os.environ, "PYTHONPATH": "src", "COVERAGE_FILE": data},
+            cwd=ROOT, env={**os.environ, "PYTHONPATH": "src", "COVERAGE_FILE": f"{folder}/data"},
         )
         for arguments in RUNS
     ]  # fmt: skip
@@ -41,22 +48,53 @@ def measure(data: str) -> None:
             sys.exit(f"a simulation failed: {process.args}")
 
 
-def missed(data: str) -> list[str]:
+def broken(source: str) -> set[int]:
+    """The lines of blocks that end with a broken invariant."""
+    found: set[int] = set()
+    for block in _blocks(ast.parse(source)):
+        last = block[-1]
+        if isinstance(last, ast.Raise) and isinstance(last.exc, ast.Call):
+            if isinstance(last.exc.func, ast.Name) and last.exc.func.id in BROKEN:
+                found.update(range(block[0].lineno, (last.end_lineno or last.lineno) + 1))
+    return found
+
+
+def functions_of(source: str) -> dict[int, str]:
+    """Line -> "def name" of the function that it is in."""
+    found: dict[int, str] = {}
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef):
+            found.update(dict.fromkeys(range(node.lineno, (node.end_lineno or node.lineno) + 1), f"def {node.name}"))
+    return found
+
+
+def _blocks(tree: ast.AST) -> Iterator[list[ast.stmt]]:
+    """What stands under a condition; and the end of each function, alone."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If):
+            yield node.body
+        elif isinstance(node, ast.FunctionDef):
+            yield node.body[-1:]
+
+
+def missed(folder: str) -> list[str]:
     """file:line of what was not reached and is not explained."""
-    coverage, known, found = Coverage(data_file=data, branch=True), explained(), []
-    coverage.combine([str(Path(data).parent)])
+    coverage, known, found = Coverage(data_file=f"{folder}/data", branch=True), explained(), []
+    coverage.combine([folder], keep=True)
     for file in coverage.get_data().measured_files():
-        name, lines = Path(file).relative_to(ROOT / "src/freehold").as_posix(), Path(file).read_text().splitlines()
-        analysis = coverage._analyze(file)
+        name, source = Path(file).relative_to(ROOT / "src/freehold").as_posix(), Path(file).read_text()
+        analysis, lines = coverage._analyze(file), source.splitlines()
         partial = [first for first, ends in analysis.missing_branch_arcs().items() if analysis.missing.isdisjoint(ends)]
-        for number in sorted({*analysis.missing, *partial}):
+        functions = functions_of(source)
+        for number in sorted({*analysis.missing, *partial} - broken(source)):
             text = lines[number - 1].strip()
-            if not any(name.startswith(part) and line in text for part, line in known):
+            if not any(name.startswith(part) and line in (text + functions.get(number, "")) for part, line in known):
                 found.append(f"{name}:{number}: {text}")
     return sorted(found)
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as folder:
-        measure(f"{folder}/data")
-        print("\n".join(missed(f"{folder}/data")))
+    with tempfile.TemporaryDirectory() as fresh:
+        if not sys.argv[1:]:
+            measure(fresh)
+        print("\n".join(missed(sys.argv[1] if sys.argv[1:] else fresh)))

@@ -12,8 +12,9 @@ from freehold.memory.ledger.epochs import Epochs
 from freehold.planning.replay import Speed, replay
 from freehold.planning.trace import read_trace
 from freehold.simulation.groups import GROUPS
+from freehold.simulation.happenings import Happening, Verb
 from freehold.simulation.runs import jobs_for, run_many, uncovered
-from freehold.simulation.scenario import Cell, Happening, Scenario, Verb, diagonal, matrix
+from freehold.simulation.scenario import Cell, Scenario, diagonal, matrix
 from freehold.simulation.shrink import shrink
 from freehold.simulation.world import Violation, World
 
@@ -44,6 +45,17 @@ def test_a_seed_repeats_itself():
     assert runs[0] == runs[1]
 
 
+@pytest.mark.parametrize("seed", [1, 2])
+def test_what_an_operator_only_looks_at_changes_nothing(seed):
+    """Without the questions, the log is the same."""
+    scenario = Scenario.generate(CELL, seed)
+    asked = [Happening(at, Verb.EXPLAIN, {"id": f"r{at % 32}"}) for at in range(1, 200, 7)]
+    asked += [Happening(at, Verb.RECOUNT) for at in range(3, 200, 30)]
+    rest = [one for one in scenario.happenings if one.verb not in (Verb.EXPLAIN, Verb.RECOUNT)]
+    runs = [World(replace(scenario, happenings=[*rest, *more])).run() for more in ([], asked)]
+    assert runs[0].log_hash == runs[1].log_hash
+
+
 def test_a_scenario_survives_json():
     scenario = Scenario.generate(CELL, 3)
     assert Scenario.from_json(scenario.to_json()) == scenario
@@ -61,7 +73,8 @@ def test_a_planted_bug_is_found_explained_and_shrunk(monkeypatch):
             World(Scenario.generate(CELL, seed)).run()
         except Violation as violation:
             found = violation
-            break
+            if "page" in str(found):
+                break
     assert found is not None
     assert f"seed {found.scenario.seed}" in str(found)
     assert "page" in str(found)

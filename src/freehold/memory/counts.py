@@ -20,10 +20,6 @@ class PageCounts:
     tree: int  # owned by the tree, evictable
     transfer: int = 0  # on their way from or to another tier
 
-    @property
-    def held(self) -> int:
-        return self.capacity - self.free
-
     def as_dict(self) -> dict[str, int]:
         return asdict(self)
 

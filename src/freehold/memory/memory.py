@@ -91,10 +91,6 @@ class Memory:
         tail = None if session is None else self.tails.find(session, match.namespace, tokens, match.length)
         return Hit(match, None if tail is None or (limit is not None and tail.end > limit) else tail)
 
-    def is_current(self, hit: Hit) -> bool:
-        """Whether nothing has changed since that was looked up, so that it can be leased."""
-        return hit.match.version == self.tree.version and (hit.tail is None or hit.tail in self.tails)
-
     def replace_weights(self, weights: bytes = b"") -> None:
         """Other weights, with this fingerprint, compute from now on. What the old ones computed is never found again on
         device and host, and given up where nobody uses it. In storage it is found if they come back."""

@@ -33,9 +33,6 @@ class Parked:
     def __len__(self) -> int:
         return len(self._requests)
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._requests
-
     def park(self, request: Request, waiting: int, now: float) -> bool:
         """Whether the request has to wait for its grammar; if not, it has it. `waiting`: requests in the queue. Raises
         InvalidParameter, QueueFull or Unavailable."""

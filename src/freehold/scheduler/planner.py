@@ -208,9 +208,8 @@ class Planner:
             page_updates=memory.leases.page_tables.take_updates(),
         )
         self._lifecycle.row_starts = []
-        if len(self._shares) > 1:
-            cost = np.where(batch.decodes, OUTPUT_COST, PROMPT_COST * batch.counts)
-            self._shares.charge(running.client[rows], cost)
+        cost = np.where(batch.decodes, OUTPUT_COST, PROMPT_COST * batch.counts)
+        self._shares.charge(running.client[rows], cost)
         self._fair.submitted()
         running.submit(batch, samples)
         memory.leases.submit(rows, number)

@@ -16,11 +16,12 @@ from freehold.simulation.scenario import ADAPTERS
 def request_of(fields: dict[str, Any], prompt: list[int]) -> Request:
     """`fields` are the arguments of a SUBMIT; `prompt` is what they come to for a session."""
     names = ("max_tokens", "min_tokens", "ignore_eos", "stop", "stop_token_ids")
-    scored = {name: fields.get(name) for name in ("logprobs", "prompt_logprobs_start")}
+    scored = {name: fields.get(name) for name in ("logprobs", "prompt_logprobs_start", "pooling")}
+    regexes = tuple(fields.get("stop_regex", ()))
     form = fields.get("form")
     constraint = None if form is None else constraint_of(form)
     asked = {name: fields[name] for name in names}
-    params = SamplingParams(temperature=0, constraint=constraint, **scored, **asked)
+    params = SamplingParams(temperature=0, constraint=constraint, stop_regex=regexes, **scored, **asked)
     return Request(
         id=fields["id"],
         prompt=np.array(prompt, np.int32),

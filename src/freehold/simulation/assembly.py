@@ -12,18 +12,20 @@ from freehold.memory.events import EventLog
 from freehold.scheduler.scheduler import Scheduler
 from freehold.simulation.engine import EngineShape, SimulatedEngine, vocabulary_fields
 from freehold.simulation.mover import Faults, SimulatedMover, SimulatedStorage
-from freehold.step import DraftCost
+from freehold.step import DraftCost, StepTiming
 from freehold.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True)
 class SimulatedModel:
-    """What the engine pretends to be. `draft_rate` of the drafts are right."""
+    """What the engine pretends to be. `draft_rate` of the drafts are right. It says that steps take `token_seconds` for
+    each prompt token, and more for rows; if that is 0, it does not measure them."""
 
     vocab_size: int = 1000
     eos_tokens: tuple[int, ...] = ()
     draft_rate: float = 0.6
     groups: Sequence[CacheGroup] = (CacheGroup(),)
+    token_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ def assemble(
     shape = MemoryShape.of(config, config.num_pages or 256, token_limit, spare_rows, model.groups)
     sizes = EngineShape(
         max(shape.page_counts), shape.page_size, shape.row_count, token_limit, model.vocab_size, shape.groups,
-        model.draft_rate, next(iter(model.eos_tokens), -1),
+        model.draft_rate, next(iter(model.eos_tokens), -1), model.token_seconds,
     )  # fmt: skip
     engine = SimulatedEngine(sizes)
     plan, mover = None, None
@@ -73,5 +75,6 @@ def assemble(
     memory.replace_weights(b"%d" % engine.weights)
     vocabulary = Vocabulary(**vocabulary_fields(model.vocab_size, model.eos_tokens))
     guessed = config.speculative_num_draft_tokens if config.speculative_algorithm else 0
-    cost = DraftCost(guessed, forced=config.forced_limit)
-    return SimulatedServer(memory, engine, Scheduler(config, memory, engine, vocabulary, clock, cost), mover)
+    cost = DraftCost(guessed, forced=config.forced_limit) if guessed or config.forced_limit else None
+    timings = [StepTiming(1, 0, 0.004)] if model.token_seconds else []  # a server measures some before it starts
+    return SimulatedServer(memory, engine, Scheduler(config, memory, engine, vocabulary, clock, cost, timings), mover)

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from freehold.constraint import Constraint
-from freehold.errors import FreeholdError, InvalidParameter
+from freehold.errors import FreeholdError, InvalidParameter, QueueFull
 from freehold.scheduler.parked import Parked
 from freehold.scheduler.request import Request
 from freehold.scheduler.scheduler import Scheduler
@@ -71,13 +71,19 @@ class Compiling:
         except FreeholdError:
             self.refused.append(request)
             return
-        self._scheduler.add(request)
+        self._add(request)
+
+    def _add(self, request: Request) -> None:
+        try:
+            self._scheduler.add(request)
+        except QueueFull:
+            self.refused.append(request)
 
     def abort(self, name: str) -> None:
         request = self._parked.take(name)
         if request is not None:
             del self._waiting[name]
-            self._scheduler.add(request)
+            self._add(request)
         self._scheduler.abort(name)
 
     def advance(self, iteration: int, now: float) -> None:
@@ -89,7 +95,7 @@ class Compiling:
         for request, error in ready:
             del self._waiting[request.id]
             if error is None:
-                self._scheduler.add(request)
+                self._add(request)
             else:
                 before += 1
                 self.refused.append(request)

@@ -6,7 +6,8 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from freehold.scheduler.request import Request
-from freehold.simulation.scenario import LONGEST, Verb
+from freehold.simulation.happenings import Verb
+from freehold.simulation.scenario import LONGEST
 
 
 class Conversations:

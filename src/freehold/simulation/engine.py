@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from freehold.arrays import Int32, Int64
+from freehold.arrays import Float64, Int32, Int64
+from freehold.errors import ModelUnavailable
 from freehold.memory import CacheGroup
 from freehold.simulation.model import (
     FREE,
@@ -34,11 +35,15 @@ from freehold.simulation.model import (
     digest,
     extend_identities,
     logprob_of,
+    pooled,
     run_step,
     seed_of,
     use_pages,
 )
 from freehold.step import RowStart, Step, StepResult, TokenLogprobs
+
+# Weights that can't be loaded, and what is raised then: by ourselves, by a library.
+TORN: dict[str, Exception] = {"other": ModelUnavailable("another model's"), "torn": ValueError("half a file")}
 
 
 class WrongKV(AssertionError):
@@ -51,7 +56,7 @@ class WrongKV(AssertionError):
 
 @dataclass(frozen=True)
 class EngineShape:
-    """How much the simulated engine holds. `draft_rate` of the drafts are right."""
+    """How much the simulated engine holds, and how it computes (`SimulatedModel`)."""
 
     page_count: int
     page_size: int
@@ -61,6 +66,7 @@ class EngineShape:
     groups: Sequence[CacheGroup] = (CacheGroup(),)
     draft_rate: float = 0.6
     eos_token: int = -1  # that ends a bound text
+    token_seconds: float = 0.0
 
     @property
     def lookbacks(self) -> Int64:
@@ -117,7 +123,7 @@ class SimulatedEngine:
             forms=np.tile(FREE, (rows, 1)), length=np.zeros(rows, np.int64), max_length=np.zeros(rows, np.int64),
             last_drafts=np.zeros(rows, np.int64), broken=np.zeros(rows, np.bool_),
         )  # fmt: skip
-        self._starts: dict[int, RowStart] = {}  # rows whose log-probabilities are asked for
+        self._starts: dict[int, RowStart] = {}  # rows whose log-probabilities or embedding are asked for
         self._queue: deque[_Queued] = deque()
         self._completed = 0
 
@@ -141,10 +147,13 @@ class SimulatedEngine:
 
     def load_weights(self, source: str) -> Future[bytes]:
         """The weights with number `source`, or others than ever. The slots keep what the old ones wrote, which is wrong
-        for a sequence that starts anew."""
+        for a sequence that starts anew. Those in TORN can't be loaded."""
         self.release()
-        self.weights = int(source) if source.isdigit() else self.weights + 1
         future: Future[bytes] = Future()
+        if source in TORN:
+            future.set_exception(TORN[source])
+            return future
+        self.weights = int(source) if source.isdigit() else self.weights + 1
         future.set_result(b"%d" % self.weights)
         return future
 
@@ -216,7 +225,7 @@ class SimulatedEngine:
                 of.forms[row] = start.grammar.form(start.prompt_length)
                 digest(of.forms[row], start.tokens[start.prompt_length :])
             self._starts.pop(row, None)
-            if start.params.logprobs is not None:
+            if start.params.logprobs is not None or start.params.pooling is not None:
                 self._starts[row] = start
 
     def _run(self, step: Step) -> StepResult:
@@ -234,14 +243,23 @@ class SimulatedEngine:
         tokens = tokens[: int(counts.sum())]
         why = dict.fromkeys(np.flatnonzero(refused).tolist(), "told to fail")
         logprobs, scores = self._logprobs(step, counts), self._scores(step)
-        return StepResult(tokens, counts, written, proposed, logprobs, scores, refused=why)
+        states, seconds = self._pooled(step), self._seconds(step)
+        return StepResult(tokens, counts, written, proposed, logprobs, scores, states, seconds, why)
+
+    def _seconds(self, step: Step) -> float:
+        """That it says it took: every third step is disturbed."""
+        if self.shape.token_seconds == 0.0:
+            return 0.0
+        rows, tokens = len(step.rows), int(step.counts[~step.decodes].sum())
+        return (0.003 + 0.0001 * rows + self.shape.token_seconds * tokens) * (1.5 if step.number % 3 == 0 else 1.0)
 
     def _logprobs(self, step: Step, counts: Int64) -> dict[int, TokenLogprobs]:
         """Of what was sampled, by index of the step's tokens."""
         found: dict[int, TokenLogprobs] = {}
         ends = counts.cumsum()
         for i, row in enumerate(step.rows.tolist()):
-            if row in self._starts and not self._sequences.broken[row]:
+            start = self._starts.get(row)
+            if start is not None and start.params.logprobs is not None and not self._sequences.broken[row]:
                 length = int(self._sequences.length[row])
                 for j in range(int(counts[i])):
                     found[int(ends[i]) - 1 - j] = self._logprob(row, length - 1 - j)
@@ -257,6 +275,17 @@ class SimulatedEngine:
                 end = min(start + int(step.counts[i]), asked.prompt_length - 1)
                 if first < end:
                     found[i] = [self._logprob(row, at + 1) for at in range(first, end)]
+        return found
+
+    def _pooled(self, step: Step) -> dict[int, tuple[int, Float64]]:
+        """How many prompt tokens were computed whose states are asked for, and their sum, by index of the sequence."""
+        found: dict[int, tuple[int, Float64]] = {}
+        for i, row in enumerate(step.rows.tolist()):
+            if row in self._starts and not self._sequences.broken[row]:
+                asked, start = self._starts[row], int(step.starts[i])
+                first, end = max(start, asked.pooled_from), min(start + int(step.counts[i]), asked.prompt_length)
+                if first < end:
+                    found[i] = end - first, pooled(self._sequences.identities[row, first:end])
         return found
 
     def _logprob(self, row: int, position: int) -> TokenLogprobs:

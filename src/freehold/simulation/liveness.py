@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from freehold.scheduler.fair_steps import PROMPT_MIN
 from freehold.scheduler.request import Request
 from freehold.scheduler.scheduler import Scheduler
 from freehold.scheduler.states import Event, RequestState
@@ -38,11 +39,12 @@ class _Wait:
 
 
 class Liveness:
-    """Called before and after each iteration of the scheduler."""
+    """Called before and after each iteration of the scheduler. `is_measured`: the engine says what steps take."""
 
-    def __init__(self, scheduler: Scheduler):
+    def __init__(self, scheduler: Scheduler, is_measured: bool = False):
         self._scheduler = scheduler
         self._config = scheduler.config
+        self._chunk = PROMPT_MIN if is_measured else scheduler.config.chunked_prefill_size  # of a prompt, at least
         self._waits: dict[str, _Wait] = {}
         self._entered = 0
         self._admissions: dict[str, int] = {}
@@ -151,7 +153,7 @@ class Liveness:
         """How many the prompts of running `rows` take. A retraction at every step makes each wait until those in
         flight are done."""
         todo = int(self._scheduler.running.todo(np.array(rows, np.int64)).clip(0).sum())
-        return (2 if self._config.forward_retract_interval else 1) * -(-todo // self._config.chunked_prefill_size)
+        return (2 if self._config.forward_retract_interval else 1) * -(-todo // self._chunk)
 
     def _less_important(self, head: Request, rows: list[int]) -> set[int]:
         threshold, running = self._config.priority_scheduling_preemption_threshold, self._scheduler.running

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from numba import njit
 
 from freehold.adapter import Adapter
-from freehold.arrays import Int32
+from freehold.arrays import Float32, Float64, Int32
 from freehold.scheduler.request import Request
 
 UInt64 = npt.NDArray[np.uint64]
@@ -69,6 +69,11 @@ def digest(form, tokens):
 def logprob_of(identity: np.uint64) -> float:
     """The log-probability that the model reports of the last token of a prefix."""
     return -(int(identity) >> 33) / 2.0**31
+
+
+def pooled(identities: UInt64) -> Float64:
+    """What the final hidden states after these prefixes [n] add up to, exactly: float64 [1]."""
+    return (identities >> np.uint64(44)).astype(np.float64).sum(keepdims=True)
 
 
 @njit(cache=True)
@@ -337,9 +342,21 @@ def run_sequence(planned, slots, sequences, rules, answers, i, start, emitted):
 
 def expected_logprobs(tokens: Int32, namespace: str = "", adapter: Adapter | None = None) -> list[float]:
     """What a cold run reports of each of `tokens` [n], which are prompt or output."""
+    return [logprob_of(identity) for identity in _identities(tokens, namespace, adapter)]
+
+
+def expected_embedding(request: Request) -> Float32:
+    """What a cold run makes of a prompt."""
+    identities = _identities(request.prompt, request.namespace, request.adapter)
+    last = identities if request.params.pooling == "mean" else identities[-1:]
+    return (pooled(last) / len(last)).astype(np.float32)
+
+
+def _identities(tokens: Int32, namespace: str, adapter: Adapter | None) -> UInt64:
+    """Of each prefix of `tokens` [n], uint64 [n]."""
     identities = np.zeros(len(tokens), np.uint64)
     extend_identities(identities, np.asarray(tokens, np.int32), 0, len(tokens), seed_of(namespace, adapter))
-    return [logprob_of(identity) for identity in identities]
+    return identities
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from freehold.arrays import Bool, Int32
 from freehold.memory import CacheGroup
 from freehold.memory.tiers.transfer import LATE_S
 from freehold.mover import Kind, Order, Outcome, Report
+from freehold.prefix_keys import key_in_group
 from freehold.simulation.engine import SimulatedEngine, WrongKV
 from freehold.simulation.model import UInt64
 
@@ -120,6 +121,8 @@ class SimulatedMover:
         order = one.order
         whole = [self._move(order, group) for group in range(len(self._groups))]
         has_failed = order.kind is not Kind.PROBE and not all(part.all() for part in whole)
+        if order.kind is Kind.PROBE and self._faults.failing and order.number % 5 == 0:
+            has_failed, whole = True, [np.zeros_like(part) for part in whole]
         outcome = Outcome(order.number, whole, 0.001, "told to fail" if has_failed else None)
         for _ in range(2 if self._rng.random() < 0.1 else 1):
             one.report(outcome)
@@ -162,6 +165,10 @@ class SimulatedMover:
             if self.storage.content.setdefault((group, key), raw) != raw:
                 where = "device" if is_device else "host"
                 raise DifferentContent(f"group {group}: a page on the {where} has not the content of its key")
+
+    def has_stored(self, key: bytes, group_key: bytes) -> bool:
+        """Whether storage has a page of a group."""
+        return key_in_group(key, group_key) in self.storage.pages
 
     @property
     def pending(self) -> set[int]:

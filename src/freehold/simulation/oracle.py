@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 
 from freehold.scheduler.request import Finish, FinishKind, Request
-from freehold.simulation.model import SimulatedGrammar, expected_logprobs, expected_output
+from freehold.simulation.model import SimulatedGrammar, expected_embedding, expected_logprobs, expected_output
 
 
 def expected_end(
@@ -18,13 +20,18 @@ def expected_end(
     count = room if params.max_tokens is None else min(room, params.max_tokens)
     eos, is_bound = next(iter(eos_tokens), -1), params.constraint is not None
     tokens = expected_output(request, count, vocab_size, eos)
-    text, searched = b"", 0
+    text, searched, passed = b"", 0, 0
     for i, token in enumerate(tokens):
         text += b"<%d>" % token
         may_stop = i + 1 >= params.min_tokens
         hits = [(at, stop) for stop in params.stop if (at := text.find(stop.encode(), searched)) >= 0]
         if hits and may_stop:
             return tokens[: i + 1], Finish(FinishKind.STOP, min(hits)[1])
+        found = next((one for one in params.stop_regex if re.search(one, text[passed:].decode())), None)
+        if found is not None and may_stop:
+            return tokens[: i + 1], Finish(FinishKind.STOP, found)
+        if found is not None:
+            passed = len(text)
         if hits:
             searched = len(text)  # it came too early to count
         if may_stop and not params.ignore_eos and (token in params.stop_token_ids or token in eos_tokens):
@@ -56,11 +63,19 @@ def check_logprobs(request: Request) -> None:
         assert has_all or not request.output.size, f"{request.id}: {len(scores)} scores of the prompt"
 
 
+def check_embedding(request: Request) -> None:
+    """A prompt that was computed has the embedding that it was computed for. Raises AssertionError."""
+    if request.params.pooling is not None and request.output.size:
+        got, expected = request.embedding, expected_embedding(request)
+        assert got == expected, f"{request.id}: the embedding is {got} instead of {expected}"
+
+
 def check_end(request: Request, vocab_size: int, eos_tokens: tuple[int, ...], limit: int) -> None:
     """A request that finished must have finished like that; one that was ended early must have got as far
     without a mistake. Raises AssertionError."""
     tokens, finish = expected_end(request, vocab_size, eos_tokens, limit)
     check_logprobs(request)
+    check_embedding(request)
     output, got = request.output.tolist(), request.finish
     assert got is not None
     if request.params.constraint is not None and request.grammar is None:

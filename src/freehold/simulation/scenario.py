@@ -6,30 +6,22 @@ import itertools
 import json
 import random
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
-from enum import StrEnum
-from typing import Any
+from dataclasses import asdict, dataclass
 
 from freehold.adapter import Adapter
 from freehold.config import EVICTION_POLICIES, EngineConfig
 from freehold.memory import CacheGroup, PrefetchPolicy, WritePolicy
 from freehold.simulation.assembly import SimulatedTiers
 from freehold.simulation.groups import GROUPS, sized
+from freehold.simulation.happenings import Happening, Verb, bind, orders, requests, troubles, turns, watch
 from freehold.simulation.mover import Faults
 
-REQUESTS = 32
-SESSIONS = 10
-TURNS = 24
 ROWS = 32
-PREFIX_TOKENS = 160
 LONGEST = 420  # tokens of prompt and output
-VOCAB_SIZE = 1000
 EOS_TOKENS = (3, 17, 401)
 
 
 ADAPTERS = {name: Adapter(name, name, None) for name in ("first", "second")}
-CLIENTS = ["greedy"] * 4 + ["modest", "other"]
-HINTS = [None, None, None, [0], [50, 0.02], [90, 0.2, 64], [10, 1.0]]  # of retention
 
 
 @dataclass(frozen=True)
@@ -71,6 +63,11 @@ class Cell:
             page_size=self.page_size,
             num_pages=-(-tokens // self.page_size),
             max_running_requests=scenario.rows,
+            max_queued_requests=scenario.queue_limit,
+            target_itl_ms=scenario.target_itl_ms,
+            audit_interval=scenario.audit_interval,
+            disable_radix_cache=not scenario.cached,
+            disable_forced_tokens=not scenario.forced,
             chunked_prefill_size=scenario.chunk,
             schedule_policy=self.policy,
             max_overtaken=scenario.max_overtaken,
@@ -108,36 +105,6 @@ def diagonal() -> Iterator[Cell]:
     return (Cell(*values, kinds[number % len(kinds)]) for number, values in enumerate(others))
 
 
-class Verb(StrEnum):
-    SUBMIT = "submit"
-    ABORT = "abort"  # a request, as soon as it is in a state
-    PAUSE = "pause"
-    RESUME = "resume"
-    HOLD = "hold"  # the engine completes nothing for some iterations
-    FAIL = "fail"  # the next step fails
-    EXHAUST = "exhaust"  # pages are taken away until `leaving` are free
-    RESTORE = "restore"  # and given back
-    WEIGHTS = "weights"
-    FLUSH = "flush"
-    EVICT = "evict"  # pages of prefixes, as if others needed them
-    RESTART = "restart"  # the engine's process ends, and another one begins where an operator had brought it
-    CURSE = "curse"  # looking a request up fails from now on
-    FORK = "fork"  # a session
-    REWIND = "rewind"  # a session, to a share of its tokens
-    CLOSE = "close"  # a session
-    PIN = "pin"  # a prefix, as an operator
-    UNPIN = "unpin"
-
-
-@dataclass(frozen=True)
-class Happening:
-    """`verb` with its arguments, at an iteration of the loop."""
-
-    at: int
-    verb: Verb
-    arguments: dict[str, Any] = field(default_factory=dict[str, Any])
-
-
 @dataclass(frozen=True)
 class Scenario:
     cell: Cell
@@ -160,6 +127,12 @@ class Scenario:
     slow_copies: float = 0.0
     failing_copies: float = 0.0
     lost_copies: float = 0.0
+    token_seconds: float = 0.0  # that a prompt token takes; 0 if the engine does not measure its steps
+    target_itl_ms: float | None = None
+    audit_interval: int = 0
+    queue_limit: int = 4096
+    cached: bool = True  # whether prefixes are
+    forced: bool = True  # whether tokens that a grammar leaves no choice about are verified together
 
     @property
     def simulated_tiers(self) -> SimulatedTiers | None:
@@ -187,9 +160,12 @@ class Scenario:
     def generate(cls, cell: Cell, seed: int) -> Scenario:
         """The scenario of a seed."""
         rng = random.Random(f"{cell} {seed}")
-        happenings = [*_requests(rng), *_turns(rng), *_troubles(rng)]
+        operator = random.Random(f"operator {cell} {seed}")
+        happenings = [*requests(rng), *turns(rng), *troubles(rng), *orders(operator)]
         happenings.sort(key=lambda happening: happening.at)
-        _bind(happenings, random.Random(f"forms {cell} {seed}"))
+        bind(happenings, random.Random(f"forms {cell} {seed}"))
+        watch(happenings, operator)
+        cached = operator.random() > 0.1
         interval = rng.choice([0, 0, 0, 1, 5])
         if interval and cell.page_size > 64:
             interval = 5  # a retraction forgets up to a page: every step, there would hardly be progress
@@ -210,141 +186,16 @@ class Scenario:
             room=rng.choice([1, 1, 2, 4]),
             checkpoints=rng.choice([0, 0, 1, 3]),
             retained=rng.choice([0.0, 0.5, 1.0]),
-            tiers=rng.choice([None, *WritePolicy]),
+            tiers=rng.choice([None, *WritePolicy] if cached else [None] * 4),
             host_ratio=rng.choice([0.3, 1.0, 4.0]),
             slow_copies=rng.choice([0.0, 0.3]),
             failing_copies=rng.choice([0.0, 0.0, 0.2]),
             lost_copies=rng.choice([0.0, 0.0, 0.02]),
             prefetch=rng.choice([None, *PrefetchPolicy]),
+            token_seconds=operator.choice([0.0, 0.0, 0.00005, 0.002]),
+            target_itl_ms=operator.choice([None, 3.0, 20.0]),
+            audit_interval=operator.choice([0, 0, 0, 16]),
+            queue_limit=operator.choice([4096] * 7 + [3]),
+            cached=cached,
+            forced=operator.random() > 0.1,
         )
-
-
-def _bind(happenings: list[Happening], rng: random.Random) -> None:
-    """Some requests have a grammar; some of those can't be followed to the end."""
-    for happening in happenings:
-        if happening.verb is Verb.SUBMIT and rng.random() < 0.3:
-            fails = [rng.choice([0, 1, 7])] if rng.random() < 0.1 else []
-            happening.arguments["form"] = [rng.randrange(1, 1 << 30), rng.choice([1, 6, 25, 1000]), *fails]
-
-
-def _logprobs(rng: random.Random) -> dict[str, int]:
-    """What is asked for of log-probabilities: nothing, the output's, or some of the prompt's as well."""
-    return rng.choice([{}, {}, {"logprobs": 0}, {"logprobs": 0, "prompt_logprobs_start": rng.choice([0, 3, 40])}])
-
-
-def _requests(rng: random.Random) -> Iterator[Happening]:
-    """Bursts of requests that share prefixes; some are aborted in a chosen state."""
-    families = [[rng.randrange(VOCAB_SIZE) for _ in range(PREFIX_TOKENS)] for _ in range(4)]
-    now = 0
-    for number in range(REQUESTS):
-        now += rng.choice([0, 0, 0, 1, 3, 12])
-        prefix = rng.choice(families)[: rng.choice([0, 16, 40, 64, 65, 128, PREFIX_TOKENS])]
-        tail = [rng.randrange(VOCAB_SIZE) for _ in range(rng.choice([1, 2, 5, 17, 60, 180]))]
-        name = f"r{number}"
-        yield Happening(
-            now,
-            Verb.SUBMIT,
-            {
-                "id": name,
-                "prompt": prefix + tail,
-                "max_tokens": rng.choice([1, 2, 8, 20, 60]),
-                "min_tokens": rng.choice([0, 0, 1]),
-                "ignore_eos": rng.random() < 0.6,
-                "stop": rng.choice([[], [], ["7><"], ["<12", "9>"]]),
-                "stop_token_ids": rng.choice([[], [], [5, 55, 555]]),
-                "namespace": rng.choice(["", "", "", "tenant"]),
-                "adapter": "first" if number % 5 == 4 else "second" if number % 9 == 8 else "",
-                "client": rng.choice(CLIENTS),
-                "priority": rng.randrange(3),
-                "timeout": rng.choice([None] * 8 + [0.05, 1.0]),
-                "session": None,
-                "retention": rng.choice(HINTS),
-                **_logprobs(rng),
-            },
-        )
-        if rng.random() < 0.08:
-            name_of_pin, ttl = f"p{rng.randrange(3)}", rng.choice([None, 0.1])
-            yield Happening(now + 9, Verb.PIN, {"name": name_of_pin, "tokens": prefix + tail, "ttl": ttl})
-            yield Happening(now + rng.choice([10, 60]), Verb.UNPIN, {"name": f"p{rng.randrange(3)}"})
-        if rng.random() < 0.25:
-            state = rng.choice(["waiting", "prefilling", "running", "retracted", "any"])
-            yield Happening(now + rng.choice([0, 1, 4, 15]), Verb.ABORT, {"id": name, "state": state})
-
-
-def _turns(rng: random.Random) -> Iterator[Happening]:
-    """Turns of sessions that together want many times the memory of a tight pool."""
-    now = 0
-    system = [rng.randrange(VOCAB_SIZE) for _ in range(40)]
-    # Few: so that forks and retries compute the same tokens, and a tail lies beside what another turn has published.
-    asked = [[rng.randrange(VOCAB_SIZE) for _ in range(length)] for length in (1, 3, 17, 70)]
-    for number in range(TURNS):
-        now += rng.choice([0, 0, 2, 9])
-        session, name = f"s{rng.randrange(SESSIONS)}", f"t{number}"
-        turn = {
-            "prompt": rng.choice(asked),
-            "first": system,
-            "max_tokens": rng.choice([1, 5, 30]),
-            "min_tokens": 0,
-            "ignore_eos": rng.random() < 0.6,
-            "stop": rng.choice([[], [], ["7><"]]),
-            "stop_token_ids": [],
-            "namespace": "",
-            "client": rng.choice(CLIENTS),
-            "priority": rng.randrange(3),
-            "timeout": rng.choice([None] * 8 + [0.05]),
-            "retention": rng.choice(HINTS),
-            **_logprobs(rng),
-        }
-        yield Happening(now, Verb.SUBMIT, {"id": name, "session": session, **turn})
-        if rng.random() < 0.25:
-            state = rng.choice(["waiting", "prefilling", "running", "any"])
-            yield Happening(now + rng.choice([0, 1, 4]), Verb.ABORT, {"id": name, "state": state})
-        if rng.random() < 0.1:
-            yield Happening(now, Verb.REWIND, {"session": session, "share": rng.random()})
-        if rng.random() < 0.1:
-            yield Happening(now, Verb.FORK, {"session": session, "to": f"s{rng.randrange(SESSIONS)}"})
-        if rng.random() < 0.05:
-            yield Happening(now, Verb.CLOSE, {"session": session})
-        if rng.random() < 0.15:
-            yield from _race(rng, now, name, {**turn, "prompt": rng.choice(asked[1:])})
-
-
-def _race(rng: random.Random, now: int, name: str, turn: dict[str, Any]) -> Iterator[Happening]:
-    """Two sessions compute the same tokens, one ahead of the other: what the first has published, and the host may have
-    alone by then, lies beside the tail of the second. Sometimes there is no room to load it."""
-    is_short = rng.random() < 0.3
-    for number in range(6):
-        now += rng.choice([1, 5, 25, 60])
-        if number >= 3:
-            yield Happening(now, Verb.EVICT, {"pages": rng.choice([1, 4, 1000])})
-        if is_short and number == 4:
-            yield Happening(now, Verb.EXHAUST, {"leaving": rng.choice([0, 1, 2])})
-            yield Happening(now + 30, Verb.RESTORE)
-        session = f"{name}-{'first' if number < 3 else 'second'}"
-        yield Happening(now, Verb.SUBMIT, {"id": f"{name}.{number}", "session": session, **turn})
-
-
-def _troubles(rng: random.Random) -> Iterator[Happening]:
-    for _ in range(rng.choice([0, 1, 3])):
-        at = rng.randrange(5, 150)
-        yield Happening(at, Verb.HOLD, {"iterations": rng.choice([1, 3, 20])})
-    for _ in range(rng.choice([0, 0, 1, 2])):
-        at = rng.randrange(5, 150)
-        yield Happening(at, Verb.PAUSE, {"mode": rng.choice(["abort", "retract", "retract", "in_place", "in_place"])})
-        if rng.random() < 0.5:
-            yield Happening(at + 1, Verb.WEIGHTS, {"source": rng.choice("012")})
-        yield Happening(at + rng.choice([1, 5, 30]), Verb.RESUME)
-    if rng.random() < 0.3:
-        yield Happening(rng.randrange(5, 150), Verb.FAIL)
-    if rng.random() < 0.4:
-        at = rng.randrange(5, 100)
-        yield Happening(at, Verb.EXHAUST, {"leaving": rng.choice([0, 1, 3])})
-        yield Happening(at + rng.choice([1, 10, 40]), Verb.RESTORE)
-    if rng.random() < 0.3:
-        yield Happening(rng.randrange(5, 150), Verb.FLUSH)
-    if rng.random() < 0.3:
-        yield Happening(rng.randrange(5, 150), Verb.WEIGHTS, {"source": rng.choice("012")})
-    for _ in range(rng.choice([0, 0, 0, 1, 2])):
-        yield Happening(rng.randrange(20, 250), Verb.RESTART)
-    for _ in range(rng.choice([0, 0, 1])):
-        yield Happening(rng.randrange(0, 60), Verb.CURSE, {"id": f"r{rng.randrange(REQUESTS)}"})

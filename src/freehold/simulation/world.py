@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from freehold.arrays import Int32
+from freehold.errors import Unavailable
 from freehold.memory import Hit, Lease, OwnershipError
 from freehold.memory.events import EventLog
 from freehold.memory.explain import explain
 from freehold.scheduler.request import FinishKind, Request
 from freehold.scheduler.results import StepOutput
-from freehold.scheduler.scheduler import PauseMode
 from freehold.scheduler.states import Event, RequestState
 from freehold.simulation.asked import request_of
 from freehold.simulation.assembly import SimulatedModel, assemble
@@ -24,11 +24,13 @@ from freehold.simulation.compiling import Compiling
 from freehold.simulation.conversations import Conversations
 from freehold.simulation.engine import WrongKV
 from freehold.simulation.fair_shares import FairShares
+from freehold.simulation.happenings import VOCAB_SIZE, Happening, Verb
 from freehold.simulation.liveness import Liveness
 from freehold.simulation.mirror import Mirror
 from freehold.simulation.model import SimulatedGrammar
+from freehold.simulation.operator import Operator
 from freehold.simulation.oracle import check_end
-from freehold.simulation.scenario import EOS_TOKENS, LONGEST, VOCAB_SIZE, Happening, Scenario, Verb
+from freehold.simulation.scenario import EOS_TOKENS, LONGEST, Scenario
 from freehold.step import Step, TokenLogprobs
 
 AUDIT_INTERVAL = 8  # iterations
@@ -85,8 +87,7 @@ class World:
         self.clock = Clock()
         self.iteration = 0
         self.requests: dict[str, Request] = {}
-        self._tiers = scenario.simulated_tiers  # with a storage that outlives the engine
-        self._settings: dict[Verb, str] = {}  # what an operator has asked for, which outlives it, too
+        self._operator = Operator(scenario.simulated_tiers, self.clock, self.requests)
         self._cursed: set[str] = set()  # requests
         self._gone: set[str] = set()  # requests whose grammar could not be compiled, or whose engine ended
         self._steps_before = 0  # of engines that have ended
@@ -103,18 +104,20 @@ class World:
         """A new engine."""
         scenario, config = self.scenario, self.config
         limit = max(LONGEST, (config.num_pages or 1) * config.page_size)
-        model = SimulatedModel(VOCAB_SIZE, EOS_TOKENS, scenario.draft_rate, scenario.cell.cache_groups(scenario))
-        events = None if scenario.tiers is None else EventLog(config.page_size)
+        model = SimulatedModel(
+            VOCAB_SIZE, EOS_TOKENS, scenario.draft_rate, scenario.cell.cache_groups(scenario), scenario.token_seconds
+        )
+        events = EventLog(config.page_size)
         # The spare row is for the ballast.
-        server = assemble(config, limit, model, self.clock, spare_rows=1, tiers=self._tiers, events=events)
-        self._mirror = None if events is None else Mirror(events, config.page_size)
+        server = assemble(config, limit, model, self.clock, spare_rows=1, tiers=self._operator.tiers, events=events)
+        self._mirror = Mirror(events, config.page_size)
         self.memory, self.engine, self.scheduler = server.memory, server.engine, server.scheduler
         self.mover = server.mover
         self._delivered: dict[str, list[int]] = defaultdict(list)
         self._delivered_logprobs: dict[str, list[TokenLogprobs]] = defaultdict(list)
         self._compiling = Compiling(self.scheduler)
-        self._liveness = Liveness(self.scheduler)
-        self._fair_shares = FairShares(self.scheduler)
+        self._liveness = Liveness(self.scheduler, scenario.token_seconds > 0)
+        self._fair_shares = FairShares(self.scheduler, scenario.token_seconds > 0)
         self._ballast: Lease | None = None
         self._release_at: int | None = None
         self._first = len(self.requests)  # of those that this engine has got
@@ -122,13 +125,13 @@ class World:
         look_up = self.memory.look_up
 
         def look_up_or_fail(salt: str, tokens: Int32, *rest: Any, **named: Any) -> Hit:
-            if any(tokens is self.requests[name].tokens for name in self._cursed):
-                raise RuntimeError("looking it up was told to fail")
+            for name in self._cursed:
+                if tokens is self.requests[name].tokens:
+                    raise (RuntimeError if self.requests[name].priority else Unavailable)("it was told to fail")
             return look_up(salt, tokens, *rest, **named)
 
         self.memory.look_up = look_up_or_fail
-        for verb, argument in self._settings.items():
-            self._operate(verb, argument)
+        self._operator.take_over(server)
 
     def run(self) -> Summary:
         """To the end. Raises Violation."""
@@ -161,11 +164,11 @@ class World:
         if self.mover is not None:
             self.mover.advance()
             assert not self._unsettled or self.scheduler.has_work, "transfers have ended, and nobody would look"
+        self._operator.advance()
         output = self.scheduler.step()
         assert not self._unsettled, f"transfers {self._unsettled} have ended, and still hold pages"
-        if self._mirror is not None:
-            self._mirror.follow()
-            self._mirror.check(self.memory)
+        self._mirror.follow()
+        self._mirror.check(self.memory)
         self._liveness.after(self._ballast_pages, output.ended)
         self._take(output)
         assert self.scheduler.stuck is None, f"stuck: {self.scheduler.stuck}"
@@ -205,8 +208,6 @@ class World:
             self._restore()
         elif verb is Verb.EVICT:
             self.memory.tree.evictor.evict(arguments["pages"], "others")
-        elif verb in (Verb.PIN, Verb.UNPIN):
-            self._pin(verb, arguments)
         elif verb is Verb.RESTART:
             self._restart()
         elif verb is Verb.CURSE:
@@ -214,25 +215,14 @@ class World:
         elif verb in (Verb.FORK, Verb.REWIND, Verb.CLOSE):
             self._conversations.edit(verb, arguments)
         else:
-            self._operate(verb, next(iter(arguments.values()), ""))
+            self._operate(verb, arguments)
 
-    def _operate(self, verb: Verb, argument: str) -> None:
-        """What an operator does waits for the steps in flight, so they are held no longer. What is set is set again in
-        the engines that follow."""
-        self.engine.hold, self._release_at = False, None
-        self.engine.release()
-        if verb is Verb.PAUSE:
-            self.scheduler.pause(PauseMode(argument))
-        elif verb is Verb.RESUME:
-            self.scheduler.resume()
-        elif verb is Verb.WEIGHTS:
-            self.scheduler.update_weights(argument)
-        else:
-            self.memory.flush()
-        if verb in (Verb.PAUSE, Verb.WEIGHTS):
-            self._settings = {**self._settings, verb: argument}
-        elif verb is Verb.RESUME:
-            self._settings.pop(Verb.PAUSE, None)
+    def _operate(self, verb: Verb, arguments: dict[str, Any]) -> None:
+        """Some orders wait for the steps in flight, so they are held no longer."""
+        if verb in (Verb.PAUSE, Verb.RESUME, Verb.WEIGHTS, Verb.FLUSH):
+            self.engine.hold, self._release_at = False, None
+            self.engine.release()
+        self._operator.ask(verb, arguments)
 
     def _restart(self) -> None:
         """Requests are lost with their engine, and with them the turns that they were. Sessions go on."""
@@ -243,15 +233,6 @@ class World:
             if name in lost:
                 self._conversations.end_turn(session)
         self._start()
-
-    def _pin(self, verb: Verb, arguments: dict[str, Any]) -> None:
-        name = arguments["name"]
-        if verb is Verb.UNPIN:
-            self.memory.pins.unpin(name)
-        elif name not in {pin.name for pin in self.memory.pins}:
-            expires = None if arguments["ttl"] is None else self.clock.now + arguments["ttl"]
-            self.memory.pin(name, "", np.array(arguments["tokens"], np.int32), expires)
-            assert self.memory.pins.page_count <= self.memory.pins.limit, "pinned more than the budget"
 
     def _submit(self, fields: dict[str, Any]) -> None:
         prompt = fields["prompt"] if fields["session"] is None else self._conversations.begin_turn(fields)
@@ -331,7 +312,8 @@ class World:
         assert logprobs == request.logprobs, f"{request.id}: log-probabilities lost on the way"
         limit = self.memory.shape.token_limit
         check_end(request, VOCAB_SIZE, EOS_TOKENS, limit)
-        finish = request.finish
+        finish, by_tier = request.finish, request.cached_by_tier
+        assert min(by_tier.values()) >= 0, f"{request.id}: cached tokens by tier: {by_tier}"
         assert finish is not None
         if request.session is not None:
             self._conversations.commit(request.session, request)
@@ -347,7 +329,7 @@ class World:
         self._summary.cover.update(request.transitions)
 
     def _check_content(self) -> None:
-        """Pages hold what their keys say."""
+        """Pages hold what their keys say, and storage has what it was given."""
         if self.memory.tiers is None or self.mover is None:
             return
         for group, pages in enumerate(self.memory.tiers.host.pages):
@@ -356,6 +338,9 @@ class World:
             for node in self.memory.tree.nodes():
                 there = node.pages[group].nonzero()[0]
                 self.mover.check_content(True, group, node.keys_at(there), node.pages[group][there])
+            key = self.memory.tiers.plan.group_keys[group]
+            lost = [one for one in entries if pages.are_stored([one])[0] and not self.mover.has_stored(one, key)]
+            assert not lost, f"group {group}: {len(lost)} pages count as stored, and storage lacks them"
 
     def _poison(self) -> None:
         """Overwrite what is free: whoever still reads it is found out."""
@@ -370,18 +355,18 @@ class World:
     def _check_empty(self) -> None:
         self._restore()
         self.memory.pins.give_up()
-        if self.mover is not None:
-            while self.mover.pending or self.scheduler.has_work:
+        while self._operator.is_busy or self.scheduler.has_work or (self.mover is not None and self.mover.pending):
+            if self.mover is not None:
                 self.mover.finish()
-                self.scheduler.step()
+            self._operator.advance()
+            self.scheduler.step()
         self.memory.audit()
         self._conversations.check()
         counts = self.memory.counts()
         assert counts.lease == counts.pinned == counts.limbo == counts.transfer == 0, f"leaked: {counts}"
         self.memory.flush()
         self.memory.audit()
-        if self._mirror is not None:
-            self._mirror.follow()
+        self._mirror.follow()
         check_bounds(self.scheduler, len(self.requests) - self._first)
         deeper = [] if self.memory.tiers is None else [pages.pool for pages in self.memory.tiers.host.pages]
         for pool in [*self.memory.pools, *deeper]:

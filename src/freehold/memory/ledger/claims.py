@@ -38,8 +38,6 @@ class Claims:
 
     def take(self, holdings: Sequence[Holding]) -> None:
         """Note what holders hold. Raises AuditError for a page that is held twice."""
-        if not holdings:
-            return
         pages = np.concatenate([part for part, _ in holdings])
         by = np.repeat(np.array([holder for _, holder in holdings], np.int64), [len(part) for part, _ in holdings])
         is_judged = (pages != 0) & ~self._moved[pages]
@@ -48,15 +46,13 @@ class Claims:
         self._rank[pages] = order
         twice = (self._claimed[pages] != UNCLAIMED) | (self._rank[pages] != order)
         if twice.any():
-            self._held_twice(pages, by, int(pages[int(twice.argmax())]))
+            page = int(pages[int(twice.argmax())])
+            holders = [*self._claimed[page : page + 1].tolist(), *by[pages == page].tolist()]
+            first, second = [owner.describe(holder) for holder in holders if holder != UNCLAIMED][:2]
+            raise AuditError(f"{self._name}: page {page} is held by both {first} and {second}")
         self._claimed[pages] = by
         for part, holder in holdings:
             self.counts[owner.kind_of(holder)] += int(np.count_nonzero(part))
-
-    def _held_twice(self, pages: Int32, by: Int64, page: int) -> None:
-        holders = [*self._claimed[page : page + 1].tolist(), *by[pages == page].tolist()]
-        first, second = [owner.describe(holder) for holder in holders if holder != UNCLAIMED][:2]
-        raise AuditError(f"{self._name}: page {page} is held by both {first} and {second}")
 
     def finish(self) -> Iterator[None]:
         """Compare with the ledger, in slices. Raises AuditError unless it says the same."""

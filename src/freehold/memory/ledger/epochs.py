@@ -48,9 +48,5 @@ class Epochs:
             self.completed += 1
             self._early.remove(self.completed)
 
-    @property
-    def in_flight(self) -> int:
-        return self.submitted - self.completed
-
     def passed(self, fence: int) -> bool:
         return fence <= self.completed

@@ -94,8 +94,11 @@ class PagePool:
         wrong = self.owner[pages] != source
         if wrong.any():
             at = int(np.argmax(wrong))
-            expected = source if isinstance(source, int) else int(source[at])
-            raise self._ownership_error(int(pages[at]), expected, target, at)
+            page, by = int(pages[at]), owner.describe(int(self.owner[pages[at]]))
+            expected, to = (owner.describe(one if isinstance(one, int) else int(one[at])) for one in (source, target))
+            raise OwnershipError(
+                f"page {page}: expected owner {expected}, found {by}, on its way to {to}\n{self._history(page)}"
+            )
         order = np.arange(len(pages), dtype=np.int32)
         self._rank[pages] = order
         repeated = self._rank[pages] != order
@@ -155,14 +158,5 @@ class PagePool:
         """fence -> pages, for the audit."""
         return {fence: np.concatenate(parts) for fence, parts in self._limbo.items()}
 
-    def _ownership_error(self, page: int, expected: int, target: int | Int64, at: int) -> OwnershipError:
-        to = target if isinstance(target, int) else int(target[at])
-        return OwnershipError(
-            f"page {page}: expected owner {owner.describe(expected)}, "
-            f"found {owner.describe(int(self.owner[page]))}, on its way to {owner.describe(to)}\n"
-            f"{self._history(page)}"
-        )
-
     def _history(self, page: int) -> str:
-        moves = self.recorder.history(page)
-        return "\n".join(f"  {move}" for move in moves) or "  no recorded move"
+        return "\n".join(f"  {move}" for move in self.recorder.history(page)) or "  no recorded move"

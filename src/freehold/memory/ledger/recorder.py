@@ -24,6 +24,7 @@ class FlightRecorder:
     """A ring of the newest `size` moves of pages 0 .. `capacity`, written vectorised. A page's moves are a chain."""
 
     def __init__(self, capacity: int, size: int):
+        """`size` is at least `capacity`, so that a move fits."""
         self._rows = np.zeros((size, 5), np.int64)  # as `Move`, then the number of the page's move before, or -1
         self._newest: Int64 = np.full(capacity + 1, -1, np.int64)  # the number of each page's newest move
         self._written = 0
@@ -32,8 +33,6 @@ class FlightRecorder:
         """Note that `pages` [n], all different, change hands."""
         size = len(self._rows)
         count = len(pages)
-        if count > size:
-            raise ValueError(f"a move of {count} pages does not fit the recorder of {size}")
         at = self._written % size
         head = min(count, size - at)
         self._write(slice(at, at + head), slice(0, head), step, pages, source, target)

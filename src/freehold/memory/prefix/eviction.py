@@ -118,9 +118,6 @@ class FairEviction:
     def __contains__(self, node: Node) -> bool:
         return node in self._queues.get(self._tenant(node), ())
 
-    def __len__(self) -> int:
-        return sum(len(queue) for queue in self._queues.values())
-
     def _tenant(self, node: Node) -> str:
         return "" if self._quota is None else node.namespace.salt
 

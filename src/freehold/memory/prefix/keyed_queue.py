@@ -35,9 +35,6 @@ class KeyedQueue(Generic[Item]):
     def __contains__(self, item: Item) -> bool:
         return item in self._entries
 
-    def __iter__(self) -> Iterator[Item]:
-        return iter(self._entries)
-
     def put(self, item: Item) -> None:
         """Add an item, or move it to where its key is now. Without a key it leaves."""
         key, known = self._key(item), self._entries.get(item)

@@ -18,7 +18,6 @@ from freehold.mover import Kind, Order, Outcome
 
 IN_FLIGHT_MAX = 4  # backups
 PAGES_MAX = 256  # of each group, in one backup
-WORTHWHILE_HITS = 1  # for write_through_selective
 
 
 class WritePolicy(StrEnum):
@@ -58,7 +57,7 @@ class Backup:
 
     def appeared(self, node: Node, group: int, columns: Int64) -> None:
         self._host.pages[group].appeared(node.keys_at(columns))
-        is_known = self._policy is WritePolicy.SELECTIVE and node.hits >= WORTHWHILE_HITS  # it was evicted, and is back
+        is_known = self._policy is WritePolicy.SELECTIVE and node.hits > 0  # it was evicted, and is back
         if self._policy is WritePolicy.WRITE_THROUGH or is_known:
             self._wait(node)
 
@@ -79,9 +78,7 @@ class Backup:
 
     def used(self, node: Node) -> None:
         if self._policy is WritePolicy.SELECTIVE:
-            for part in self._tree.path(node):
-                if part.hits >= WORTHWHILE_HITS:
-                    self._wait(part)
+            self.ask_for(node)
 
     def ask_for(self, node: Node) -> None:
         """Copy a node and all before it, whatever the policy is."""

@@ -159,7 +159,5 @@ class Loads:
             pool.free(mine[pool.owner[mine] == transfer.owner], transfer.owner, fence=0)
 
     def _learn(self, plan: LoadPlan, seconds: float) -> None:
-        size = self._bytes(plan)
-        if size and seconds:
-            newest, before = seconds / size, self._seconds_per_byte
-            self._seconds_per_byte = newest if before == 0 else 0.75 * before + 0.25 * newest
+        newest, before = seconds / self._bytes(plan), self._seconds_per_byte
+        self._seconds_per_byte = newest if before == 0 else 0.75 * before + 0.25 * newest

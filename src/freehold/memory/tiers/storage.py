@@ -78,6 +78,7 @@ class Storage:
         self._reach = reach
         self._queue: OrderedDict[tuple[int, bytes], None] = OrderedDict()  # group and key
         self._is_detached = False
+        self._known_from = 0  # what orders before this number have moved may be gone from storage
         self._underway: dict[bytes, Prefetch] = {}  # by the first key that device and host lack
         self.has_news = False
         self.stored = self.fetched = self.dropped = 0  # pages
@@ -89,7 +90,8 @@ class Storage:
         self.forget_stored()
 
     def forget_stored(self) -> None:
-        """Storage has nothing any more of what the host has."""
+        """Storage has nothing any more of what the host has, nor of what orders in flight move."""
+        self._known_from = self._transfers.next_number()
         for pages in self._host.pages:
             pages.stored[:] = False
 
@@ -126,7 +128,7 @@ class Storage:
     def _stored(self, transfer: Transfer, outcome: Outcome) -> None:
         for pages, reads, whole in zip(self._host.pages, transfer.reads, outcome.whole, strict=True):
             pages.drop(reads)
-            pages.stored[reads[whole]] = not self._is_detached
+            pages.stored[reads[whole]] = transfer.order.number > self._known_from
             self.stored += int(np.count_nonzero(whole))
             self.dropped += int(np.count_nonzero(~whole))
 
@@ -251,8 +253,9 @@ class Storage:
         self, prefetch: Prefetch, keys: Sequence[Sequence[bytes]], transfer: Transfer, outcome: Outcome
     ) -> None:
         """What has arrived whole is found from now on."""
+        are_stored = transfer.order.number > self._known_from
         for pages, host, names, whole in zip(self._host.pages, transfer.host, keys, outcome.whole, strict=True):
-            self.fetched += len(pages.settle(names, host, whole, transfer.owner, not self._is_detached))
+            self.fetched += len(pages.settle(names, host, whole, transfer.owner, are_stored))
         prefetch.pieces -= 1
         if prefetch.pieces == 0:
             self._end(prefetch)

@@ -16,12 +16,11 @@ from freehold.memory.tiers.backup import Backup, WritePolicy
 from freehold.memory.tiers.host import HostTier
 from freehold.memory.tiers.loads import Loads, RoomMaker
 from freehold.memory.tiers.reach import Reach
-from freehold.memory.tiers.saving import Saved, Saving
+from freehold.memory.tiers.saving import Saving
 from freehold.memory.tiers.storage import PrefetchPolicy, Storage
 from freehold.memory.tiers.transfer import Hold, TransferTable
 from freehold.mover import Kind, Mover
 from freehold.prefix_keys import KeyChain, fingerprint
-from freehold.slices import finished
 
 
 @dataclass(frozen=True)
@@ -90,10 +89,6 @@ class Tiers:
         """Copying what device and host have of `tokens` [n] to the deepest tier."""
         keys = self.keys(namespace, tokens)
         return Saving(self._tree, self.host, self._reach, self.backup, self.storage, namespace, keys)
-
-    def save(self, namespace: Namespace, tokens: Int32) -> Saved:
-        """Have it copied -> how far it reaches now."""
-        return finished(self.saving(namespace, tokens).looking())
 
     def settle(self, now: float) -> None:
         """The one place where transfers end and backups begin: called in every iteration, before anything is planned,

@@ -1,0 +1,163 @@
+"""What an operator asks of a running engine: at once, or in slices between which the engine goes on."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from freehold.adapter import fingerprint_of
+from freehold.errors import BadRequest
+from freehold.memory import Memory, Namespace, PrefetchPolicy
+from freehold.memory.explain import explain, explain_miss
+from freehold.memory.tiers.counts import describe_tiers
+from freehold.memory.tiers.tiers import Tiers
+from freehold.scheduler.request import Request
+from freehold.scheduler.scheduler import PauseMode
+from freehold.simulation.assembly import SimulatedServer, SimulatedTiers
+from freehold.simulation.engine import TORN
+from freehold.simulation.happenings import Verb
+
+LOOKS = 20  # at how far saving has come
+PAGES = 8  # explained at a time, of each group
+
+
+class Operator:
+    """What is set is set again in the engines that follow. `tiers` has the storage that is attached now."""
+
+    def __init__(self, tiers: SimulatedTiers | None, clock: Callable[[], float], requests: Mapping[str, Request]):
+        self.tiers = tiers
+        self._clock = clock
+        self._requests = requests
+        self._settings: dict[Verb, dict[str, Any]] = {}
+
+    def take_over(self, server: SimulatedServer) -> None:
+        """A new engine is brought to where the last one was. What went on there in slices is lost."""
+        self._scheduler, self._memory, self._mover = server.scheduler, server.memory, server.mover
+        self._slices: list[Generator[None, None, Any]] = []
+        for verb, arguments in self._settings.items():
+            self._set(verb, arguments)
+
+    def ask(self, verb: Verb, arguments: dict[str, Any]) -> None:
+        if verb in (Verb.PAUSE, Verb.RESUME, Verb.WEIGHTS):
+            self._set(verb, arguments)
+            if arguments.get("source") not in TORN:
+                self._settings = {**self._settings, verb: arguments}
+            if verb is Verb.RESUME:
+                self._settings.pop(Verb.PAUSE, None)
+        elif verb is Verb.FLUSH:
+            self._slices.append(self._memory.flushing())
+        elif verb is Verb.RECOUNT:
+            self._slices.append(_generator(self._scheduler.recounting()))
+        elif verb is Verb.PIN:
+            self._pin(arguments)
+        elif verb is Verb.UNPIN:
+            self._memory.pins.unpin(arguments["name"])
+        elif verb is Verb.EXPLAIN and arguments["id"] in self._requests:
+            self._explain(self._requests[arguments["id"]], random.Random(arguments["id"]))
+        elif self._memory.tiers is not None and verb is Verb.SAVE and arguments["id"] in self._requests:
+            self._slices.append(self._saving(self._memory.tiers, self._requests[arguments["id"]]))
+        elif self._memory.tiers is not None and verb in (Verb.ATTACH, Verb.DETACH, Verb.CLEAR):
+            self._slices.append(self._storage(self._memory.tiers, verb, arguments))
+
+    def advance(self) -> None:
+        """A slice of each thing that goes on in slices. Transfers have ended since the last iteration that the
+        scheduler has not heard of."""
+        self._slices = [work for work in self._slices if _goes_on(work)]
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._slices)
+
+    def _set(self, verb: Verb, arguments: dict[str, Any]) -> None:
+        if verb is Verb.PAUSE:
+            self._scheduler.pause(PauseMode(arguments["mode"]))
+        elif verb is Verb.RESUME:
+            self._scheduler.resume()
+        else:
+            self._load(arguments.get("source", ""))
+
+    def _load(self, source: str) -> None:
+        """What can't be loaded changes nothing."""
+        try:
+            self._scheduler.update_weights(source)
+        except BadRequest:
+            assert source in TORN, f"weights '{source}' were refused"
+        else:
+            assert source not in TORN, "weights that can't be loaded compute"
+
+    def _pin(self, arguments: dict[str, Any]) -> None:
+        pins = self._memory.pins
+        if arguments["name"] not in {pin.name for pin in pins}:
+            expires = None if arguments["ttl"] is None else self._clock() + arguments["ttl"]
+            self._memory.pin(arguments["name"], "", np.array(arguments["tokens"], np.int32), expires)
+            assert pins.page_count <= pins.limit, "pinned more than the budget"
+
+    def _explain(self, request: Request, rng: random.Random) -> None:
+        """Answers change nothing."""
+        memory = self._memory
+        before = _traces(memory)
+        for group, pool in enumerate(memory.pools):
+            of_each_owner = np.unique(pool.owner, return_index=True)[1].tolist()
+            for page in rng.sample(of_each_owner, min(PAGES, len(of_each_owner))):
+                assert explain(memory, page, group).startswith(f"page {page}: ")
+            assert sum(memory.counts(group).as_dict().values()) == 2 * pool.capacity
+        adapter = fingerprint_of(request.adapter)
+        str(explain_miss(memory, memory.match(request.namespace, request.tokens, adapter=adapter), request.tokens))
+        if memory.tiers is not None:
+            describe_tiers(memory.tiers)
+        assert self._scheduler.waits_for()
+        assert not (self._scheduler.is_idle and self._scheduler.in_flight_count)
+        assert _traces(memory) == before, "an explanation has changed what it explains"
+
+    def _namespace(self, request: Request) -> Namespace:
+        return self._memory.tree.namespace(request.namespace, fingerprint_of(request.adapter))
+
+    def _saving(self, tiers: Tiers, request: Request) -> Generator[None, None, bool]:
+        """Have a sequence saved -> whether the deepest tier has all of it."""
+        saving = tiers.saving(self._namespace(request), request.tokens)
+        for _ in range(LOOKS):
+            saved = yield from saving.looking()
+            assert (saved.storage or 0) <= saved.host <= saved.tokens, f"{saved}: more is saved than there is"
+            if saved.is_whole:
+                return True
+            yield
+        return False
+
+    def _storage(self, tiers: Tiers, verb: Verb, arguments: dict[str, Any]) -> Generator[None, None, None]:
+        """Between two iterations, when the mover has ended what the scheduler has not heard of. A store that is cleared
+        has forgotten all at once."""
+        yield
+        assert self.tiers is not None
+        if verb is Verb.ATTACH and tiers.storage is None:
+            policy = PrefetchPolicy(arguments["policy"])
+            tiers.attach(policy)
+            self.tiers = replace(self.tiers, prefetch_policy=policy)
+        elif verb is Verb.DETACH:
+            tiers.detach()
+            self.tiers = replace(self.tiers, prefetch_policy=None)
+        elif verb is Verb.CLEAR and tiers.storage is not None:
+            self.tiers.storage.pages.clear()
+            tiers.storage.forget_stored()
+
+
+_OVER = object()
+
+
+def _goes_on(work: Iterator[None]) -> bool:
+    return next(work, _OVER) is not _OVER
+
+
+def _generator(work: Iterator[None]) -> Generator[None, None, None]:
+    yield from work
+
+
+def _traces(memory: Memory) -> Any:
+    """What a use of the caches leaves."""
+    nodes = [(node.serial, node.last_used, node.hits, node.holds, tuple(node.pins)) for node in memory.tree.nodes()]
+    host = [] if memory.tiers is None else [list(pages.entries()) for pages in memory.tiers.host.pages]
+    counts = [memory.counts(group) for group in range(len(memory.groups))]
+    return memory.tree.version, nodes, host, counts, len(memory.tails), len(memory.pins)
