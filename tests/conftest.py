@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 
 import pytest
+from hypothesis import settings
 
+settings.register_profile("freehold", deadline=None)  # no test is timed
+settings.load_profile("freehold")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 

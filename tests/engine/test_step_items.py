@@ -27,7 +27,7 @@ def steps(draw):
     return pages, page_size, np.array(rows), np.array(starts), np.array(counts), draw(st.booleans())
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(steps())
 def test_every_token_is_attended_once_and_reads_its_own_pages(step):
     tables, page_size, rows, starts, counts, may_share = step

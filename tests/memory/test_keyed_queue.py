@@ -18,7 +18,7 @@ ACTIONS = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(ACTIONS)
 def test_items_come_out_in_the_order_of_their_keys(actions):
     items, inside = [Item(0) for _ in range(6)], set()

@@ -258,5 +258,5 @@ class MemoryMachine(RuleBasedStateMachine):
 
 TestMemory = MemoryMachine.TestCase
 TestMemory.settings = settings(
-    max_examples=60, stateful_step_count=110, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=60, stateful_step_count=110, suppress_health_check=list(HealthCheck)
 )

@@ -66,7 +66,7 @@ configs = st.builds(
 )
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=120, suppress_health_check=list(HealthCheck))
 @given(configs, st.lists(requests, min_size=1, max_size=12))
 def test_any_workload_ends_with_cold_run_outputs_and_all_pages_back(config, workload):
     harness = Harness(config, token_limit=512, model=SimulatedModel(eos_tokens=(3, 17, 401)))

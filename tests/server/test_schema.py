@@ -44,7 +44,7 @@ def try_operation(operation, number: int, seconds: float, headers: dict[str, str
     end, tried, examples = time.monotonic() + seconds, 0, max(int(40 * seconds), 90)
 
     @seed(number)
-    @settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @settings(max_examples=examples, suppress_health_check=list(HealthCheck), database=None)
     @given(case=operation.as_strategy())
     def check(case):
         nonlocal tried

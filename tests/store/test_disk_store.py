@@ -415,11 +415,11 @@ class Files(RuleBasedStateMachine):
 
 
 TestFiles = Files.TestCase
-TestFiles.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestFiles.settings = settings(max_examples=60, stateful_step_count=25)
 
 
 @given(st.binary(max_size=200), st.binary(max_size=40))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
 def test_any_bytes_come_back(tmp_path, payload, about):
     store = DiskStore(tmp_path / "any", MANY, free_floor_bytes=0)
     store.clear(SECOND)

@@ -83,7 +83,7 @@ patterns = st.recursive(
 )
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600)
 @given(patterns, st.text("ab1 \nA", max_size=12))
 def test_it_finds_what_brute_force_finds(pattern, text):
     """Character by character: the first place where something that is not empty has matched, from where it began."""
