@@ -117,7 +117,5 @@ def turns(checkpoint):
 
 def test_any_sequence_of_turns_equals_a_cold_run(turns):
     case = turns.TestCase
-    case.settings = settings(
-        max_examples=10, stateful_step_count=14, suppress_health_check=list(HealthCheck)
-    )
+    case.settings = settings(max_examples=10, stateful_step_count=14, suppress_health_check=list(HealthCheck))
     case().runTest()

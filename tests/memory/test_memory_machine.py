@@ -257,6 +257,4 @@ class MemoryMachine(RuleBasedStateMachine):
 
 
 TestMemory = MemoryMachine.TestCase
-TestMemory.settings = settings(
-    max_examples=60, stateful_step_count=110, suppress_health_check=list(HealthCheck)
-)
+TestMemory.settings = settings(max_examples=60, stateful_step_count=110, suppress_health_check=list(HealthCheck))
