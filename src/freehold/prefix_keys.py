@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from freehold.arrays import Int32
 
@@ -51,6 +51,17 @@ class KeyChain:
     def __len__(self) -> int:
         """Full pages of the sequence."""
         return len(self.tokens) // self._page_size
+
+    @property
+    def made(self) -> int:
+        """Columns whose digests are known."""
+        return len(self._digests)
+
+    def at(self, columns: Sequence[int]) -> list[bytes]:
+        """The digests of `columns` [n], which ascend."""
+        if columns:
+            _ = self[columns[-1]]
+        return [self._digests[column] for column in columns]
 
     def __getitem__(self, column: int) -> bytes:
         done = len(self._digests)

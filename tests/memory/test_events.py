@@ -139,7 +139,7 @@ def test_what_comes_from_storage_is_told_too():
     bench.memory._tell(log)
     mirror = Mirror(log, 4)
     namespace = bench.memory.match("", TOKENS).namespace
-    bench.tiers.storage.prefetch(namespace, bench.tiers.keys(namespace, TOKENS), len(TOKENS), bench.now)
+    finished(bench.tiers.storage.prefetching(namespace, bench.tiers.keys(namespace, TOKENS), len(TOKENS), bench.now))
     bench.settle()
     mirror.follow()
     mirror.check(bench.memory)

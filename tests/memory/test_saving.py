@@ -22,7 +22,7 @@ def save(bench, tokens=TOKENS) -> Saved:
 
 def prefetch(bench):
     keys = bench.tiers.keys(namespace(bench), TOKENS)
-    return bench.tiers.storage.prefetch(namespace(bench), keys, len(TOKENS), bench.now)
+    return finished(bench.tiers.storage.prefetching(namespace(bench), keys, len(TOKENS), bench.now))
 
 
 @pytest.mark.parametrize("policy", LAZY)
@@ -245,7 +245,7 @@ def test_prefetches_under_way_are_bounded(monkeypatch):
     for number in range(3):
         tokens = TOKENS + 100 * number
         keys = bench.tiers.keys(namespace(bench), tokens)
-        found.append(bench.tiers.storage.prefetch(namespace(bench), keys, len(tokens), bench.now))
+        found.append(finished(bench.tiers.storage.prefetching(namespace(bench), keys, len(tokens), bench.now)))
     assert [one is not None for one in found] == [True, True, False]
     bench.settle()
     assert prefetch(bench) is not None

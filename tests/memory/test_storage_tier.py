@@ -8,6 +8,7 @@ from tier_bench import FULL, SIZE, TOKENS, WINDOW, Bench
 from freehold.memory import CacheGroup, PrefetchPolicy
 from freehold.memory.tiers.transfer import LATE_S
 from freehold.mover import Kind
+from freehold.slices import finished
 
 
 def stored(**options) -> Bench:
@@ -25,7 +26,9 @@ def again(bench: Bench, *groups, **options) -> Bench:
 
 def prefetch(bench: Bench, tokens=TOKENS, salt=""):
     namespace = bench.memory.match(salt, tokens).namespace
-    return bench.tiers.storage.prefetch(namespace, bench.tiers.keys(namespace, tokens), len(tokens), bench.now)
+    return finished(
+        bench.tiers.storage.prefetching(namespace, bench.tiers.keys(namespace, tokens), len(tokens), bench.now)
+    )
 
 
 def test_storage_outlives_the_process():

@@ -167,7 +167,7 @@ class Procedures:
                 return self._ended[one]
         raise NotFound(f"no request '{name}' among those that run and the last {REMEMBERED_REQUESTS} that ended")
 
-    def _lookup(self, argument: dict[str, Any]) -> dict[str, Any]:
+    def _lookup(self, argument: dict[str, Any]) -> Generator[None, None, dict[str, Any]]:
         """What of a sequence is cached now, were it the turn of a session or not."""
         memory = self._scheduler.memory
         tokens = _tokens(argument)
@@ -176,16 +176,17 @@ class Procedures:
         match, tail = hit.match, hit.tail
         tail_tokens = 0 if tail is None else tail.end - tail.start
         found = {"tree_tokens": match.length, "tail_tokens": tail_tokens, "tokens": match.length + tail_tokens}
-        return found if memory.tiers is None else {**found, "host_tokens": self._on_host(match, tokens)}
+        return {**found, **(yield from self._on_host(match, tokens))}
 
-    def _on_host(self, match: Match, tokens: Int32) -> int:
-        """Tokens behind a match that the host would bring."""
+    def _on_host(self, match: Match, tokens: Int32) -> Generator[None, None, dict[str, int]]:
+        """Tokens behind a match that the host would bring, if there is one."""
         tiers = self._scheduler.memory.tiers
-        assert tiers is not None
-        plan = tiers.loads.plan(match, tiers.keys(match.namespace, tokens), len(tokens) - 1)
-        return 0 if plan is None else plan.gain
+        if tiers is None:
+            return {}
+        plan = yield from tiers.loads.planning(match, tiers.keys(match.namespace, tokens), len(tokens) - 1)
+        return {"host_tokens": 0 if plan is None else plan.gain}
 
-    def _prefetch(self, argument: dict[str, Any]) -> dict[str, Any]:
+    def _prefetch(self, argument: dict[str, Any]) -> Generator[None, None, dict[str, Any]]:
         """Fetch what storage has of a sequence to the host."""
         memory = self._scheduler.memory
         if memory.tiers is None or memory.tiers.storage is None:
@@ -193,7 +194,8 @@ class Procedures:
         tokens = _tokens(argument)
         namespace = self._namespace(argument)
         now = self._scheduler.lifecycle.clock()
-        begun = memory.tiers.storage.prefetch(namespace, memory.tiers.keys(namespace, tokens), len(tokens), now)
+        keys = memory.tiers.keys(namespace, tokens)
+        begun = yield from memory.tiers.storage.prefetching(namespace, keys, len(tokens), now)
         return {"asked_tokens": len(tokens), "fetching": begun is not None}
 
     def _save(self, argument: dict[str, Any]) -> Generator[float | None, None, dict[str, Any]]:
@@ -230,12 +232,12 @@ class Procedures:
         kept = {"id": argument["id"], "object": "cache.pin", "kept_tokens": 0} if pin is None else _pin_card(pin, now)
         return {**kept, "asked_tokens": len(tokens), "pages": self._pins()["pages"]}
 
-    def _miss(self, argument: dict[str, Any]) -> dict[str, Any]:
+    def _miss(self, argument: dict[str, Any]) -> Generator[None, None, dict[str, Any]]:
         memory, tokens = self._scheduler.memory, _tokens(argument)
         match = self._match(argument, tokens)
         miss = explain_miss(memory, match, tokens)
         return {
-            **({} if memory.tiers is None else {"host_tokens": self._on_host(match, tokens)}),
+            **(yield from self._on_host(match, tokens)),
             "tokens": miss.wanted,
             "cached_tokens": miss.cached,
             "reason": miss.reason,

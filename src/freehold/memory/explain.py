@@ -122,7 +122,7 @@ def _nearest(match: Match, tokens: Int32) -> tuple[int, Int32 | None]:
     if node.end > at:
         candidates = [node.tokens[at - node.start :]]
     else:
-        candidates = [child.tokens for child in list(node.children.values())[:NEIGHBOURS_MAX]]
+        candidates = [child.tokens for child in itertools.islice(node.children.values(), NEIGHBOURS_MAX)]
     best, theirs = 0, None
     for candidate in candidates:
         count = min(len(candidate), len(tokens) - at)
@@ -146,8 +146,8 @@ def explain(memory: Parts, page: int, group: int = 0) -> str:
     if kind is OwnerKind.LEASE:
         text += _explain_lease(memory, page, group, serial)
     elif kind is OwnerKind.TAIL:
-        name, tail = next((name, tail) for name, tail in memory.tails if tail.serial == serial)
-        text += f"; positions {tail.start}..{tail.end - 1} of parked session '{name}'; given up under pressure"
+        tail = memory.tails.by_serial(serial)
+        text += f"; positions {tail.start}..{tail.end - 1} of parked session '{tail.name}'; given up under pressure"
     elif kind is OwnerKind.TRANSFER:
         text += _explain_transfer(memory, serial)
     elif kind is OwnerKind.NODE:

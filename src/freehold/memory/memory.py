@@ -25,7 +25,7 @@ from freehold.mover import Mover
 from freehold.prefix_keys import fingerprint
 from freehold.slices import finished
 
-TAILS_AT_ONCE = 64  # of a slice
+TAILS_AT_ONCE = 32  # of a slice
 
 
 class Memory:
@@ -92,16 +92,20 @@ class Memory:
         return Hit(match, None if tail is None or (limit is not None and tail.end > limit) else tail)
 
     def replace_weights(self, weights: bytes = b"") -> None:
+        """Do the work of `replacing_weights` in one piece."""
+        finished(self.replacing_weights(weights))
+
+    def replacing_weights(self, weights: bytes) -> Generator[None, None, None]:
         """Other weights, with this fingerprint, compute from now on. What the old ones computed is never found again on
-        device and host, and given up where nobody uses it. In storage it is found if they come back."""
+        device and host, and given up in slices where nothing uses it. In storage it is found if they come back."""
         if self.tiers is not None:
             self.tiers.weights = weights
-        self.tails.give_up(self.tails.page_count)
         self.pins.give_up()
         self.tree.replace_weights()
+        yield from self._giving_up_tails()
+        yield from self.tree.evictor.forgetting(self.tree.weights)
         if self.tiers is not None:
-            for _ in self.tiers.host.clearing():
-                pass
+            yield from self.tiers.host.clearing()
 
     def retain(self, lease: Lease, hint: Retention, now: float) -> int:
         """Keep what the lease has published for as long as the hint says -> tokens that are kept."""
@@ -126,14 +130,19 @@ class Memory:
     def flushing(self) -> Generator[None, None, int]:
         """Forget all prefixes and tails that are cached now and that nothing uses, on the device and on the host, in
         slices -> device pages given back."""
-        tails = self.tails.page_count
-        for _ in range(0, tails, TAILS_AT_ONCE):
-            self.tails.give_up(TAILS_AT_ONCE)
-            yield
+        tails = yield from self._giving_up_tails()
         columns = yield from self.tree.evictor.flushing()
         if self.tiers is not None:
             yield from self.tiers.host.clearing()
         return tails + columns
+
+    def _giving_up_tails(self) -> Generator[None, None, int]:
+        """Free as many tails as there are now, oldest first, in slices -> how many."""
+        tails = self.tails.page_count
+        for _ in range(0, tails, TAILS_AT_ONCE):
+            self.tails.give_up(TAILS_AT_ONCE)
+            yield
+        return tails
 
     def flush(self) -> int:
         """Do the work of `flushing` in one piece -> device pages given back."""

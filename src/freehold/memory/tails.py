@@ -49,6 +49,7 @@ class TailTable:
     def __init__(self, pools: list[PagePool]):
         self._pools = pools
         self._tails: OrderedDict[str, Tail] = OrderedDict()
+        self._names: dict[int, str] = {}  # by serial
         self._serial = 0
         self.given_up_count = 0
 
@@ -72,7 +73,11 @@ class TailTable:
         tail = Tail(name, self._serial, namespace, start, len(tokens), digest_of(tokens), kept, fence)
         for pool, part in zip(self._pools, kept, strict=True):
             pool.move(part, source, tail.owner)
-        self._tails[name] = tail
+        self._tails[name], self._names[tail.serial] = tail, name
+
+    def by_serial(self, serial: int) -> Tail:
+        """Raises KeyError if it is not parked."""
+        return self._tails[self._names[serial]]
 
     def find(self, name: str, namespace: Namespace, tokens: Int32, start: int) -> Tail | None:
         """The tail parked under `name`, if it continues the first `start` of `tokens` [n] and leaves one to
@@ -86,7 +91,7 @@ class TailTable:
         """Hand the pages of a tail to `target`. Raises LeaseError, having changed nothing, if it is not parked."""
         if tail not in self:
             raise LeaseError(f"the tail of '{tail.name}' has been given up")
-        del self._tails[tail.name]
+        del self._tails[tail.name], self._names[tail.serial]
         for pool, part in zip(self._pools, tail.pages, strict=True):
             pool.move(part, tail.owner, target)
 
@@ -94,6 +99,7 @@ class TailTable:
         """Free a tail, if there is one."""
         tail = self._tails.pop(name, None)
         if tail is not None:
+            del self._names[tail.serial]
             for pool, part in zip(self._pools, tail.pages, strict=True):
                 pool.free(part, tail.owner, tail.fence)
 

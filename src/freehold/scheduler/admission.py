@@ -121,6 +121,7 @@ class Admission:
     def admit(self, budget: PromptBudget) -> list[Batch]:
         """Give what is left of the budget to waiting requests -> the rows they got."""
         admitted: list[Batch] = []
+        self._loading.is_hashing = False
         queue, leases = self._queue, self._memory.leases
         if budget.is_spent or leases.free_row_count == 0:
             return admitted
@@ -191,10 +192,13 @@ class Admission:
         match, tail = hit.match, hit.tail
         if self.waits(request, match, sharing) or (tail is not None and not memory.epochs.passed(tail.fence)):
             return _Verdict.WAITS
+        may_load = may_load and not self._queue.is_due(request)
+        if may_load and self._loading.lacks_keys(request, match):
+            return _Verdict.WAITS
         if not self._fits_beside(request, match, reserved):
             return _Verdict.NO_ROOM
         miss = explain_miss(memory, match, tokens, request.computed_from) if request.cached_tokens is None else None
-        load = self._loading.plan(request, match) if may_load and not self._queue.is_due(request) else None
+        load = self._loading.plan(request, match) if may_load else None
         size, is_alone = memory.page_size, len(self._running) == 0
         target = hit.length + budget.offer(request.client_number, len(tokens) - hit.length)
         # Where the prompt ends, and where others went on differently: the next one can begin there.

@@ -12,6 +12,7 @@ from freehold.prefix_keys import KeyChain
 from freehold.scheduler.lifecycle import Lifecycle
 from freehold.scheduler.request import Request
 from freehold.scheduler.step_time import StepTime
+from freehold.slices import finished
 
 LOADS_MAX = 2  # for one request: what is evicted again before it is admitted is then computed
 
@@ -23,6 +24,7 @@ class Loading:
         self._memory = memory
         self._lifecycle = lifecycle
         self._time = time
+        self.is_hashing = False  # in this pass of admission
 
     def prefetch(self, request: Request, now: float) -> None:
         """A request has come: have what storage knows of it fetched while it waits, and no longer than the policy
@@ -48,7 +50,7 @@ class Loading:
         try:
             namespace = self._memory.tree.namespace(request.namespace, fingerprint_of(request.adapter))
             keys = self._keys(tiers, request, namespace)
-            prefetch = storage.look_up(namespace, keys, self._limit(request), now)
+            prefetch = finished(storage.looking_up(namespace, keys, self._limit(request), now))
         except Exception as error:
             self._lifecycle.fail(request, error)
             return
@@ -65,6 +67,18 @@ class Loading:
             if tiers.transfers.now < deeper.deadline:
                 return True
         return deeper.load is not None and tiers.transfers.is_awaited(deeper.load)
+
+    def lacks_keys(self, request: Request, match: Match) -> bool:
+        """Whether the request has to wait for the keys of what may be loaded. Those of a long prompt take long to make,
+        so only some are made in each pass of admission."""
+        tiers, deeper = self._memory.tiers, request.deeper
+        if tiers is None or deeper.load_count >= LOADS_MAX:
+            return False
+        keys, limit = self._keys(tiers, request, match.namespace), self._limit(request)
+        if self.is_hashing:
+            return tiers.reach.lacks_keys(match, keys, limit)
+        self.is_hashing = tiers.reach.hash_some(match, keys, limit)
+        return self.is_hashing
 
     def _limit(self, request: Request) -> int:
         """How many tokens may come from caches."""

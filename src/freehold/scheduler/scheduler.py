@@ -152,7 +152,7 @@ class Scheduler:
         """As `updating_weights`, until it is done."""
         finished(self.updating_weights(source))
 
-    def updating_weights(self, source: str) -> Generator[float, None, None]:
+    def updating_weights(self, source: str) -> Generator[float | None, None, None]:
         """Compute with other weights from the next step on. What the old ones computed is never found
         again; running requests keep their output and compute their KV anew, except those paused in place,
         which go on with what they have. Raises BadRequest if they can't be loaded; then the old weights stay.
@@ -168,13 +168,10 @@ class Scheduler:
                 yield RESULT_WAIT_S
         finally:
             self._weights_source = None
-        self._forget_weights(_loaded(loading, source))
-
-    def _forget_weights(self, fingerprint: bytes) -> None:
-        """What computes now is the weights with this fingerprint."""
+        fingerprint = _loaded(loading, source)
         if self.paused is not PauseMode.IN_PLACE:
             self._retract_all()
-        self.memory.replace_weights(fingerprint)
+        yield from self.memory.replacing_weights(fingerprint)
 
     def _retract_all(self) -> None:
         for row in self.running.order.tolist():
@@ -263,7 +260,7 @@ class Scheduler:
             limit = self.config.watchdog_timeout
             is_late = self.lifecycle.clock() - self._progress_at > limit
             return f"no result for {limit:g} s: waiting for {self.waits_for()}" if is_late else None
-        is_coming = self.memory.awaits_transfers or not self.has_work
+        is_coming = self.memory.awaits_transfers or self.loading.is_hashing or not self.has_work
         if is_submitted or self._output.requests or self.lifecycle.ended or is_coming:
             self._idle_iterations = 0
             return None

@@ -154,6 +154,10 @@ class PagePool:
         """The free list itself, for the audit."""
         return self._free[: self.free_count]
 
+    def pages_of(self, by: int) -> Int32:
+        """All that `by` owns, int32 [n]."""
+        return np.flatnonzero(self.owner == by).astype(np.int32)
+
     def limbo_pages(self) -> dict[int, Int32]:
         """fence -> pages, for the audit."""
         return {fence: np.concatenate(parts) for fence, parts in self._limbo.items()}

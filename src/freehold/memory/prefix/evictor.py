@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Protocol
 
 import numpy as np
@@ -16,8 +16,10 @@ from freehold.memory.prefix.eviction import FairEviction
 from freehold.memory.prefix.history import PrefixHistory
 from freehold.memory.prefix.node import Node
 from freehold.memory.prefix.watcher import Rescuer
+from freehold.slices import finished
 
-COLUMNS_AT_ONCE = 128  # of a slice
+COLUMNS_AT_ONCE = 512  # of a slice
+COLUMNS_OF_A_NODE = 16  # take as long as the rest of what is done for a node
 
 
 class Leaves(Protocol):
@@ -56,31 +58,40 @@ class Evictor:
         self._give_back(evicted, given)
         return evicted
 
-    def drop(self, node: Node, cause: str, used_until: int | None = None) -> int:
-        """Evict a leaf, then ancestors left childless and unpinned; with `used_until`, a tick, only what was not used
-        since -> how many page columns left the tree."""
-        gone = 0
-        while node.evictable and (used_until is None or node.last_used <= used_until):
-            parent, given = node.parent, [FreedPages() for _ in self._tree.pools]
-            gone += self._give_back(self._take(node, node.page_count, cause, given), given)
-            assert parent is not None
-            node = parent
-        return gone
+    def drop(self, node: Node, cause: str) -> int:
+        """Evict a leaf, then ancestors left childless and unpinned -> how many page columns left the tree."""
+        return finished(self._dropping(iter([node]), cause, lambda node: True))
 
     def flushing(self) -> Generator[None, None, int]:
         """Evict all that is not held or used meanwhile, in slices, and have none of it copied -> how many page columns
         left the tree."""
-        tree, gone, at_once = self._tree, 0, 0
-        tick = tree.tick
-        for node in tree.nodes():
-            if node.evictable:
-                rescuer, tree.rescuer = tree.rescuer, None
-                at_once += self.drop(node, "a flush of the cache", tick)
-                tree.rescuer = rescuer
-            if at_once >= COLUMNS_AT_ONCE:
-                gone, at_once = gone + at_once, 0
-                yield
-        return gone + at_once
+        tick = self._tree.tick
+        return self._dropping(self._tree.nodes(), "a flush of the cache", lambda node: node.last_used <= tick)
+
+    def forgetting(self, weights: int) -> Generator[None, None, int]:
+        """The same for all that weights before `weights` have computed."""
+        return self._dropping(self._tree.nodes(), "new weights", lambda node: node.namespace.weights < weights)
+
+    def _dropping(
+        self, nodes: Iterator[Node], cause: str, may_go: Callable[[Node], bool]
+    ) -> Generator[None, None, int]:
+        """Evict those of `nodes` that are leaves and may go, then ancestors left childless that may, in slices -> how
+        many page columns left the tree."""
+        gone, work = 0, 0
+        for leaf in nodes:
+            node: Node | None = leaf
+            while node is not None and node.evictable and may_go(node):
+                parent, given = node.parent, [FreedPages() for _ in self._tree.pools]
+                rescuer, self._tree.rescuer = self._tree.rescuer, None
+                gone_now = self._take(node, min(node.page_count, COLUMNS_AT_ONCE), cause, given)
+                self._tree.rescuer = rescuer
+                gone += self._give_back(gone_now, given)
+                work += gone_now + COLUMNS_OF_A_NODE
+                if work >= COLUMNS_AT_ONCE:
+                    work = 0
+                    yield
+                node = node if node.parent is not None else parent
+        return gone
 
     def _take(self, node: Node, page_count: int, cause: str, given: list[FreedPages]) -> int:
         have = node.page_count

@@ -131,8 +131,10 @@ class PrefixTree:
         return nodes[::-1]
 
     def nodes(self) -> Iterator[Node]:
-        """Every node of this moment, roots included: the tree may change meanwhile."""
-        return iter(list(self._nodes.values()))
+        """Every node of this moment that is still there when it is its turn, roots included: the tree may change
+        meanwhile. What leaves it is not kept in memory."""
+        there = (self._nodes.get(serial) for serial in list(self._nodes))
+        return (node for node in there if node is not None)
 
     def has(self, node: Node) -> bool:
         """Whether a node is still in the tree."""
@@ -351,12 +353,11 @@ class PrefixTree:
             self.version += 1
 
     def replace_weights(self) -> None:
-        """What the weights so far have computed is never found again: it leaves the tree now, or when its last pin is
-        dropped."""
+        """What the weights so far have computed is never found again: it may be dropped now, and leaves the tree when
+        its last pin is dropped."""
         for watcher in self.watchers:
             watcher.cleared()
         self.weights += 1
-        self.evictor.evict(self.evictable_page_count, "new weights")
 
     def reconsider(self, node: Node) -> None:
         """The node's key for eviction has changed."""

@@ -9,12 +9,13 @@ import numpy as np
 from freehold.memory.ledger import owner
 from freehold.memory.ledger.claims import Claims, Holding, in_slices
 from freehold.memory.ledger.errors import AuditError
+from freehold.memory.prefix.node import Node
 from freehold.memory.prefix.tree import PrefixTree
 from freehold.memory.tiers.host import HostPages
 from freehold.memory.tiers.tiers import Tiers
 from freehold.prefix_keys import chain
 
-KEYS_AT_ONCE = 512  # of a slice
+KEYS_AT_ONCE = 256  # of a slice, about
 
 
 def auditing_tiers(tree: PrefixTree, tiers: Tiers) -> Iterator[None]:
@@ -31,7 +32,10 @@ def recounting_tiers(tiers: Tiers) -> Iterator[None]:
     for group, pages in enumerate(tiers.host.pages):
         claims = Claims(pages.pool, f"host, group {group}")
         try:
-            for holdings in in_slices(iter(list(_holdings(pages, tiers, group)))):
+            for part in pages.pages_of_entries():
+                claims.take([(part, owner.ENTRY)])
+                yield
+            for holdings in in_slices(iter(list(_others(pages, tiers, group)))):
                 claims.take(holdings)
                 yield
             yield from claims.finish()
@@ -39,15 +43,17 @@ def recounting_tiers(tiers: Tiers) -> Iterator[None]:
             claims.close()
 
 
-def _holdings(pages: HostPages, tiers: Tiers, group: int) -> Iterator[Holding]:
+def _others(pages: HostPages, tiers: Tiers, group: int) -> Iterator[Holding]:
+    """All that holds host pages of a group but entries."""
     yield pages.pool.free_pages(), owner.FREE
-    yield pages.pages_of_entries(), owner.ENTRY
     for transfer in tiers.transfers:
         yield transfer.host[group], transfer.owner
 
 
 def _check_readers(pages: HostPages, tiers: Tiers, group: int) -> None:
     read = np.concatenate([np.empty(0, np.int32), *(one.reads[group] for one in tiers.transfers)])
+    if len(pages) != len(pages.pool.pages_of(owner.ENTRY)):
+        raise AuditError(f"host, group {group}: {len(pages)} keys have an entry, not one for each page of an entry")
     counted = np.bincount(read, minlength=len(pages.readers))
     if (counted != pages.readers).any():
         page = int(np.argmax(counted != pages.readers))
@@ -62,17 +68,35 @@ def _checking_keys(tree: PrefixTree, tiers: Tiers) -> Iterator[None]:
     for node in tree.nodes():
         if node.parent is None:
             continue
-        if node.keys != chain(node.parent.keys[-1], node.tokens, tree.page_size):
-            raise AuditError(f"{node!r}: its keys are not those of its tokens")
-        for group, pages in enumerate(tiers.host.pages if node.namespace.weights == tree.weights else []):
-            for key in node.keys_at(node.pages[group].nonzero()[0]):
-                if key in pages and not pages.is_mirror(key):
-                    raise AuditError(f"host, group {group}: an entry counts wrongly: its page is on the device as well")
-                mirrors[group] += key in pages
-        looked_at += node.page_count
-        if looked_at >= KEYS_AT_ONCE:
-            looked_at = 0
-            yield
+        if len(node.keys) != node.page_count:
+            raise AuditError(f"{node!r}: {len(node.keys)} keys")
+        for first in range(0, node.page_count, KEYS_AT_ONCE):
+            end = min(first + KEYS_AT_ONCE, node.page_count)
+            _check_keys(tree, node, first, end)
+            if node.namespace.weights == tree.weights:
+                for group, pages in enumerate(tiers.host.pages):
+                    mirrors[group] += _mirror_count(pages, node, group, first, end)
+            looked_at += end - first
+            if looked_at >= KEYS_AT_ONCE:
+                looked_at = 0
+                yield
     for group, (pages, count) in enumerate(zip(tiers.host.pages, mirrors, strict=True)):
         if pages.mirror_count != count:
             raise AuditError(f"host, group {group}: {pages.mirror_count} entries count as mirrors; recounted {count}")
+
+
+def _check_keys(tree: PrefixTree, node: Node, first: int, end: int) -> None:
+    assert node.parent is not None
+    before = node.keys[first - 1] if first else node.parent.keys[-1]
+    tokens = node.tokens[first * tree.page_size : end * tree.page_size]
+    if node.keys[first:end] != chain(before, tokens, tree.page_size):
+        raise AuditError(f"{node!r}: its keys are not those of its tokens")
+
+
+def _mirror_count(pages: HostPages, node: Node, group: int, first: int, end: int) -> int:
+    """Entries of what the device has in some columns of a node."""
+    keys = node.keys_at(first + node.pages[group][first:end].nonzero()[0])
+    count = int(np.count_nonzero(pages.has(keys)))
+    if count != sum(map(pages.is_mirror, keys)):
+        raise AuditError(f"host, group {group}: an entry counts wrongly: its page is on the device as well")
+    return count

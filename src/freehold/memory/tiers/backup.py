@@ -44,6 +44,7 @@ class Backup:
         self._waiting = NodesInLine()  # with pages that the host lacks, perhaps
         self._rescued: list[list[tuple[list[bytes], Int32]]] = [[] for _ in host.pages]
         self._rescuer: int | None = None  # the number of the transfer that will have what was rescued
+        self._is_stalled = False  # copies are late: their pages are given up, and no more are handed over
         self.has_news = False  # since the last `begin`
         self.abandoned = 0  # pages whose copies were not waited for
         self.dropped = 0  # pages for which the host had no room
@@ -51,7 +52,7 @@ class Backup:
 
     @property
     def copies_evictions(self) -> bool:
-        return self._policy is WritePolicy.WRITE_BACK
+        return self._policy is WritePolicy.WRITE_BACK and not self._is_stalled
 
     # -- what the tree tells --------------------------------------------------------------------------
 
@@ -91,11 +92,14 @@ class Backup:
         self.has_news = True
 
     def take(self, node: Node, group: int, columns: Int64) -> Int64:
-        """With write_back, pages that are evicted go to a transfer, as far as the host has room for them."""
-        if not self.copies_evictions or node.namespace.weights != self._tree.weights:
+        """With write_back, pages that are evicted go to a transfer, as far as the host has room for them. While copies
+        are late none do: room that each of them had to wait for would never come."""
+        if self._policy is not WritePolicy.WRITE_BACK or node.namespace.weights != self._tree.weights:
             return columns[:0]
-        keys = node.keys_at(columns)
-        new = ~self._host.has(group, keys)
+        new = ~self._host.pages[group].has(node.keys_at(columns))
+        if self._is_stalled:
+            self.abandoned += int(np.count_nonzero(new))
+            return columns[:0]
         room = self._host.pages[group].pool.capacity // 2 - sum(len(pages) for _, pages in self._rescued[group])
         taken = columns[new][: max(room, 0)]
         self.dropped += int(np.count_nonzero(new)) - len(taken)
@@ -136,7 +140,7 @@ class Backup:
         is_more = False
         for group, pages in enumerate(node.pages):
             there = pages.nonzero()[0]
-            lacking = there[~self._host.has(group, node.keys_at(there))]
+            lacking = there[~self._host.pages[group].has(node.keys_at(there))]
             is_more |= len(lacking) > PAGES_MAX
             lacking = lacking[:PAGES_MAX]
             sources.append(pages[lacking])
@@ -210,10 +214,12 @@ class Backup:
                 self._abandon(transfer)
 
     def _give_up_late_ones(self) -> None:
-        for transfer in list(self._transfers):
-            is_ours = transfer.order.kind is Kind.BACKUP and transfer.finish != self._discard
-            if is_ours and self._transfers.is_late(transfer):
+        ours = [transfer for transfer in self._transfers if transfer.order.kind is Kind.BACKUP]
+        late = [transfer for transfer in ours if self._transfers.is_late(transfer)]
+        for transfer in late:
+            if transfer.finish != self._discard:
                 self._abandon(transfer)
+        self._is_stalled = bool(late)
 
     def _abandon(self, transfer: Transfer) -> None:
         """Give its device pages back: they may be overwritten, so nothing that it copies is believed. Host pages stay

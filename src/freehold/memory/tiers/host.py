@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
@@ -16,7 +17,8 @@ from freehold.memory.ledger.errors import LeaseError
 from freehold.memory.ledger.pool import PagePool, Tier
 from freehold.memory.prefix.history import PageAges
 
-ENTRIES_AT_ONCE = 256  # of a slice
+ENTRIES_AT_ONCE = 256  # looked at in a slice
+CLEARED_AT_ONCE = 64
 
 
 class HostPages:
@@ -34,6 +36,7 @@ class HostPages:
         self._mirrors: OrderedDict[bytes, int] = OrderedDict()
         self._alone: OrderedDict[bytes, int] = OrderedDict()
         self._on_device: set[bytes] = set()  # keys of pages that the device has
+        self._keys = [b""] * (capacity + 1)  # of the newest entry of each page
         self._readers: Int32 = np.zeros(capacity + 1, np.int32)
         self._stored: Bool = np.zeros(capacity + 1, np.bool_)
         self._used_at: Int64 = np.zeros(capacity + 1, np.int64)
@@ -53,9 +56,29 @@ class HostPages:
         yield from self._mirrors.items()
         yield from self._alone.items()
 
-    def pages_of_entries(self) -> Int32:
-        """Those of all entries, int32 [n]."""
-        return np.array([*self._mirrors.values(), *self._alone.values()], np.int32)
+    def pages_of_entries(self) -> Iterator[Int32]:
+        """Those of all entries, int32 [n] for each slice."""
+        for first in range(1, self.pool.capacity + 1, ENTRIES_AT_ONCE):
+            part = range(first, min(first + ENTRIES_AT_ONCE, self.pool.capacity + 1))
+            yield np.array([page for page in part if self._page_of(self._keys[page]) == page], np.int32)
+
+    def keys_of_entries(self) -> Iterator[bytes]:
+        """Those of the entries of this moment, without what has gone when it would be its turn."""
+        return self._walk(self.pool.pages_of(owner.ENTRY))
+
+    def _walk(self, pages: Int32) -> Iterator[bytes]:
+        for page in map(int, pages):
+            if self._page_of(self._keys[page]) == page:
+                yield self._keys[page]
+
+    def _page_of(self, key: bytes) -> int:
+        """That of an entry; 0 if there is none."""
+        return self._mirrors.get(key) or self._alone.get(key, 0)
+
+    def has(self, keys: Sequence[bytes]) -> Bool:
+        """Which of `keys` have an entry, bool [n]."""
+        found: Bool = np.fromiter(map(self._mirrors.__contains__, keys), np.bool_, len(keys))
+        return found | np.fromiter(map(self._alone.__contains__, keys), np.bool_, len(keys))
 
     @property
     def readers(self) -> Int32:
@@ -69,8 +92,7 @@ class HostPages:
 
     def are_stored(self, keys: Sequence[bytes]) -> Bool:
         """Which of `keys` have an entry that storage has been given, bool [n]."""
-        pages = [self._mirrors.get(key) or self._alone.get(key, 0) for key in keys]
-        return self._stored[pages]
+        return self._stored[[self._page_of(key) for key in keys]]
 
     @property
     def mirror_count(self) -> int:
@@ -85,7 +107,8 @@ class HostPages:
             if keys[at] not in self:
                 is_new[at] = True
                 queue = self._mirrors if keys[at] in self._on_device else self._alone
-                queue[keys[at]] = int(pages[at])
+                page = queue[keys[at]] = int(pages[at])
+                self._keys[page] = keys[at]
         if self.events is not None:
             self.events.host_added([key for key, new in zip(keys, is_new, strict=True) if new])
         self._stored[pages[is_new]] = are_stored
@@ -181,17 +204,13 @@ class HostPages:
         self._count_ages(self.ages.evicted, pages)
 
     def clearing(self) -> Iterator[None]:
-        """Forget all entries of this moment that no transfer reads, in slices."""
-        entries = list(self.entries())
-        for first in range(0, len(entries), ENTRIES_AT_ONCE):
-            going = [key for key, page in entries[first : first + ENTRIES_AT_ONCE] if self._is_idle(key, page)]
+        """Forget the entries that are there now and that no transfer reads, in slices."""
+        keys = self.keys_of_entries()
+        while part := list(itertools.islice(keys, CLEARED_AT_ONCE)):
+            going = [key for key in part if self._readers[self._page_of(key)] == 0]
             for queue in (self._mirrors, self._alone):
                 self._forget(queue, [key for key in going if key in queue])
             yield
-
-    def _is_idle(self, key: bytes, page: int) -> bool:
-        """Whether a page is still that of a key, and no transfer reads it."""
-        return page in (self._mirrors.get(key), self._alone.get(key)) and self._readers[page] == 0
 
 
 class HostTier:
@@ -202,17 +221,12 @@ class HostTier:
         self.page_size = page_size
         self.pages = [HostPages(count, page_size, epochs) for count in page_counts]
 
-    def has(self, group: int, keys: Sequence[bytes]) -> Bool:
-        """Which of `keys` have an entry, bool [n]."""
-        pages = self.pages[group]
-        return np.array([key in pages for key in keys], np.bool_)
-
     def free(self, pages: Sequence[Int32], source: int) -> None:
         """Give pages of each group back that `source` owns."""
         for one, part in zip(self.pages, pages, strict=True):
             one.pool.free(part, source, fence=0)
 
     def clearing(self) -> Iterator[None]:
-        """Forget all entries of this moment that no transfer reads, in slices."""
+        """Forget the entries that are there now and that no transfer reads, in slices."""
         for pages in self.pages:
             yield from pages.clearing()

@@ -6,7 +6,7 @@ and several requests wait for one load.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -22,6 +22,7 @@ from freehold.memory.tiers.reach import Reach
 from freehold.memory.tiers.transfer import Hold, Transfer, TransferTable
 from freehold.mover import Kind, Order, Outcome
 from freehold.prefix_keys import KeyChain
+from freehold.slices import finished
 
 
 class RoomMaker(Protocol):
@@ -68,11 +69,11 @@ class Loads:
 
     def plan(self, match: Match, keys: KeyChain, limit: int) -> LoadPlan | None:
         """What of the host would take a sequence further than `match`, with at most `limit` tokens."""
-        columns = self._reach.column_count(match, keys, limit)
-        if columns <= match.length // self._tree.page_size:
-            return None
-        on_device = self._reach.on_device(match, columns)
-        on_host = self._reach.on_host(keys, on_device)
+        return finished(self.planning(match, keys, limit))
+
+    def planning(self, match: Match, keys: KeyChain, limit: int) -> Generator[None, None, LoadPlan | None]:
+        """The same in slices; it can be begun as long as nothing has changed meanwhile."""
+        on_device, on_host = yield from self._reach.looking(match, keys, limit)
         boundary = self._reach.boundary(on_device, on_host)
         if boundary <= match.length:
             return None
@@ -94,7 +95,7 @@ class Loads:
         even operators' pins give way; `keep` does not."""
         match = plan.match
         hold = self._hold_base(match, plan.boundary)
-        names = [[plan.keys[column] for column in part.tolist()] for part in plan.columns]
+        names = [plan.keys.at(part.tolist()) for part in plan.columns]
         reads = [pages.hold(part) for pages, part in zip(self._host.pages, names, strict=True)]
         if not self._room.make_for(plan.page_counts, is_alone, keep):
             self._let_go(hold, reads)
@@ -105,7 +106,8 @@ class Loads:
             pool.allocate(np.full(len(part), by, np.int64))
             for pool, part in zip(self._tree.pools, plan.columns, strict=True)
         ]
-        self._underway.update({key: number for part in names for key in part})
+        for part in names:
+            self._underway.update(dict.fromkeys(part, number))
 
         kept = replace(plan, match=match.without_nodes())
 

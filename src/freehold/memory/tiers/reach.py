@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
 import numpy as np
 
@@ -12,6 +12,8 @@ from freehold.memory.prefix.node import Match
 from freehold.memory.prefix.tree import PrefixTree
 from freehold.memory.tiers.host import HostTier
 from freehold.prefix_keys import KeyChain
+
+COLUMNS_AT_ONCE = 512  # of a slice
 
 Present = list[Bool]  # for each group, bool [columns]
 
@@ -41,22 +43,46 @@ class Reach:
         present: Present = []
         for pages, known in zip(self._host.pages, on_device, strict=True):
             found: Bool = np.zeros(len(known), np.bool_)
-            for column in np.flatnonzero(~known).tolist():
-                found[column] = keys[column] in pages
+            lacking = np.flatnonzero(~known)
+            found[lacking] = pages.has(keys.at(lacking.tolist()))
             present.append(found)
         return present
 
-    def column_count(self, match: Match, keys: KeyChain, limit: int) -> int:
-        """How many columns of the first `limit` tokens device and host can have: behind the first that a full group
-        lacks nothing counts."""
+    def hash_some(self, match: Match, keys: KeyChain, limit: int) -> bool:
+        """Make keys that `looking` asks for, COLUMNS_AT_ONCE at most -> whether more are lacking."""
+        if self.lacks_keys(match, keys, limit):
+            _ = keys[min(keys.made + COLUMNS_AT_ONCE, limit // self._tree.page_size, len(keys)) - 1]
+        return self.lacks_keys(match, keys, limit)
+
+    def lacks_keys(self, match: Match, keys: KeyChain, limit: int) -> bool:
+        """Whether `looking` asks for keys that are not made: behind the first that a full group lacks nothing counts,
+        so if the newest one is nowhere they are enough."""
+        known, most = match.known // self._tree.page_size, min(limit // self._tree.page_size, len(keys))
+        is_known = known >= most and len(self.full) == len(self._groups)
+        if is_known or keys.made >= most:
+            return False
+        return keys.made <= known or all(keys[keys.made - 1] in self._host.pages[group] for group in self.full)
+
+    def looking(self, match: Match, keys: KeyChain, limit: int) -> Generator[None, None, tuple[Present, Present]]:
+        """Look the first `limit` tokens up, in slices -> where the device has a page, and where only the host has one.
+        They end with the first column that a full group lacks: behind it nothing counts."""
+        while self.hash_some(match, keys, limit):
+            yield
         size = self._tree.page_size
-        most = min(limit // size, len(keys))
-        if not self.full:
-            return most
-        columns = min(match.known // size, most)
-        while columns < most and all(keys[columns] in self._host.pages[group] for group in self.full):
-            columns += 1
-        return columns
+        on_device = self.on_device(match, min(limit // size, len(keys)))
+        on_host: Present = [np.zeros_like(one) for one in on_device]
+        begin = match.known // size if len(self.full) == len(self._groups) else 0
+        for first in range(begin, len(on_device[0]), COLUMNS_AT_ONCE):
+            part = slice(first, first + COLUMNS_AT_ONCE)
+            for pages, device, host in zip(self._host.pages, on_device, on_host, strict=True):
+                lacking = first + np.flatnonzero(~device[part])
+                host[lacking] = pages.has(keys.at(lacking.tolist()))
+            holes = [np.flatnonzero(~(on_device[group][part] | on_host[group][part])) for group in self.full]
+            ends = [first + int(one[0]) for one in holes if len(one)]
+            if ends:
+                return [one[: min(ends)] for one in on_device], [one[: min(ends)] for one in on_host]
+            yield
+        return on_device, on_host
 
     def boundary(self, *present: Present) -> int:
         """The most tokens from which every group can go on, with pages that are here or there."""

@@ -51,11 +51,9 @@ class Saving:
 
     def looking(self) -> Generator[None, None, Saved]:
         """Ask for what the deeper tiers lack, in slices -> how far they reach now."""
-        yield from self._hash()
         match = self._tree.match(self._namespace, self._keys.tokens, len(self._keys.tokens))
-        columns = self._reach.column_count(match, self._keys, len(self._keys.tokens))
-        names = [self._keys[column] for column in range(columns)]
-        on_device = self._reach.on_device(match, columns)
+        on_device, _ = yield from self._reach.looking(match, self._keys, len(self._keys.tokens))
+        names = self._keys.at(range(len(on_device[0])))
         on_host, stored = yield from self._deeper(names)
         whole = self._reach.boundary(on_device, on_host)
         if match.last is not None and self._tree.has(match.last) and self._lacks(whole, on_device, on_host):
@@ -65,12 +63,6 @@ class Saving:
             yield from self._store(self._storage, names, on_host, stored, whole)
         return Saved(whole, self._reach.boundary(on_host), reached)
 
-    def _hash(self) -> Generator[None, None, None]:
-        """Make the keys of all columns."""
-        for column in range(0, len(self._keys), COLUMNS_AT_ONCE):
-            _ = self._keys[min(column + COLUMNS_AT_ONCE, len(self._keys)) - 1]
-            yield
-
     def _deeper(self, names: Sequence[bytes]) -> Generator[None, None, tuple[Present, Present]]:
         """Where the host has a page, and where storage has been given it."""
         on_host: Present = [np.zeros(len(names), np.bool_) for _ in self._host.pages]
@@ -78,7 +70,7 @@ class Saving:
         for first in range(0, len(names), COLUMNS_AT_ONCE):
             part = slice(first, first + COLUMNS_AT_ONCE)
             for group, pages in enumerate(self._host.pages):
-                on_host[group][part] = self._host.has(group, names[part])
+                on_host[group][part] = pages.has(names[part])
                 stored[group][part] = pages.are_stored(names[part])
             yield
         return on_host, stored

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -77,6 +78,7 @@ class Storage:
         self._transfers = transfers
         self._reach = reach
         self._queue: OrderedDict[tuple[int, bytes], None] = OrderedDict()  # group and key
+        self._there = self._entries()  # what the host had from the start and that is not in the queue yet
         self._is_detached = False
         self._known_from = 0  # what orders before this number have moved may be gone from storage
         self._underway: dict[bytes, Prefetch] = {}  # by the first key that device and host lack
@@ -87,6 +89,7 @@ class Storage:
         """Begin nothing more. Transfers in flight end as ever."""
         self._is_detached = True
         self._queue.clear()
+        self._there = iter(())
         self.forget_stored()
 
     def forget_stored(self) -> None:
@@ -96,6 +99,10 @@ class Storage:
             pages.stored[:] = False
 
     # -- to storage -----------------------------------------------------------------------------------
+
+    def _entries(self) -> Iterator[tuple[int, bytes]]:
+        keys = [pages.keys_of_entries() for pages in self._host.pages]
+        return ((group, key) for group, part in enumerate(keys) for key in part)
 
     def enqueue(self, group: int, keys: Sequence[bytes]) -> None:
         """The host has these pages now."""
@@ -108,7 +115,10 @@ class Storage:
 
     def begin(self) -> None:
         """Store what there is. Called in every iteration."""
-        self.has_news = False
+        lacking = max(STORED_PAGES - len(self._queue), 0)
+        added = list(itertools.islice(self._there, lacking))
+        self._queue.update(dict.fromkeys(added))
+        self.has_news = 0 < lacking == len(added)
         while self._queue and self._transfers.count(Kind.STORE) < STORES_IN_FLIGHT:
             chosen: list[list[bytes]] = [[] for _ in self._host.pages]
             for _ in range(min(STORED_PAGES, len(self._queue))):
@@ -139,22 +149,26 @@ class Storage:
 
     # -- from storage ---------------------------------------------------------------------------------
 
-    def prefetch(self, namespace: Namespace, keys: KeyChain, limit: int, now: float) -> Prefetch | None:
-        """Fetch what storage has of a sequence that waits; arguments and result are those of `look_up`."""
-        prefetch = self.look_up(namespace, keys, limit, now)
+    def prefetching(
+        self, namespace: Namespace, keys: KeyChain, limit: int, now: float
+    ) -> Generator[None, None, Prefetch | None]:
+        """Fetch what storage has of a sequence; arguments and result are those of `looking_up`."""
+        prefetch = yield from self.looking_up(namespace, keys, limit, now)
         if prefetch is not None:
             self.join(prefetch)
         return prefetch
 
-    def look_up(self, namespace: Namespace, keys: KeyChain, limit: int, now: float) -> Prefetch | None:
-        """What would fetch at most `limit` tokens of a sequence: a prefetch to join, which may be underway for another
-        one. None if nothing is lacking, or if storage has too much to do already. Moves nothing. `now`: seconds of the
-        scheduler's clock: the last iteration may be long ago."""
+    def looking_up(
+        self, namespace: Namespace, keys: KeyChain, limit: int, now: float
+    ) -> Generator[None, None, Prefetch | None]:
+        """Find in slices what would fetch at most `limit` tokens of a sequence -> a prefetch to join, which may be
+        underway for another one. None if nothing is lacking, or if storage has too much to do already. Moves nothing.
+        `now`: seconds of the scheduler's clock: the last iteration may be long ago."""
         self._transfers.now = now
         match = self._tree.match(namespace, keys.tokens, limit)
-        columns, there = min(limit // self._tree.page_size, len(keys)), self._reach.column_count(match, keys, limit)
-        on_device = self._reach.on_device(match, there)
-        was_there = self._reach.boundary(on_device, self._reach.on_host(keys, on_device))
+        on_device, on_host = yield from self._reach.looking(match, keys, limit)
+        columns, there = min(limit // self._tree.page_size, len(keys)), len(on_device[0])
+        was_there = self._reach.boundary(on_device, on_host)
         first = was_there // self._tree.page_size
         if first >= columns:
             return None
@@ -163,7 +177,9 @@ class Storage:
             return None
         if prefetch is None:
             found = [np.zeros(columns, np.bool_) for _ in self._host.pages]
-            prefetch = Prefetch(namespace, keys, now, found, was_there, there if self._reach.full else 0)
+            prefetch = Prefetch(
+                namespace, keys, self._transfers.now, found, was_there, there if self._reach.full else 0
+            )
         return prefetch
 
     def join(self, prefetch: Prefetch) -> None:
@@ -190,7 +206,7 @@ class Storage:
             self._fetch(prefetch)
             return
         asked = np.arange(prefetch.probed, end)
-        keys = self._names([[prefetch.keys[column] for column in asked.tolist()] for _ in self._host.pages])
+        keys = self._names([prefetch.keys.at(asked.tolist()) for _ in self._host.pages])
         order = Order(self._transfers.next_number(), Kind.PROBE, (), keys=keys)
         prefetch.begun = self._transfers.now
         self._transfers.begin(order, lambda _, outcome: self._probed(prefetch, asked, outcome))
@@ -236,7 +252,7 @@ class Storage:
         if any(len(pages) < len(part) for pages, part in zip(host, columns, strict=True)):
             self._host.free(host, by)
             return False
-        keys = [[prefetch.keys[column] for column in part.tolist()] for part in columns]
+        keys = [prefetch.keys.at(part.tolist()) for part in columns]
         prefetch.pieces += 1
         prefetch.begun = self._transfers.now
         for pages, part in zip(self._host.pages, columns, strict=True):

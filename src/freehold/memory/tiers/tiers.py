@@ -48,13 +48,13 @@ class Tiers:
         self.weights = b""
         self.transfers = TransferTable(mover, len(groups), epochs)
         self.host = HostTier(groups, plan.page_counts, tree.page_size, epochs)
-        self._reach = Reach(groups, tree, self.host)
+        self.reach = Reach(groups, tree, self.host)
         self._tree = tree
         self.storage: Storage | None = None
         if plan.prefetch_policy is not None:
             self.attach(plan.prefetch_policy)
         self.backup = Backup(plan.write_policy, tree, self.host, self.transfers, self._arrived)
-        self.loads = Loads(plan.page_bytes, tree, self.host, self.transfers, self._reach, room)
+        self.loads = Loads(plan.page_bytes, tree, self.host, self.transfers, self.reach, room)
         tree.seed = self.seed
         tree.watchers.append(self.backup)
         tree.rescuer = self.backup
@@ -70,10 +70,7 @@ class Tiers:
 
     def attach(self, policy: PrefetchPolicy) -> None:
         """There is storage from now on, to which the mover has its way. It gets what the host has."""
-        self.storage = Storage(policy, self.plan.group_keys, self._tree, self.host, self.transfers, self._reach)
-        for group, pages in enumerate(self.host.pages):
-            keys: list[bytes] = [key for key, _ in pages.entries()]
-            self.storage.enqueue(group, keys)
+        self.storage = Storage(policy, self.plan.group_keys, self._tree, self.host, self.transfers, self.reach)
 
     def detach(self) -> None:
         """There is none from now on. Transfers in flight end as ever; nobody waits for them."""
@@ -88,7 +85,7 @@ class Tiers:
     def saving(self, namespace: Namespace, tokens: Int32) -> Saving:
         """Copying what device and host have of `tokens` [n] to the deepest tier."""
         keys = self.keys(namespace, tokens)
-        return Saving(self._tree, self.host, self._reach, self.backup, self.storage, namespace, keys)
+        return Saving(self._tree, self.host, self.reach, self.backup, self.storage, namespace, keys)
 
     def settle(self, now: float) -> None:
         """The one place where transfers end and backups begin: called in every iteration, before anything is planned,
