@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 
 from freehold.memory import Memory, MemoryShape, OwnershipError
-from freehold.memory.explain import explain_miss
+from freehold.memory.explain import NEIGHBOURS_MAX, explain_miss
+from freehold.memory.explain import explain as explain_page
+from freehold.memory.ledger import owner
+from freehold.memory.tails import TailTable
 
 
 def make(pages=32, **options) -> Memory:
@@ -69,6 +72,39 @@ def test_the_nearest_of_several_continuations_is_shown():
         compute(memory, sequence(0, 1, 2, 3, 4, 5, last, last, 9))
     miss = explain(memory, sequence(0, 1, 2, 3, 4, 5, 60, 77, 8, 8))
     assert (miss.cached, miss.common, miss.theirs[0], miss.ours[0]) == (4, 7, 60, 77)
+
+
+class CountedChildren(dict):
+    """Counts the children that are looked at."""
+
+    looked_at = 0
+
+    def values(self):
+        for child in super().values():
+            self.looked_at += 1
+            yield child
+
+
+def test_few_of_many_continuations_are_looked_at():
+    memory = make(pages=3 * NEIGHBOURS_MAX)
+    for number in range(2 * NEIGHBOURS_MAX):
+        compute(memory, np.arange(5, dtype=np.int32) + 100 * number)
+    root = memory.tree.root(memory.tree.namespace(""))
+    root.children = CountedChildren(root.children)
+    assert len(root.children) == 2 * NEIGHBOURS_MAX
+    assert explain(memory, PROMPT + 7).reason == "never_seen"
+    assert root.children.looked_at == NEIGHBOURS_MAX
+
+
+def test_a_page_of_the_last_of_many_tails_is_found_without_looking_at_the_others():
+    memory = make()
+    for number in range(20):
+        pages = [pool.allocate(np.full(1, owner.lease(1))) for pool in memory.pools]
+        memory.tails.park(f"chat {number}", memory.tree.namespace(""), 0, PROMPT[:1], pages, owner.lease(1), 0)
+    seen: list[str] = []
+    memory.tails.__class__ = type("Watched", (TailTable,), {"__iter__": lambda self: iter(seen.append("all") or ())})
+    assert "of parked session 'chat 19'" in explain_page(memory, int(pages[0][0]))
+    assert not seen
 
 
 def test_evicted_when_and_by_what():

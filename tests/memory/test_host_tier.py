@@ -305,6 +305,27 @@ def test_late_transfers_are_not_counted_on():
     assert bench.memory.counts().free == 64, "it may be overwritten: the copy is not believed"
 
 
+def test_while_copies_are_late_evictions_wait_for_none():
+    bench = Bench(policy=WritePolicy.WRITE_BACK)
+    bench.compute()
+    bench.evict_all()
+    bench.turn()
+    bench.turn(LATE_S[Kind.BACKUP] + 1)
+    for _ in range(3):
+        bench.compute()
+        bench.evict_all()
+        assert bench.memory.counts().free == 64, "its pages wait for a copier that hangs"
+        bench.turn()
+    assert len(bench.mover.orders) == 1
+    assert bench.tiers.backup.abandoned == 8 * 4
+    bench.mover.end()
+    bench.turn()
+    bench.compute()
+    bench.evict_all()
+    bench.settle()
+    assert bench.load() == len(TOKENS), "copies are made again"
+
+
 def test_kv_of_other_weights_never_comes_into_the_tree():
     bench = Bench()
     bench.compute()

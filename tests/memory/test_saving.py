@@ -63,7 +63,7 @@ def test_what_only_the_host_has_is_saved_too(groups):
     bench.settle()
     bench.evict_all()
     bench.tiers.attach(WAIT)
-    bench.tiers.storage._queue.clear()  # as if there had been too many
+    bench.tiers.storage._there = iter(())  # as if there had been too many
     assert save(bench) == Saved(len(TOKENS), len(TOKENS), 0)
     assert not save(bench).is_whole
     bench.settle()
@@ -139,6 +139,19 @@ def test_storage_that_is_attached_gets_what_the_host_has():
     bench.tiers.attach(WAIT)
     bench.settle()
     assert len(bench.mover.stored) == len(TOKENS) // SIZE
+
+
+def test_storage_that_is_attached_gets_all_however_much_that_is(monkeypatch):
+    monkeypatch.setattr("freehold.memory.tiers.storage.QUEUE_MAX", 4)
+    monkeypatch.setattr("freehold.memory.tiers.storage.STORED_PAGES", 2)
+    bench = Bench()
+    bench.compute()
+    bench.settle()
+    bench.tiers.attach(WAIT)
+    assert bench.tiers.storage.queued_pages == 0, "all at once would take long"
+    bench.settle()
+    assert len(bench.mover.stored) == len(TOKENS) // SIZE
+    assert bench.tiers.storage.dropped == 0
 
 
 @pytest.mark.parametrize("kind", [Kind.STORE, Kind.PROBE, Kind.FETCH])

@@ -63,8 +63,8 @@ MUTANTS = [
         "new weights keep the prefixes of the old ones",
         "wrong content served for a key",
         "memory/prefix/tree.py",
-        "        self.weights += 1\n        self.evictor",
-        "        self.evictor",
+        "        self.weights += 1\n",
+        "",
     ),
     Mutant(
         "the first page of an edge stands for all of it",
@@ -273,7 +273,7 @@ MUTANTS = [
         "a tail that is taken up is still parked",
         "double free",
         "memory/tails.py",
-        "        del self._tails[tail.name]\n",
+        "        del self._tails[tail.name], self._names[tail.serial]\n",
         "",
     ),
     Mutant(
@@ -462,8 +462,8 @@ MUTANTS = [
         "tails survive new weights",
         "wrong content served for a key",
         "memory/memory.py",
-        "        self.tails.give_up(self.tails.page_count)\n        self.pins",
-        "        self.pins",
+        "        yield from self._giving_up_tails()\n        yield from",
+        "        yield from",
     ),
     Mutant(
         "a faded hint still counts",

@@ -409,8 +409,8 @@ MUTANTS = [
         "new weights leave running requests with the old KV",
         "wrong content served for a key",
         "scheduler/scheduler.py",
-        "        if self.paused is not PauseMode.IN_PLACE:\n            self._retract_all()\n        self.memory.replace",
-        "        self.memory.replace",
+        "        if self.paused is not PauseMode.IN_PLACE:\n            self._retract_all()\n        yield from",
+        "        yield from",
     ),
     Mutant(
         "a request id in use is taken again",

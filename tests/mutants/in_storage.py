@@ -25,8 +25,8 @@ MUTANTS = [
         "what another storage was given counts as stored here",
         LOST,
         "memory/tiers/storage.py",
-        "        self._queue.clear()\n        self.forget_stored()\n",
-        "        self._queue.clear()\n",
+        "        self._there = iter(())\n        self.forget_stored()\n",
+        "        self._there = iter(())\n",
     ),
     Mutant(
         "a store that ends after it was detached counts as stored",
@@ -52,9 +52,9 @@ MUTANTS = [
     Mutant(
         "storage that is attached gets only what comes from now on",
         LOST,
-        "memory/tiers/tiers.py",
-        "            self.storage.enqueue(group, keys)\n\n    def detach",
-        "            pass\n\n    def detach",
+        "memory/tiers/storage.py",
+        "self._there = self._entries()",
+        "self._there = iter(list(self._entries())[:0])",
     ),
     Mutant(
         "saving copies the last node only",

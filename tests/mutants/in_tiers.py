@@ -206,7 +206,7 @@ MUTANTS = [
         "late copies keep the device's pages",
         LOST,
         "memory/tiers/backup.py",
-        "            if is_ours and self._transfers.is_late(transfer):\n",
+        "            if transfer.finish != self._discard:\n",
         "            if False:\n",
     ),
     Mutant(
@@ -277,8 +277,8 @@ MUTANTS = [
         "a slow copy counts as a stuck engine",
         WAITS,
         "scheduler/scheduler.py",
-        "        is_coming = self.memory.awaits_transfers or not self.has_work\n",
-        "        is_coming = not self.has_work\n",
+        "is_coming = self.memory.awaits_transfers or self",
+        "is_coming = self",
     ),
     Mutant(
         "a request loads its prefix as often as it is evicted",
@@ -291,8 +291,8 @@ MUTANTS = [
         "whoever is due waits for a load",
         WAITS,
         "scheduler/admission.py",
-        "if may_load and not self._queue.is_due(request) else None",
-        "if may_load else None",
+        "        may_load = may_load and not self._queue.is_due(request)\n",
+        "",
     ),
     Mutant(
         "memory that is short waits for copies to the host",
@@ -326,8 +326,8 @@ MUTANTS = [
         "a flush forgets the host",
         "old KV is found after a flush",
         "memory/memory.py",
-        "            yield from self.tiers.host.clearing()\n",
-        "            pass\n",
+        "            yield from self.tiers.host.clearing()\n        return tails",
+        "            pass\n        return tails",
     ),
     Mutant(
         "a page of another size is taken from storage",
@@ -403,8 +403,8 @@ MUTANTS = [
         "pages of old weights stay on the host",
         LOST,
         "memory/memory.py",
-        "            for _ in self.tiers.host.clearing():\n",
-        "            for _ in ():\n",
+        "            yield from self.tiers.host.clearing()\n\n    def retain",
+        "            pass\n\n    def retain",
     ),
     Mutant(
         "followers do not hear what the host gives up",

@@ -360,3 +360,25 @@ def test_nobody_gives_way_who_would_be_next_in_line():
         h.step()
     assert sum(one.retractions for one in running) == 1
     h.run()
+
+
+def test_keys_of_a_long_prompt_are_made_a_few_in_each_iteration_while_others_go_on(monkeypatch):
+    h = Tiered(num_pages=600)
+    prompt = list(range(400))
+    h.fill(prompt)
+    made = []
+    monkeypatch.setattr("freehold.memory.tiers.reach.COLUMNS_AT_ONCE", 2)
+    long = h.ask(prompt)
+    also_long = h.ask([*prompt[:-1], 7])
+    short = h.ask([1, 2, 3])
+    before = 0
+    while long.state is RequestState.WAITING and not h.mover.pending:
+        h.step()
+        keys = [request.deeper.keys.made for request in (long, also_long)]
+        made.append(sum(keys) - before)
+        before = sum(keys)
+        assert h.scheduler.stuck is None
+    assert max(made) <= 3, "many keys in one iteration"
+    assert len(short.tokens) > 3, "a request that needs no keys waits for one that does"
+    h.run()
+    assert long.cached_by_tier["host"] == 396

@@ -71,8 +71,8 @@ class Loading:
     def lacks_keys(self, request: Request, match: Match) -> bool:
         """Whether the request has to wait for the keys of what may be loaded. Those of a long prompt take long to make,
         so only some are made in each pass of admission."""
-        tiers, deeper = self._memory.tiers, request.deeper
-        if tiers is None or deeper.load_count >= LOADS_MAX:
+        tiers = self._memory.tiers
+        if tiers is None or request.deeper.load_count >= LOADS_MAX:
             return False
         keys, limit = self._keys(tiers, request, match.namespace), self._limit(request)
         if self.is_hashing:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,25 +53,25 @@ class Saving:
         """Ask for what the deeper tiers lack, in slices -> how far they reach now."""
         match = self._tree.match(self._namespace, self._keys.tokens, len(self._keys.tokens))
         on_device, _ = yield from self._reach.looking(match, self._keys, len(self._keys.tokens))
-        names = self._keys.at(range(len(on_device[0])))
-        on_host, stored = yield from self._deeper(names)
+        on_host, stored = yield from self._deeper(len(on_device[0]))
         whole = self._reach.boundary(on_device, on_host)
         if match.last is not None and self._tree.has(match.last) and self._lacks(whole, on_device, on_host):
             self._backup.ask_for(match.last)
         reached = None if self._storage is None else self._reach.boundary(stored)
         if self._storage is not None:
-            yield from self._store(self._storage, names, on_host, stored, whole)
+            yield from self._store(self._storage, on_host, stored, whole)
         return Saved(whole, self._reach.boundary(on_host), reached)
 
-    def _deeper(self, names: Sequence[bytes]) -> Generator[None, None, tuple[Present, Present]]:
+    def _deeper(self, columns: int) -> Generator[None, None, tuple[Present, Present]]:
         """Where the host has a page, and where storage has been given it."""
-        on_host: Present = [np.zeros(len(names), np.bool_) for _ in self._host.pages]
-        stored: Present = [np.zeros(len(names), np.bool_) for _ in self._host.pages]
-        for first in range(0, len(names), COLUMNS_AT_ONCE):
-            part = slice(first, first + COLUMNS_AT_ONCE)
+        on_host: Present = [np.zeros(columns, np.bool_) for _ in self._host.pages]
+        stored: Present = [np.zeros(columns, np.bool_) for _ in self._host.pages]
+        for first in range(0, columns, COLUMNS_AT_ONCE):
+            part = slice(first, min(first + COLUMNS_AT_ONCE, columns))
+            names = self._keys.at(range(part.start, part.stop))
             for group, pages in enumerate(self._host.pages):
-                on_host[group][part] = pages.has(names[part])
-                stored[group][part] = pages.are_stored(names[part])
+                on_host[group][part] = pages.has(names)
+                stored[group][part] = pages.are_stored(names)
             yield
         return on_host, stored
 
@@ -81,12 +81,12 @@ class Saving:
         return any(len(part) for part in self._reach.needed(boundary, lacking))
 
     def _store(
-        self, storage: Storage, names: Sequence[bytes], on_host: Present, stored: Present, boundary: int
+        self, storage: Storage, on_host: Present, stored: Present, boundary: int
     ) -> Generator[None, None, None]:
         """Store what the host has and storage has not been given."""
         lacking: list[Bool] = [there & ~copied for there, copied in zip(on_host, stored, strict=True)]
         for group, needed in enumerate(self._reach.needed(boundary, lacking)):
             columns: list[int] = needed.tolist()
             for first in range(0, len(columns), COLUMNS_AT_ONCE):
-                storage.enqueue(group, [names[column] for column in columns[first : first + COLUMNS_AT_ONCE]])
+                storage.enqueue(group, self._keys.at(columns[first : first + COLUMNS_AT_ONCE]))
                 yield
