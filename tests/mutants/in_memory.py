@@ -561,8 +561,8 @@ MUTANTS = [
         "returned evictions are remembered for ever",
         "fairness and bounds",
         "memory/prefix/history.py",
-        "        if len(self._due) > 2 * self.limit + STALE_MAX:",
-        "        if False:",
+        "            self._due.forget(eviction)\n",
+        "            pass\n",
     ),
     Mutant(
         "tenants without pages are remembered",

@@ -28,7 +28,7 @@ from freehold.storage_backend import Backend, StorageBackend
 
 REMEMBERED_REQUESTS = 1024
 TOP_PREFIXES = 20
-NODES_AT_ONCE = 256  # of a slice
+NODES_AT_ONCE = 128  # of a slice
 SAVE_POLL_S = 0.05  # between looks at how far saving has come
 
 

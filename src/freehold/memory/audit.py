@@ -19,7 +19,7 @@ from freehold.memory.prefix.bounded import BoundedPages
 from freehold.memory.prefix.node import Node, PinKind
 from freehold.memory.tiers.audit import auditing_tiers, recounting_tiers
 
-NODES_AT_ONCE = 64  # of a slice
+NODES_AT_ONCE = 32  # of a slice
 COLUMNS_AT_ONCE = 2048  # of these nodes together, about
 
 
@@ -55,8 +55,11 @@ def recounting(memory: Parts) -> Iterator[None]:
 
 def _recounting(memory: Parts, count: Callable[[Node], None]) -> Generator[None, None, list[Claims]]:
     """What every node, row and page says by itself -> the claims. `count` gets every node."""
-    claims = [Claims(pool, f"group {number}") for number, pool in enumerate(memory.pools)]
+    claims: list[Claims] = []
     try:
+        for number, pool in enumerate(memory.pools):
+            claims.append(Claims(pool, f"group {number}"))
+            yield
         for nodes in _in_batches(memory.tree.nodes()):
             for node in nodes:
                 if memory.tree.has(node):

@@ -49,15 +49,15 @@ BOUNDS = {
     "Node.keys": "columns + nodes",
     "PageTables._log": "groups * (1 + 2 * rows)",
     "TailTable._tails": "tails",
+    "TailTable._names": "tails",
     "Tail.pages": "groups * tails",
     "PinTable._pins": "pins",
-    "KeyedQueue._items": "(2 + 2 * groups) * nodes + pins",
-    "KeyedQueue._entries": "(2 + 2 * groups) * nodes + pins",
+    "KeyedQueue._items": "(2 + 2 * groups) * nodes + pins + 4096",
+    "KeyedQueue._entries": "(2 + 2 * groups) * nodes + pins + 4096",
     "ReuseQueue._queues": "4 * nodes + 4",
     "FairEviction._queues": "nodes + 1",
     "FairEviction.page_counts": "nodes",
     "PrefixHistory._evictions": "4096",
-    "PrefixHistory._due": "2 * 4096 + 1025",
     "PageAges.hit": "24 * (1 + groups)",
     "PageAges.evicted": "24 * (1 + groups)",
     "ReuseStatistics._waits": "512",
@@ -72,6 +72,7 @@ BOUNDS = {
     "Transfer.reads": "groups * transfers",
     "KeyChain._digests": "tokens // page_size * (requests + transfers + prefetches)",
     "HostPages._on_device": "groups * columns",
+    "HostPages._keys": "host_pages + groups",
     "HostPages._mirrors": "entries",
     "HostPages._alone": "entries",
     "NodesInLine._nodes": "nodes",
@@ -107,6 +108,7 @@ class Sizes:
     transfers: int
     prefetches: int
     entries: int
+    host_pages: int
 
     @classmethod
     def of(cls, scheduler: Scheduler, census: Census, most_requests: int) -> Sizes:
@@ -129,6 +131,7 @@ class Sizes:
             transfers=0 if tiers is None else len(tiers.transfers),
             prefetches=census.objects["Prefetch"],
             entries=0 if tiers is None else sum(len(pages) for pages in tiers.host.pages),
+            host_pages=0 if tiers is None else sum(pages.pool.capacity for pages in tiers.host.pages),
         )
 
 

@@ -14,7 +14,7 @@ from freehold.memory.ledger.owner import OwnerKind
 from freehold.memory.ledger.pool import PagePool
 
 UNCLAIMED = -1
-PAGES_AT_ONCE = 1 << 15  # of a slice
+PAGES_AT_ONCE = 1 << 13  # of a slice
 
 Holding = tuple[Int32, int]  # pages, 0 where there is none, and their owner
 

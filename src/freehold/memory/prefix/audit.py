@@ -13,7 +13,7 @@ from freehold.memory.prefix.keyed_queue import KeyedQueue
 from freehold.memory.prefix.node import Node, PinKind
 from freehold.memory.prefix.tree import PrefixTree
 
-NODES_AT_ONCE = 256  # of a slice
+NODES_AT_ONCE = 128  # of a slice
 
 
 def check_node(tree: PrefixTree, node: Node) -> None:

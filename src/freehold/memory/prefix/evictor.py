@@ -19,7 +19,7 @@ from freehold.memory.prefix.watcher import Rescuer
 from freehold.slices import finished
 
 COLUMNS_AT_ONCE = 512  # of a slice
-COLUMNS_OF_A_NODE = 16  # take as long as the rest of what is done for a node
+COLUMNS_OF_A_NODE = 32  # take as long as the rest of what is done for a node
 
 
 class Leaves(Protocol):

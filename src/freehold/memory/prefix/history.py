@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-import heapq
 from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from freehold.arrays import Int32
+from freehold.memory.prefix.keyed_queue import KeyedQueue
 from freehold.memory.prefix.reuse import ReuseStatistics
 
 if TYPE_CHECKING:
     from freehold.memory.prefix.node import Ghost, Node
 
-STALE_MAX = 1024
 AGE_BUCKETS = 24  # bucket b counts ages below 2**b steps
 
 
 _Where = tuple[Hashable, bytes]
 
 
-@dataclass
+@dataclass(eq=False)
 class Eviction:
     """One eviction: the step in which it happened, its cause, the number of pages, and the steps since their last use.
 
     The pages belonged to the node with place `place`. They had `hits` hits, the last use at tick `last_used` of the
-    tree. `ReuseStatistics` has counted the first `waited` ticks of waiting since then."""
+    tree. `ReuseStatistics` has counted the first `waited` ticks of waiting since then, and counts again at the tick
+    `counted_at`."""
 
     step: int
     cause: str
@@ -36,6 +36,7 @@ class Eviction:
     hits: int
     last_used: int
     waited: int
+    counted_at: int = 0
 
     def __str__(self) -> str:
         return f"evicted at step {self.step} by {self.cause}, {self.idle_steps} steps after its last use"
@@ -55,10 +56,7 @@ class PrefixHistory:
         self._page_size = page_size
         self.limit = limit
         self._evictions: OrderedDict[_Where, Eviction] = OrderedDict()
-        # (tick, number, key, eviction): when to count the waiting of an eviction next. Entries of evictions that have
-        # been replaced or have returned are stale.
-        self._due: list[tuple[int, int, _Where, Eviction]] = []
-        self._count = 0
+        self._due: KeyedQueue[Eviction] = KeyedQueue(lambda eviction: eviction.counted_at)
 
     def find(self, place: Hashable, key: bytes) -> Eviction | None:
         return self._evictions.get((place, key))
@@ -75,26 +73,29 @@ class PrefixHistory:
         place = node.place if keep or node.parent is None else node.parent.place
         where = place, self._key(node.tokens, keep * self._page_size)
         eviction = Eviction(step, cause, gone, idle, node.place, node.hits, node.last_used, 0)
+        self._pop(where)
         self._evictions[where] = eviction
-        self._evictions.move_to_end(where)
-        self._account(where, eviction, tick)
-        while self._due[0][0] <= tick:
-            _, _, where, eviction = heapq.heappop(self._due)
-            if self._evictions.get(where) is eviction:
-                self._account(where, eviction, tick)
+        self._account(eviction, tick)
+        while (due := self._due.peek()) is not None and due.counted_at <= tick:
+            self._account(due, tick)
         if len(self._evictions) > self.limit:
-            _, oldest = self._evictions.popitem(last=False)
+            oldest = self._pop(next(iter(self._evictions)))
+            assert oldest is not None
             self._wait(oldest, tick, False)
-        if len(self._due) > 2 * self.limit + STALE_MAX:
-            self._due = [entry for entry in self._due if self._evictions.get(entry[2]) is entry[3]]
-            heapq.heapify(self._due)
 
-    def _account(self, where: _Where, eviction: Eviction, tick: int) -> None:
+    def _pop(self, where: _Where) -> Eviction | None:
+        """Forget an eviction, if there is one."""
+        eviction = self._evictions.pop(where, None)
+        if eviction is not None:
+            self._due.forget(eviction)
+        return eviction
+
+    def _account(self, eviction: Eviction, tick: int) -> None:
         """Count the time that an eviction has waited so far, now and again at twice that age: not to be used again is
         evidence, too."""
         self._wait(eviction, tick, False)
-        self._count += 1
-        heapq.heappush(self._due, (tick + max(eviction.waited, 1), self._count, where, eviction))
+        eviction.counted_at = tick + max(eviction.waited, 1)
+        self._due.put(eviction)
 
     def _wait(self, eviction: Eviction, tick: int, reused: bool) -> None:
         age = tick - eviction.last_used
@@ -107,7 +108,7 @@ class PrefixHistory:
         node.ghost = None
         for place, at in (ghost for ghost in after if ghost is not None):
             known = at > 0
-            while (found := self._evictions.pop((place, self._key(tokens, at)), None)) is not None:
+            while (found := self._pop((place, self._key(tokens, at)))) is not None:
                 self._wait(found, tick, True)
                 node.hits = max(node.hits, found.hits + 1)
                 place, at, known = found.place, at + found.page_count * self._page_size, True

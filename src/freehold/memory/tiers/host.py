@@ -17,7 +17,7 @@ from freehold.memory.ledger.errors import LeaseError
 from freehold.memory.ledger.pool import PagePool, Tier
 from freehold.memory.prefix.history import PageAges
 
-ENTRIES_AT_ONCE = 256  # looked at in a slice
+ENTRIES_AT_ONCE = 128  # looked at in a slice
 CLEARED_AT_ONCE = 64
 
 

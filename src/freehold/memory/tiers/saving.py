@@ -80,9 +80,7 @@ class Saving:
         lacking: list[Bool] = [there & ~copied for there, copied in zip(on_device, on_host, strict=True)]
         return any(len(part) for part in self._reach.needed(boundary, lacking))
 
-    def _store(
-        self, storage: Storage, on_host: Present, stored: Present, boundary: int
-    ) -> Generator[None, None, None]:
+    def _store(self, storage: Storage, on_host: Present, stored: Present, boundary: int) -> Generator[None, None, None]:
         """Store what the host has and storage has not been given."""
         lacking: list[Bool] = [there & ~copied for there, copied in zip(on_host, stored, strict=True)]
         for group, needed in enumerate(self._reach.needed(boundary, lacking)):
