@@ -12,7 +12,8 @@ from freehold.ipc import protocol as msg
 from freehold.ipc.adapter_loads import AdapterLoads
 from freehold.ipc.jobs import JOBS_MAX, Jobs
 from freehold.ipc.procedures import Procedures
-from freehold.memory import BrokenInvariant, WritePolicy
+from freehold.memory import BrokenInvariant, PrefetchPolicy, WritePolicy
+from freehold.memory.ledger import owner
 from freehold.scheduler.parked import Parked
 from freehold.simulation.assembly import SimulatedTiers, assemble
 from freehold.storage_backend import StorageBackend
@@ -130,17 +131,28 @@ def test_a_broken_invariant_is_nothing_that_is_answered():
 
 
 class Server:
-    """Procedures of a memory with `prefixes` of two pages each, all of them on the host."""
+    """Procedures of a memory with `prefixes` of two pages each, all of them on the host; or with one prefix of as many
+    pages, on the device and in the host's index."""
 
-    def __init__(self, prefixes: int):
+    def __init__(self, prefixes: int, is_one: bool = False):
         config = EngineConfig(page_size=4, num_pages=2 * prefixes + 100, max_running_requests=8)
-        server = assemble(config, 20_000, tiers=SimulatedTiers(WritePolicy.WRITE_THROUGH, 2.0))
+        tiers = SimulatedTiers(WritePolicy.WRITE_THROUGH, 2.0, prefetch_policy=PrefetchPolicy.TIMEOUT)
+        server = assemble(config, 8 * prefixes + 100, tiers=tiers)
+        self.tokens = np.arange(8 * prefixes, dtype=np.int32)
         self.scheduler, memory = server.scheduler, server.scheduler.memory
         self.procedures = Procedures(
             self.scheduler, StorageBackend(memory, None, None), Parked(None, lambda: None, config), AdapterLoads(None)
         )
-        for number in range(prefixes):
+        if is_one:
+            self.publish(self.tokens)
+            self.copy(next(node for node in memory.tree.nodes() if node.parent is not None))
+        for number in range(0 if is_one else prefixes):
             self.publish(np.arange(8, dtype=np.int32) + 10 * number)
+
+    def copy(self, node) -> None:
+        """Without a transfer."""
+        for pages in self.scheduler.memory.tiers.host.pages:
+            pages.add(node.keys, pages.allocate(node.page_count, owner.transfer(1)), owner.transfer(1))
 
     def publish(self, tokens) -> None:
         memory = self.scheduler.memory
@@ -151,9 +163,16 @@ class Server:
         lease.release()
         memory.leases.page_tables.take_updates()
 
-    def calls_of_a_slice(self, procedure: str, argument=None) -> int:
+    def call(self, procedure: str, argument=None):
+        return self.procedures.start(msg.Call(1, procedure, argument))
+
+    def look(self, procedure: str):
+        argument = {"tokens": self.tokens.tobytes(), "namespace": "", "session": "", "timeout": 0.0}
+        return self.call(procedure, argument)
+
+    def calls_of_a_slice(self, work) -> int:
         """The most Python calls between two yields; calls into NumPy, of which each does much, count as one."""
-        work, most = self.procedures.start(msg.Call(1, procedure, argument)), 0
+        most = 0
         for _ in range(100_000):
             count = 0
 
@@ -163,22 +182,58 @@ class Server:
 
             sys.setprofile(seen)
             try:
-                next(work)
-            except StopIteration:
-                return most
+                is_over = next(work, self) is self
             finally:
                 sys.setprofile(None)
-                most = max(most, count)
+            most = max(most, count)
+            if is_over:
+                return most
         raise AssertionError("no end")
 
 
-@pytest.mark.parametrize("procedure", ["memory", "cache", "flush", "save"])
-def test_no_slice_of_a_call_grows_with_the_cache(procedure):
-    most = []
-    for prefixes in (1000, 4000):
-        server, argument = Server(prefixes), None
-        if procedure == "save":
-            tokens = np.arange(8 * prefixes, dtype=np.int32) % 1000
-            argument = {"tokens": tokens.tobytes(), "namespace": "", "timeout": 0.0}
-        most.append(server.calls_of_a_slice(procedure, argument))
+SLICED = {
+    "memory": lambda server: server.call("memory"),
+    "cache": lambda server: server.call("cache"),
+    "flush": lambda server: server.call("flush"),
+    "weights": lambda server: server.scheduler.memory.replacing_weights(b"others"),
+    "audit": lambda server: server.scheduler.auditing(),
+}
+LOOKS = {name: lambda server, name=name: server.look(name) for name in ("save", "lookup", "miss", "prefetch")}
+SIZES = (1000, 4000)
+
+
+@pytest.mark.parametrize("is_one", [False, True], ids=["many prefixes", "one long prefix"])
+@pytest.mark.parametrize("work", SLICED)
+def test_no_slice_grows_with_the_cache(work, is_one):
+    servers = [Server(size, is_one) for size in SIZES]
+    most = [server.calls_of_a_slice(SLICED[work](server)) for server in servers]
     assert most[1] < 1.3 * most[0], f"calls of the longest slice: {most}"
+
+
+@pytest.mark.parametrize("is_evicted", [False, True], ids=["", "on the host only"])
+@pytest.mark.parametrize("work", LOOKS)
+def test_no_slice_grows_with_the_sequence_that_is_asked_for(work, is_evicted):
+    most = []
+    for size in SIZES:
+        server = Server(size, is_one=True)
+        if is_evicted:
+            tree = server.scheduler.memory.tree
+            tree.evictor.evict(tree.page_count, "a test")
+        most.append(server.calls_of_a_slice(LOOKS[work](server)))
+    assert most[1] < 1.3 * most[0], f"calls of the longest slice: {most}"
+
+
+def test_to_attach_storage_takes_no_longer_with_more_on_the_host():
+    most = []
+    for size in SIZES:
+        server = Server(size, is_one=True)
+        tiers = server.scheduler.memory.tiers
+        tiers.detach()
+        most.append(server.calls_of_a_slice(attaching(tiers)))
+    assert most[1] < 1.3 * most[0], f"calls: {most}"
+
+
+def attaching(tiers):
+    tiers.attach(PrefetchPolicy.TIMEOUT)
+    yield
+    tiers.settle(0.0)
