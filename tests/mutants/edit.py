@@ -62,7 +62,7 @@ class Source:
                 self._name(node, prefix)
 
     def replace(self, first: ast.expr | ast.stmt, last: ast.expr | ast.stmt, new: ast.AST | list[ast.stmt]) -> Edit:
-        """From the first node to the last, which may be the same. Expressions are put in brackets where they need it."""
+        """From the first node to the last, which may be the same. Expressions get the brackets that they need."""
         assert last.end_lineno is not None
         assert last.end_col_offset is not None
         start = self._line_starts[first.lineno - 1] + first.col_offset
