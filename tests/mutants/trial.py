@@ -12,13 +12,14 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 from coverage_map import ENVIRONMENT, PYTEST, Tests
 from edit import ROOT
 from planted import PlantedBug
 from random_mutants import RandomMutant
 
 Mutant = PlantedBug | RandomMutant
-PLANTED_LIMIT_S = 900
+PLANTED_LIMIT_S = 600
 RANDOM_LIMIT_S = 300
 TEST_LIMIT_S = (30, 120)  # of one test, which a mistake may make hang: four times what the slowest took, within these
 UNMEASURED_S = 30.0
@@ -60,21 +61,22 @@ def _tried(mutant: Mutant, tests: Tests, source: Path) -> Verdict:
     limit = min(max(4 * slowest, TEST_LIMIT_S[0]), TEST_LIMIT_S[1])
     command = [sys.executable, *PYTEST, "--timeout", f"{limit:.0f}", "-x", "--tb=no", *tests.nodes]
     seconds = RANDOM_LIMIT_S if isinstance(mutant, RandomMutant) else PLANTED_LIMIT_S
-    before = time.monotonic()
-    try:
-        run = subprocess.run(
-            command, cwd=ROOT, env={**ENVIRONMENT, "PYTHONPATH": str(source)}, capture_output=True, text=True,
-            timeout=seconds, check=False,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return Verdict(mutant, None, True, time.monotonic() - before)
-    return Verdict(mutant, _catcher(run), False, time.monotonic() - before)
+    environment, before = {**ENVIRONMENT, "PYTHONPATH": str(source)}, time.monotonic()
+    with psutil.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as run:
+        try:
+            output = run.communicate(timeout=seconds)[0].decode()
+            caught, is_cut = _catcher(run.returncode, output), False
+        except subprocess.TimeoutExpired:
+            for process in (*run.children(recursive=True), run):
+                process.kill()
+            caught, is_cut = None, True
+    return Verdict(mutant, caught, is_cut, time.monotonic() - before)
 
 
-def _catcher(run: subprocess.CompletedProcess[str]) -> str | None:
-    if run.returncode in (0, 5):  # 5: no test was chosen
+def _catcher(status: int, output: str) -> str | None:
+    if status in (0, 5):  # 5: no test was chosen
         return None
-    if run.returncode < 0:
-        return f"the process ended with {signal.Signals(-run.returncode).name}"
-    found = re.search(r"^(?:FAILED|ERROR) \S*/(\S+?\.py)(?:::(\S+))?", run.stdout, re.MULTILINE)
-    return f"{found[1]}::{found[2] or 'import'}" if found else f"pytest ended with {run.returncode}"
+    if status < 0:
+        return f"the process ended with {signal.Signals(-status).name}"
+    found = re.search(r"^(?:FAILED|ERROR) \S*/(\S+?\.py)(?:::(\S+))?", output, re.MULTILINE)
+    return f"{found[1]}::{found[2] or 'import'}" if found else f"pytest ended with {status}"
