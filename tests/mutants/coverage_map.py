@@ -126,8 +126,8 @@ def _hash_of(folder: Path) -> bytes:
 
 def _measured(path: str, source: bytes) -> Path:
     """A folder with the lines that each test of a file or folder runs, and its time. Raises SystemExit if one fails."""
-    tests = [ROOT / path, *sorted((ROOT / "tests").glob("*.py"))]
-    content = hashlib.sha256(source + b"".join(map(_hash_of, tests))).hexdigest()[:16]
+    shared = [file for file in sorted((ROOT / "tests").glob("*.py")) if not file.name.startswith("test_")]
+    content = hashlib.sha256(source + b"".join(map(_hash_of, [ROOT / path, *shared]))).hexdigest()[:16]
     name = path.replace("/", "-").removesuffix(".py")
     folder = KEPT / f"{name}@{content}"
     if (folder / REPORT).exists():

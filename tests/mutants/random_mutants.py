@@ -103,9 +103,11 @@ def _mistakes(node: ast.expr | ast.stmt) -> Iterator[tuple[str, ast.AST | list[a
             yield "sign", operand
         case ast.Constant(value=bool() as value):
             yield "constant", ast.Constant(not value)
-        case ast.Constant(value=int() | float() as value):
+        case ast.Constant(value=int() as value):
             yield "plus-1", ast.Constant(value + 1)
             yield "minus-1", ast.Constant(value - 1)
+        case ast.Constant(value=float() as value):
+            yield "doubled", ast.Constant(2 * value or 1.0)
         case ast.Subscript(slice=ast.Slice(lower=lower, upper=upper, step=None) as part):
             if lower is not None:
                 yield "slice-start", _with(node, slice=_with(part, lower=_one_more(lower)))
