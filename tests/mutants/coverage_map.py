@@ -21,7 +21,7 @@ from edit import PACKAGE, ROOT, Edit
 @dataclass(frozen=True)
 class Suite:
     """The tests of a part of the source. Lines are measured of tests that are quick and run the code in their own
-    process. `beyond` follow: there the code is compiled, or runs in another process, which no measurement sees."""
+    process. `beyond` follow: they take long, or the code is compiled or in another process, where nothing is measured."""
 
     part: str
     measured: tuple[str, ...] = ()
@@ -30,6 +30,7 @@ class Suite:
 
 LEDGER = ("tests/memory", "tests/scheduler", "tests/simulation")
 WORLDS = (
+    "tests/scheduler/test_bounds.py",
     "tests/simulation/test_exhaustive.py::test_four_events_deep_in_every_scope",
     "tests/simulation/test_simulation.py::test_the_diagonal_of_the_matrix",
 )
