@@ -21,7 +21,7 @@ from edit import PACKAGE, ROOT, Edit
 @dataclass(frozen=True)
 class Suite:
     """The tests of a part of the source. Lines are measured of tests that are quick and run the code in their own
-    process. `beyond` follow: they take long, or the code is compiled or in another process, where nothing is measured."""
+    process. `beyond` follow: they take long, or the code is compiled or runs in another process."""
 
     part: str
     measured: tuple[str, ...] = ()
@@ -137,7 +137,8 @@ def _measured(path: str, source: bytes) -> Path:
         shutil.rmtree(old)
     folder.mkdir(parents=True)
     settings = folder / "settings"
-    settings.write_text(f"[run]\nsource = {PACKAGE}\ndata_file = {folder / DATA}\ndynamic_context = test_function\n")
+    parts = ",".join(f"{PACKAGE / suite.part}*" for suite in SUITES if suite.measured)
+    settings.write_text(f"[run]\ninclude = {parts}\ndata_file = {folder / DATA}\ndynamic_context = test_function\n")
     left_out = [f"--deselect={test}" for suite in SUITES for test in suite.beyond if test.startswith(path)]
     command = [sys.executable, "-m", "coverage", "run", f"--rcfile={settings}", *PYTEST,
                f"--junitxml={folder / 'running.xml'}", *left_out, path]  # fmt: skip
