@@ -137,7 +137,9 @@ def _measured(path: str, source: bytes) -> Path:
         shutil.rmtree(old)
     folder.mkdir(parents=True)
     settings = folder / "settings"
-    parts = ",".join(f"{PACKAGE / suite.part}*" for suite in SUITES if suite.measured)
+    parts = ",".join(
+        f"{PACKAGE / suite.part}{'' if '.' in suite.part else '/**'}" for suite in SUITES if suite.measured
+    )
     settings.write_text(f"[run]\ninclude = {parts}\ndata_file = {folder / DATA}\ndynamic_context = test_function\n")
     left_out = [f"--deselect={test}" for suite in SUITES for test in suite.beyond if test.startswith(path)]
     command = [sys.executable, "-m", "coverage", "run", f"--rcfile={settings}", *PYTEST,
