@@ -85,10 +85,11 @@ class CoverageMap:
         self._seconds: dict[str, float] = {}
         self._data = CoverageData(no_disk=True)
         self._files = {path.stem: str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py")}
-        paths = dict.fromkeys(path for edit in edits for path in suite_of(edit.file).measured)
+        suites = dict.fromkeys(suite_of(edit.file) for edit in edits)
+        files = dict.fromkeys(file for suite in suites for path in suite.measured for file in _files_of(path))
         source = _hash_of(PACKAGE)
         with ThreadPoolExecutor(jobs) as pool:
-            for folder in pool.map(lambda path: _measured(path, source), paths):
+            for folder in pool.map(lambda file: _measured(file, source), files):
                 self._seconds |= _seconds(folder / REPORT)
                 measured = CoverageData(str(folder / DATA))
                 measured.read()
@@ -125,8 +126,14 @@ def _hash_of(folder: Path) -> bytes:
     return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).digest()
 
 
+def _files_of(path: str) -> list[str]:
+    found = sorted((ROOT / path).rglob("test_*.py")) if (ROOT / path).is_dir() else [ROOT / path]
+    beyond = {path for suite in SUITES for path in suite.beyond}
+    return [file for one in found if (file := str(one.relative_to(ROOT))) not in beyond]
+
+
 def _measured(path: str, source: bytes) -> Path:
-    """A folder with the lines that each test of a file or folder runs, and its time. Raises SystemExit if one fails."""
+    """A folder with the lines that each test of a file runs, and its time. Raises SystemExit if one fails."""
     shared = [file for file in sorted((ROOT / "tests").glob("*.py")) if not file.name.startswith("test_")]
     content = hashlib.sha256(source + b"".join(map(_hash_of, [ROOT / path, *shared]))).hexdigest()[:16]
     name = path.replace("/", "-").removesuffix(".py")
