@@ -134,7 +134,8 @@ def _files_of(path: str) -> list[str]:
 
 def _measured(path: str, source: bytes) -> Path:
     """A folder with the lines that each test of a file runs, and its time. Raises SystemExit if one fails."""
-    shared = [file for file in sorted((ROOT / "tests").glob("*.py")) if not file.name.startswith("test_")]
+    beside = {file for folder in (ROOT / "tests", (ROOT / path).parent) for file in folder.glob("*.py")}
+    shared = sorted(file for file in beside if not file.name.startswith("test_"))
     content = hashlib.sha256(source + b"".join(map(_hash_of, [ROOT / path, *shared]))).hexdigest()[:16]
     name = path.replace("/", "-").removesuffix(".py")
     folder = KEPT / f"{name}@{content}"
