@@ -31,7 +31,7 @@ class Suite:
 LEDGER = ("tests/memory", "tests/scheduler", "tests/simulation")
 WORLDS = (
     "tests/scheduler/test_bounds.py",
-    "tests/simulation/test_exhaustive.py::test_four_events_deep_in_every_scope",
+    "tests/simulation/test_exhaustive.py::test_every_scope_is_explored_some_events_deep",
     "tests/simulation/test_simulation.py::test_the_diagonal_of_the_matrix",
 )
 SESSIONS = ("tests/server/test_native.py", "tests/server/test_sessions.py")

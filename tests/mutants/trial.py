@@ -59,7 +59,7 @@ class Trials:
 def _tried(mutant: Mutant, tests: Tests, source: Path) -> Verdict:
     slowest = tests.slowest if all("::" in node for node in tests.nodes) else max(tests.slowest, UNMEASURED_S)
     limit = min(max(4 * slowest, TEST_LIMIT_S[0]), TEST_LIMIT_S[1])
-    command = [sys.executable, *PYTEST, "--timeout", f"{limit:.0f}", "-x", "--tb=no", *tests.nodes]
+    command = [sys.executable, *PYTEST, "--timeout", f"{limit:.0f}", "-x", "--tb=no", "--core", *tests.nodes]
     seconds = RANDOM_LIMIT_S if isinstance(mutant, RandomMutant) else PLANTED_LIMIT_S
     environment, before = {**ENVIRONMENT, "PYTHONPATH": str(source)}, time.monotonic()
     with psutil.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as run:
