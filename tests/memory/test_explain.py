@@ -64,6 +64,14 @@ def test_the_first_differing_tokens_on_both_sides(at):
     assert str(int(PROMPT[at])) in str(miss)
 
 
+def test_of_a_prompt_with_one_page_left_the_difference_is_told():
+    memory = make()
+    compute(memory, PROMPT)
+    miss = explain(memory, sequence(0, 1, 2, 3, 50, 51, 52, 53, 54))
+    assert (miss.cached, miss.reason) == (4, "different")
+    assert explain(memory, sequence(0, 1, 2, 3, 50, 51, 52, 53)).reason == "hit", "the last token is always computed"
+
+
 def test_the_nearest_of_several_continuations_is_shown():
     memory = make()
     for last in (50, 60):

@@ -86,7 +86,7 @@ class CoverageMap:
         self._data = CoverageData(no_disk=True)
         self._files = {path.stem: str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py")}
         suites = dict.fromkeys(suite_of(edit.file) for edit in edits)
-        files = dict.fromkeys(file for suite in suites for path in suite.measured for file in _files_of(path))
+        files = dict.fromkeys(file for suite in suites for file in _files_of(suite))
         source = _hash_of(PACKAGE)
         with ThreadPoolExecutor(jobs) as pool:
             for folder in pool.map(lambda file: _measured(file, source), files):
@@ -126,10 +126,11 @@ def _hash_of(folder: Path) -> bytes:
     return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).digest()
 
 
-def _files_of(path: str) -> list[str]:
-    found = sorted((ROOT / path).rglob("test_*.py")) if (ROOT / path).is_dir() else [ROOT / path]
-    beyond = {path for suite in SUITES for path in suite.beyond}
-    return [file for one in found if (file := str(one.relative_to(ROOT))) not in beyond]
+def _files_of(suite: Suite) -> list[str]:
+    found: list[Path] = []
+    for path in suite.measured:
+        found += sorted((ROOT / path).rglob("test_*.py")) if (ROOT / path).is_dir() else [ROOT / path]
+    return [file for one in found if (file := str(one.relative_to(ROOT))) not in suite.beyond]
 
 
 def _measured(path: str, source: bytes) -> Path:
@@ -149,7 +150,7 @@ def _measured(path: str, source: bytes) -> Path:
         f"{PACKAGE / suite.part}{'' if '.' in suite.part else '/**'}" for suite in SUITES if suite.measured
     )
     settings.write_text(f"[run]\ninclude = {parts}\ndata_file = {folder / DATA}\ndynamic_context = test_function\n")
-    left_out = [f"--deselect={test}" for suite in SUITES for test in suite.beyond if test.startswith(path)]
+    left_out = [f"--deselect={test}" for suite in SUITES for test in suite.beyond if test.startswith(f"{path}::")]
     command = [sys.executable, "-m", "coverage", "run", f"--rcfile={settings}", *PYTEST,
                f"--junitxml={folder / 'running.xml'}", *left_out, path]  # fmt: skip
     ran = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, check=False)
