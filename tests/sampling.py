@@ -43,10 +43,12 @@ def left_out(items: list[pytest.Item], number: int) -> set[pytest.Item]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--thorough", action="store_true", help="every cell of every test, and what takes long")
+    parser.addoption("--core", action="store_true", help="what the core runs, of tests that are named, too")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.option.thorough or any("::" in argument for argument in config.args):
+    is_named = any("::" in argument for argument in config.args)
+    if config.option.thorough or (is_named and not config.option.core):
         return
     out = left_out(items, commit_number())
     config.hook.pytest_deselected(items=[item for item in items if item in out])
