@@ -154,7 +154,7 @@ def test_only_the_weights_that_were_set_are_loaded(folders, tmp_path, monkeypatc
         updated.shutdown()
         again.shutdown()
     save_random(LlamaConfig(**{**SIZES, "num_hidden_layers": 1}), 3, torch.float32, tmp_path)
-    with pytest.raises(ValueError, match="another kind of model: 1 layers, expected 2"):
+    with pytest.raises(ValueError, match="another kind of model: 1 layers, expected 4"):
         assembled(EngineSetup(config, weights=str(tmp_path)))
 
 
@@ -254,7 +254,7 @@ def test_a_model_of_no_name_or_of_another_kind_is_refused(url, tmp_path):
     assert (empty.status_code, empty.json()["error"]["param"]) == (400, "model_path")
     message = other.json()["error"]["message"]
     assert (other.status_code, message.count(str(tmp_path))) == (400, 1), message
-    assert "1 layers, expected 2" in message
+    assert "1 layers, expected 4" in message
 
 
 def test_a_store_that_can_not_be_is_refused_where_it_is_attached(url):
