@@ -136,6 +136,7 @@ def shape_of(checkpoint, name: str) -> tuple[int, ...]:
     return tuple(checkpoint._read(name).get_shape())
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(("name", "kind"), CASES)
 def test_a_tensor_of_another_shape_is_refused(name, kind, model, monkeypatch):
     whole = open_checkpoint(model(name, kind).path)
@@ -160,6 +161,7 @@ def test_a_tensor_of_another_shape_is_refused(name, kind, model, monkeypatch):
     assert not accepted
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(("name", "kind"), CASES)
 def test_a_missing_tensor_is_refused(name, kind, model, monkeypatch):
     accepted = []
