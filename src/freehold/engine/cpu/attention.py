@@ -127,7 +127,7 @@ def _scratch_in(room, q, layer, members, item, head):
     return scratch, at
 
 
-@borrowing
+@njit(inline="always")
 def _attend_segment(scratch, softmax, layer, members, item, segment, head, next_places):
     """The softmax of all rows over one segment. Blocks that no row looks back on are not read. `next_places`: where the
     keys are that are read after all of these."""
@@ -194,26 +194,14 @@ def _write(whole, layer, members, item, head, out):
             row += 1
 
 
-@borrowing
-def _attend_item(q, layer, members, item, head, next_places, room, out):
-    """One item, with one head of keys and values: its segments in order."""
-    size, rows = layer.heads.value_size, item.rows
-    scratch, at = _scratch_in(room, q, layer, members, item, head)
-    softmax, at = _softmax_in(room, at, rows, size)
-    whole, at = _softmax_in(room, at, rows, size)
-    _begin(whole, layer, rows, head)
+@njit(inline="always")
+def _segments(layer, members, item):
+    """The first segment that an item's queries look back on, and the one behind the last."""
     start, end = members.positions[item.first], np.int64(0)
     for m in range(item.first, item.stop):
         end = max(end, members.positions[m] + members.counts[m])
     start = max(start - layer.lookback, 0) if layer.lookback else 0
-    first = start // SEGMENT
-    for segment in range(first, (end + SEGMENT - 1) // SEGMENT):
-        # Nothing but sinks comes before the first segment. Merging it with nothing would change no bit.
-        is_alone = segment == first and not len(layer.scoring.sinks)
-        _attend_segment(scratch, whole if is_alone else softmax, layer, members, item, segment, head, next_places)
-        for row in range(0 if is_alone else rows):
-            merge_segment(softmax, row, whole, row, size)
-    _write(whole, layer, members, item, head, out)
+    return start // SEGMENT, (end + SEGMENT - 1) // SEGMENT
 
 
 @njit(inline="always")
@@ -224,14 +212,29 @@ def _kept_at(place, layer, members, item, head):
 
 
 @borrowing
-def _attend_part(q, kept, layer, members, item, segment, place, head, next_places, room):
-    """One segment of an item: its softmax is kept."""
-    size, rows = layer.heads.value_size, item.rows
-    at = _kept_at(place, layer, members, item, head)
-    sums = kept.sums[at * size : (at + rows) * size]
-    softmax = Softmax(sums, kept.levels[at : at + rows], kept.weights[at : at + rows])
-    scratch, _ = _scratch_in(room, q, layer, members, item, head)
-    _attend_segment(scratch, softmax, layer, members, item, segment, head, next_places)
+def _attend_part(q, kept, layer, members, item, segment, place, head, next_places, room, out):
+    """An item with one head of keys and values: one segment of it, whose softmax is kept, or if that is WHOLE, all of
+    them in order."""
+    size, rows, is_whole = layer.heads.value_size, item.rows, segment == WHOLE
+    scratch, at = _scratch_in(room, q, layer, members, item, head)
+    softmax, at = _softmax_in(room, at, rows, size)
+    whole, at = _softmax_in(room, at, rows, size)
+    first, stop = segment, segment + 1
+    if is_whole:
+        _begin(whole, layer, rows, head)
+        first, stop = _segments(layer, members, item)
+    else:
+        at = _kept_at(place, layer, members, item, head)
+        sums = kept.sums[at * size : (at + rows) * size]
+        softmax = Softmax(sums, kept.levels[at : at + rows], kept.weights[at : at + rows])
+    for number in range(first, stop):
+        # Nothing but sinks comes before the first segment. Merging it with nothing would change no bit.
+        is_alone = is_whole and number == first and not len(layer.scoring.sinks)
+        _attend_segment(scratch, whole if is_alone else softmax, layer, members, item, number, head, next_places)
+        for row in range(rows if is_whole and not is_alone else 0):
+            merge_segment(softmax, row, whole, row, size)
+    if is_whole:
+        _write(whole, layer, members, item, head, out)
 
 
 @borrowing
@@ -361,11 +364,8 @@ def attending(kind: type[np.generic], isa: Isa) -> Operation:
             next_item = _item_of(items[next_part], batch, of)
             following = _first_places(layer, members, next_item, segments[next_part], after // batch.parts)
             item = _item_of(items[part], batch, of)
-            if segments[part] == WHOLE:
-                _attend_item(queries, layer, members, item, head, following, room, out)
-            else:
-                segment, place = segments[part], places[part]
-                _attend_part(queries, kept, layer, members, item, segment, place, head, following, room)
+            segment, place = segments[part], places[part]
+            _attend_part(queries, kept, layer, members, item, segment, place, head, following, room, out)
         keep(owner)
 
     return compiled(attend, ATTENTION)
