@@ -21,8 +21,8 @@ from freehold.engine.cpu.attention_amx import end as end_products
 from freehold.engine.cpu.attention_block import Block, Layer, Pages, Places, Scoring, Scratch, attend_block, places_of
 from freehold.engine.cpu.attention_pairs import has_pairs, rounds
 from freehold.engine.cpu.attention_tiles import HEIGHT
-from freehold.engine.cpu.borrowed import borrow, borrowing, keep
-from freehold.engine.cpu.cache_line import LINE, aligned
+from freehold.engine.cpu.borrowed import borrow, give_back, keep, take
+from freehold.engine.cpu.cache_line import LINE
 from freehold.engine.cpu.isa import Isa
 from freehold.engine.cpu.items import SEGMENT, WHOLE, Item, Members
 from freehold.engine.cpu.operation import Operation, compiled, counted, fields, given, made_once, numbers
@@ -67,11 +67,11 @@ def _room_sizes(layer, rows):
 
 @njit(inline="always")
 def _make_room(layer, rows):
-    """One array for all of it and two softmaxes: each array that is made takes its time."""
+    """One array for all of it and two softmaxes."""
     queries, scores, tile_k, tile_v, halves, weights, pairs, softmax = _room_sizes(layer, rows)
     words = halves + weights + pairs * (layer.heads.size + layer.heads.value_size)
     floats = queries + scores + TILE + TILE * LANES + 2 * KEYS + tile_k + tile_v + words // 2 + 2 * softmax
-    return np.empty(floats + 14 * LINE // 4, np.float32)
+    return take(floats + 14 * LINE // 4)
 
 
 @njit(inline="always")
@@ -211,7 +211,7 @@ def _kept_at(place, layer, members, item, head):
     return place * heads.queries + head * item.rows
 
 
-@borrowing
+@njit(inline="always")
 def _attend_part(q, kept, layer, members, item, segment, place, head, next_places, room, out):
     """An item with one head of keys and values: one segment of it, whose softmax is kept, or if that is WHOLE, all of
     them in order."""
@@ -237,7 +237,7 @@ def _attend_part(q, kept, layer, members, item, segment, place, head, next_place
         _write(whole, layer, members, item, head, out)
 
 
-@borrowing
+@njit(inline="always")
 def _join(kept, layer, members, item, segments, place, head, room, out):
     """Merge the segments of an item, which were parts."""
     rows, size = item.rows, layer.heads.value_size
@@ -355,8 +355,8 @@ def attending(kind: type[np.generic], isa: Isa) -> Operation:
         queries, out = numbers(of.queries, np.float32), numbers(of.out, np.float32)
         items, segments = numbers(batch.part_items, np.int64), numbers(batch.part_segments, np.int64)
         places = numbers(batch.part_places, np.int64)
-        owner = _make_room(layer, _most_rows(items, batch.parts, batch, of))
-        last, room = batch.parts * of.kv_heads - 1, borrow(aligned(owner))
+        room = _make_room(layer, _most_rows(items, batch.parts, batch, of))
+        last = batch.parts * of.kv_heads - 1
         for task in range(first, stop):
             head, part = task // batch.parts, task % batch.parts
             after = min(task + 1, last)
@@ -366,9 +366,9 @@ def attending(kind: type[np.generic], isa: Isa) -> Operation:
             item = _item_of(items[part], batch, of)
             segment, place = segments[part], places[part]
             _attend_part(queries, kept, layer, members, item, segment, place, head, following, room, out)
-        keep(owner)
+        give_back(room)
 
-    return compiled(attend, ATTENTION)
+    return compiled(attend, ATTENTION, counts_owners=False)
 
 
 @made_once
@@ -381,12 +381,11 @@ def joining(kind: type[np.generic], isa: Isa) -> Operation:
         layer, members, kept = _layer(of, batch, kind, isa), _members(batch), _kept(batch)
         items, segments = numbers(batch.joined_items, np.int64), numbers(batch.joined_segments, np.int64)
         places, out = numbers(batch.joined_places, np.int64), numbers(of.out, np.float32)
-        owner = _make_room(layer, _most_rows(items, batch.joins, batch, of))
-        room = borrow(aligned(owner))
+        room = _make_room(layer, _most_rows(items, batch.joins, batch, of))
         for task in range(first, stop):
             number, head = task // of.kv_heads, task % of.kv_heads
             item = _item_of(items[number], batch, of)
             _join(kept, layer, members, item, segments[number], places[number], head, room, out)
-        keep(owner)
+        give_back(room)
 
-    return compiled(join, ATTENTION)
+    return compiled(join, ATTENTION, counts_owners=False)
