@@ -95,9 +95,7 @@ class TileEmitter(Records):
     def add_key(self, sums, weights: int, values: Tiles, tile, key, offset) -> None:
         """sums += the weight of a key of a tile, in each row, times its values, which are `offset` behind the tile's
         start. Weights are an argument, too."""
-        at, next_at = (
-            self.linear(self._start(of, tile), offset) for of in (values.starts, values.following)
-        )
+        at, next_at = (self.linear(self._start(of, tile), offset) for of in (values.starts, values.following))
         panels = [panel * LANES for panel in range(len(sums[0]))]
         for panel in panels:
             self.bring(values.argument, self.linear(next_at, panel))
@@ -161,7 +159,8 @@ def _weigh(height: int, panels: int) -> Any:
                 return emitter.array(7, at, FLOATS)
 
             totals = emitter.begin(panels, lambda row, panel: builder.load(place(row, panel), align=4))
-            with cgutils.for_range(builder, ir.Constant(I64, TILES)) as loop:  # written out, it takes seconds to compile
+            # Written out, it would take seconds to compile.
+            with cgutils.for_range(builder, ir.Constant(I64, TILES)) as loop:
 
                 def add(key, side):
                     emitter.add_key(totals, 0, tiles, loop.index, key, emitter.linear(first, (key, length)))

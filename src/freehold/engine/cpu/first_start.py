@@ -26,7 +26,8 @@ def compile_beside(kind: str, isa: str) -> subprocess.Popen[bytes] | None:
     """Compile for KV of a kind and an instruction set in another process, unless the cache has kernels already."""
     if is_kept(divide):
         return None
-    return subprocess.Popen([sys.executable, "-m", __name__, kind, isa], stdin=subprocess.DEVNULL, start_new_session=True)
+    command = [sys.executable, "-m", __name__, kind, isa]
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
 
 
 def _compile(kind: str, isa: str) -> None:
