@@ -283,7 +283,10 @@ def _attend_nothing(scratch, softmax, layer, block, found):
     pass
 
 
-@overload(_attend_registers, jit_options={"nogil": True, "error_model": "numpy", "_nrt": False})
+_OPTIONS: Any = {"nogil": True, "error_model": "numpy", "_nrt": False}
+
+
+@overload(_attend_registers, jit_options=_OPTIONS)
 def _where_registers_are(scratch, softmax, layer, block, found):
     """Other sets would take as long to compile what they never run."""
     return _attend_registers if is_amx(layer) else _attend_nothing
