@@ -7,6 +7,7 @@ import os
 import pytest
 from hypothesis import settings
 
+pytest_plugins = ["sampling"]
 settings.register_profile("freehold", deadline=None)  # no test is timed
 settings.load_profile("freehold")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

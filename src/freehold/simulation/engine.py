@@ -43,7 +43,7 @@ from freehold.simulation.model import (
 from freehold.step import RowStart, Step, StepResult, TokenLogprobs
 
 # Weights that can't be loaded, and what is raised then: by ourselves, by a library.
-TORN: dict[str, Exception] = {"other": ModelUnavailable("another model's"), "torn": ValueError("half a file")}
+TORN: dict[str, Exception] = {"alien": ModelUnavailable("another model's"), "torn": ValueError("half a file")}
 
 
 class WrongKV(AssertionError):

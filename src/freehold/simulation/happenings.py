@@ -186,7 +186,7 @@ def orders(rng: random.Random) -> Iterator[Happening]:
     for _ in range(rng.choice([0, 0, 1])):
         yield Happening(rng.randrange(5, 200), Verb.RECOUNT)
     if rng.random() < 0.1:
-        yield Happening(rng.randrange(5, 200), Verb.WEIGHTS, {"source": rng.choice(["other", "torn"])})
+        yield Happening(rng.randrange(5, 200), Verb.WEIGHTS, {"source": rng.choice(["alien", "torn"])})
     for _ in range(rng.choice([0, 0, 1, 2])):
         at, policy = rng.randrange(5, 200), rng.choice([*PrefetchPolicy])
         yield Happening(at, rng.choice([Verb.CLEAR, Verb.DETACH]))
