@@ -46,8 +46,8 @@ class Jobs:
         return len(self._jobs) >= JOBS_MAX
 
     def take(self, call: Callable[[], Any]) -> Future[Any]:
-        """-> what the call comes to: what it returns or raises, what a future comes to that it returns, or the result
-        of a job. That is QueueFull if there are JOBS_MAX jobs already."""
+        """Call it -> a future of its result. A call that returns a value or raises has ended. One that returns a future
+        ends with that. One that returns a generator becomes a job, or fails with QueueFull if there are JOBS_MAX."""
         result: Future[Any] = Future()
         try:
             value = call()
