@@ -82,7 +82,7 @@ class Storage:
         self._is_detached = False
         self._known_from = 0  # what orders before this number have moved may be gone from storage
         self._underway: dict[bytes, Prefetch] = {}  # by the first key that device and host lack
-        self.has_news = False
+        self.has_news = True
         self.stored = self.fetched = self.dropped = 0  # pages
 
     def detach(self) -> None:
