@@ -93,6 +93,7 @@ def test_tiers_keep_no_more_than_the_bounds(policy, faults):
 @pytest.mark.parametrize("count", [10_000, pytest.param(100_000, marks=pytest.mark.thorough)])
 def test_many_requests_leave_no_more_than_the_bounds(count):
     h, rng = harness(), np.random.default_rng(0)
+    h.memory.tree.history.limit = 256  # full before the first measurement
     sizes: list[int] = []
     for first in range(0, count, count // 5):
         run_for(h, range(first, first + count // 5), rng)

@@ -36,7 +36,7 @@ class HostPages:
         self._mirrors: OrderedDict[bytes, int] = OrderedDict()
         self._alone: OrderedDict[bytes, int] = OrderedDict()
         self._on_device: set[bytes] = set()  # keys of pages that the device has
-        self._keys = [b""] * (capacity + 1)  # of the newest entry of each page
+        self._keys = [b""] * (capacity + 1)  # of the entry of each page
         self._readers: Int32 = np.zeros(capacity + 1, np.int32)
         self._stored: Bool = np.zeros(capacity + 1, np.bool_)
         self._used_at: Int64 = np.zeros(capacity + 1, np.int64)
@@ -198,7 +198,10 @@ class HostPages:
     def _forget(self, queue: OrderedDict[bytes, int], keys: Sequence[bytes]) -> None:
         if self.events is not None:
             self.events.host_removed(keys)
-        pages = np.array([queue.pop(key) for key in keys], np.int32)
+        gone = [queue.pop(key) for key in keys]
+        for page in gone:
+            self._keys[page] = b""
+        pages = np.array(gone, np.int32)
         self.pool.free(pages, owner.ENTRY, fence=0)
         self.evicted_count += len(pages)
         self._count_ages(self.ages.evicted, pages)
