@@ -129,8 +129,8 @@ class EngineLoop:
 
     @property
     def _may_order(self) -> bool:
-        """Whether the order before has ended. An order waits for a place among the jobs; other calls are refused."""
-        return (self._order is None or self._order.done()) and not self._jobs.is_full
+        """Whether the order before has ended."""
+        return self._order is None or self._order.done()
 
     def _take_commands(self) -> None:
         """Those that have come, COMMANDS_MAX at most; while there is nothing to do, wait for one."""
@@ -191,7 +191,7 @@ class EngineLoop:
 
     def _start(self, call: msg.Call) -> Future[Any]:
         """Carry it out, now or in slices or in another thread -> what it comes to."""
-        result = self._jobs.take(lambda: self._procedures.start(call))
+        result = self._jobs.take(lambda: self._procedures.start(call), is_order=call.procedure in ORDERS)
         self._unanswered[call.number] = result
         result.add_done_callback(lambda _: self._wake_up())
         return result

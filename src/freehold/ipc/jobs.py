@@ -41,17 +41,13 @@ class Jobs:
     def __len__(self) -> int:
         return len(self._jobs)
 
-    @property
-    def is_full(self) -> bool:
-        return len(self._jobs) >= JOBS_MAX
-
-    def take(self, call: Callable[[], Any]) -> Future[Any]:
+    def take(self, call: Callable[[], Any], is_order: bool = False) -> Future[Any]:
         """-> what the call comes to: what it returns or raises, what a future comes to that it returns, or the result
-        of a job. That is QueueFull if there are JOBS_MAX jobs already."""
+        of a job. That is QueueFull if there are JOBS_MAX jobs already, unless it is an order."""
         result: Future[Any] = Future()
         try:
             value = call()
-            if isinstance(value, Generator) and self.is_full:
+            if isinstance(value, Generator) and len(self._jobs) >= JOBS_MAX and not is_order:
                 raise QueueFull(f"{JOBS_MAX} calls of this kind are being worked on: try again later")
         except BaseException as error:
             _fail(result, error)
