@@ -324,9 +324,9 @@ MUTANTS = [
     Mutant(
         "a timeout that is no number is accepted",
         "a transition of the request",
-        "scheduler/lifecycle.py",
-        "        if request.timeout is not None and not 0 < request.timeout < math.inf:",
-        "        if request.timeout is not None and request.timeout <= 0:",
+        "scheduler/request.py",
+        "        if self.timeout is not None and not 0 < self.timeout < math.inf:",
+        "        if self.timeout is not None and self.timeout <= 0:",
     ),
     Mutant(
         "output that a regular expression may end must fit",

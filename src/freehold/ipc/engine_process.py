@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import os
 import signal
@@ -300,12 +301,18 @@ class EngineLoop:
         self._socket.send(msg.encode_reply(report) if isinstance(report, msg.Reply) else msg.encode(report))
 
 
-def assembled(setup: EngineSetup) -> Assembly:
-    """An engine as an operator has left it. Raises what `assemble` raises."""
-    assembly = assemble(setup.config, weights=setup.weights)
+def assembled(setup: EngineSetup) -> tuple[Assembly, StorageBackend]:
+    """An engine as an operator has left it, and its storage. Raises what `assemble` raises: an engine that has served
+    before starts without its storage, if that can't be attached."""
+    wanted = Backend.of(setup.config)
+    config = dataclasses.replace(setup.config, hicache_storage_backend=None) if setup.has_served else setup.config
+    assembly = assemble(config, weights=setup.weights)
+    storage = StorageBackend(assembly.scheduler.memory, assembly.mover, Backend.of(config))
+    if setup.has_served and wanted is not None:
+        storage.attach_again(wanted)
     if setup.paused is not None:
         assembly.scheduler.pause(PauseMode(setup.paused))
-    return assembly
+    return assembly, storage
 
 
 def main(address: str, setup: str, parent: int) -> None:
@@ -320,7 +327,7 @@ def main(address: str, setup: str, parent: int) -> None:
         socket.setsockopt(zmq.SNDHWM, 0)
         socket.connect(address)
         try:
-            assembly = assembled(EngineSetup.decode(setup))
+            assembly, storage = assembled(EngineSetup.decode(setup))
         except Exception as error:
             is_expected = isinstance(error, (FreeholdError, ValueError, OSError, StoreUnavailable))
             if not is_expected:
@@ -345,7 +352,6 @@ def main(address: str, setup: str, parent: int) -> None:
         )
         gc.collect()
         gc.freeze()  # the model and its tables are not garbage: don't walk them again
-        storage = StorageBackend(assembly.scheduler.memory, assembly.mover, Backend.of(assembly.config))
         EngineLoop(
             assembly.scheduler, socket, parent, storage, assembly.publish, assembly.grammars, assembly.adapters
         ).run()
