@@ -88,7 +88,9 @@ class SamplingParams:
         check("top_p", 0.0 < self.top_p <= 1.0, "above 0 and at most 1")
         check("min_p", 0.0 <= self.min_p <= 1.0, "between 0 and 1")
         check("seed", self.seed is None or is_whole(self.seed, -(2**63), 2**63 - 1), "a 64-bit integer")
-        check("repetition_penalty", REPETITION_MIN <= self.repetition_penalty <= 2.0, f"between {REPETITION_MIN:g} and 2")
+        check(
+            "repetition_penalty", REPETITION_MIN <= self.repetition_penalty <= 2.0, f"between {REPETITION_MIN:g} and 2"
+        )
         check("presence_penalty", -2.0 <= self.presence_penalty <= 2.0, "between -2 and 2")
         check("frequency_penalty", -2.0 <= self.frequency_penalty <= 2.0, "between -2 and 2")
         check("pooling", self.pooling is None or self.pooling in POOLINGS, f"one of {', '.join(POOLINGS)}")
@@ -108,7 +110,9 @@ class SamplingParams:
         check("logprob_token_ids", len(self.logprob_token_ids) <= 1024, "at most 1024 token ids")
         for token, bias in self.logit_bias.items():
             if not is_whole(token, 0) or not -100.0 <= bias <= 100.0:
-                raise InvalidParameter("logit_bias", f"token {token}: must be a token id, with a bias between -100 and 100")
+                raise InvalidParameter(
+                    "logit_bias", f"token {token}: must be a token id, with a bias between -100 and 100"
+                )
 
     @property
     def penalizes(self) -> bool:

@@ -43,7 +43,12 @@ def cases():
 
 def ask(harness, record, name, value) -> Request:
     most = None if name == "min_tokens" else 5
-    params = {"max_tokens": most, "ignore_eos": True, "logprobs": 1, **({name: value} if record is SamplingParams else {})}
+    params = {
+        "max_tokens": most,
+        "ignore_eos": True,
+        "logprobs": 1,
+        **({name: value} if record is SamplingParams else {}),
+    }
     given = {name: value} if record is Request else {}
     if record is Retention:
         given["retention"] = Retention(**{name: value})

@@ -25,6 +25,7 @@ from freehold.ipc.engine_setup import EngineSetup
 from freehold.memory import PrefetchPolicy
 from freehold.server.child import running_server
 from freehold.storage_backend import Backend
+from freehold.store.store import StoreUnavailable
 
 BACKEND = "/hicache/storage-backend"
 PROMPT = list(range(2, 40))
@@ -244,7 +245,7 @@ def test_a_storage_that_is_gone_can_be_attached_again_or_given_up(folders, tmp_p
     place = {"hicache_storage_backend": "file", "hicache_storage_location": str(folder)}
     config = EngineConfig(model=folders[0], num_pages=60, enable_hierarchical_cache=True, **place)
     folder.write_text("not a folder")
-    with pytest.raises(ValueError, match="hicache_storage_location"):
+    with pytest.raises(StoreUnavailable, match=str(folder)):
         assembled(EngineSetup(config))
     assembly, storage = assembled(EngineSetup(config, has_served=True))
     try:
