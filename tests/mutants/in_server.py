@@ -161,8 +161,8 @@ MUTANTS = [
         "an engine that is started again has the first weights",
         "the server",
         "ipc/engine_process.py",
-        "assemble(setup.config, weights=setup.weights)",
-        "assemble(setup.config)",
+        "assemble(config, weights=setup.weights)",
+        "assemble(config)",
     ),
     Mutant(
         "an engine that is started again goes on while it is paused",

@@ -1,4 +1,4 @@
-"""Numbers of bodies at their extremes, over HTTP: an answer or an error that says what is wrong, and the engine goes on."""
+"""Numbers of bodies at their extremes, over HTTP: an answer or an error of the caller, and the engine goes on."""
 
 import copy
 import json
@@ -20,7 +20,12 @@ EXTREMES = (-(2**63), -(2**31), 2**31, 2**63 - 1, 2**63, 2**64 - 1, 2**64, 5e-32
 SAID = [{"role": "user", "content": "hi"}]
 BODIES = [
     ("/generate", GenerateBody, {"input_ids": [5, 6, 7], "sampling_params": {"max_new_tokens": 2}}, ()),
-    ("/generate", NativeSampling, {"input_ids": [5, 6, 7], "sampling_params": {}}, ("sampling_params",)),
+    (
+        "/generate",
+        NativeSampling,
+        {"input_ids": [5, 6, 7], "sampling_params": {"max_new_tokens": 2}},
+        ("sampling_params",),
+    ),
     ("/v1/completions", CompletionBody, {"prompt": "hi", "max_tokens": 2}, ()),
     ("/v1/chat/completions", ChatBody, {"messages": SAID, "max_completion_tokens": 2}, ()),
     ("/v1/embeddings", EmbeddingBody, {"input": "hi"}, ()),
