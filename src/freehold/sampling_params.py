@@ -30,8 +30,8 @@ def _is_text(value: str) -> bool:
 class SamplingParams:
     """Names and meanings are those of the OpenAI API, extended as in vLLM.
 
-    `temperature` 0 is greedy, and so is less than 1e-5. `top_k` -1 or 0 keeps all tokens. `seed` makes the output a function of
-    the prompt alone, whatever else is in the batch. `max_tokens` None means as many as fit. `logprobs`
+    `temperature` 0 is greedy, and so is less than 1e-5. `top_k` -1 or 0 keeps all tokens. `seed` makes the output a
+    function of the prompt alone, whatever else is in the batch. `max_tokens` None means as many as fit. `logprobs`
     k reports the sampled token's log-probability and the k best; `logprob_token_ids` are reported too, and
     with `prompt_logprobs_start` the prompt's tokens behind that position. `include_stop` leaves what stopped
     the output in its text. `constraint` says what the output may look like. `pooling` makes an embedding of the

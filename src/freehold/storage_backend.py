@@ -81,8 +81,8 @@ class StorageBackend:
         self._work = _Work(BackendState.ATTACHING, opened, then)
 
     def attach_again(self, backend: Backend) -> None:
-        """Attach the store of the process before and wait for it. If it can't be opened the engine serves without it, and
-        `status` says why until another one is attached or this one is detached."""
+        """Attach the store of the process before and wait for it. If it can't be opened the engine serves without it,
+        and `status` says why until another one is attached or this one is detached."""
         self.attach(backend, must_answer=False)
         assert self._work is not None
         wait([self._work.result])
@@ -91,8 +91,8 @@ class StorageBackend:
             print(f"freehold: serving without storage: {self._error}", file=sys.stderr, flush=True)
 
     def detach(self) -> None:
-        """Give the store no more orders, and close it when those that it has are done. One that could not be attached is
-        wanted no more. Raises BadRequest."""
+        """Give the store no more orders, and close it when those that it has are done. One that could not be attached
+        is wanted no more. Raises BadRequest."""
         if self._backend is None and self._error is not None:
             self._error = None
             return
