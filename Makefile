@@ -54,8 +54,9 @@ conformance: $(SETUP)  ## Programs of others beside Freehold: Dynamo's indexer, 
 		--no-binary llama-cpp-python --dest .venv-conformance/wheels llama-cpp-python==0.3.36
 	@CONFORMANCE_PYTHON=.venv-conformance/bin/python $(BIN)/pytest conformance
 
-mutants: $(SETUP)  ## Plant bugs one at a time; the tests must catch each (SHARE=1/3: a third; MINUTES=30: no more after that)
-	@$(BIN)/python tests/mutants $(SHARE:%=--share %) $(MINUTES:%=--minutes %)
+mutants: $(SETUP)  ## Bugs planted by hand, which tests must catch, and random ones (SAMPLE=200 SEED= FOLDERS= SHARE=1/3 MINUTES=)
+	@$(BIN)/python tests/mutants $(SAMPLE:%=--sample %) $(SEED:%=--seed %) $(SHARE:%=--share %) \
+		$(MINUTES:%=--minutes %) $(if $(FOLDERS),--folders $(FOLDERS))
 
 PEERS ?= vllm openvino llama.cpp llama.cpp-q4_0
 bench: $(SETUP)  ## Five workloads beside other engines (llama.cpp builds for half an hour, once: PEERS="vllm openvino")

@@ -1,6 +1,6 @@
 """The core suite: of each test with many cells, a few, others with each commit.
 
-`@pytest.mark.sampled(n)` marks a parametrized test: the core runs n of its cells, spread evenly over all of them. The next
+`@pytest.mark.sampled(n)` marks a parametrized test: the core runs n of its cells, spread evenly over all. The next
 commit runs those behind them, so a few commits run every cell. `@pytest.mark.thorough` marks what the core leaves out.
 `--thorough` runs everything, and so does naming a test with `::`.
 """
@@ -24,7 +24,7 @@ def commit_number() -> int:
 def chosen(cells: int, count: int, number: int) -> set[int]:
     """`count` of so many cells, evenly spread. `number` rotates them: -(-cells // count) numbers in a row reach all."""
     stretch = -(-cells // count)
-    return {cell for cell in range(number % stretch, cells, stretch)}
+    return set(range(number % stretch, cells, stretch))
 
 
 def left_out(items: list[pytest.Item], number: int) -> set[pytest.Item]:
@@ -43,10 +43,12 @@ def left_out(items: list[pytest.Item], number: int) -> set[pytest.Item]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--thorough", action="store_true", help="every cell of every test, and what takes long")
+    parser.addoption("--core", action="store_true", help="what the core runs, of tests that are named, too")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.option.thorough or any("::" in argument for argument in config.args):
+    is_named = any("::" in argument for argument in config.args)
+    if config.option.thorough or (is_named and not config.option.core):
         return
     out = left_out(items, commit_number())
     config.hook.pytest_deselected(items=[item for item in items if item in out])

@@ -50,7 +50,14 @@ def folder(tmp_path_factory):
         ("serve --session-store {folder}/directory", "can't be opened"),
         ("serve --host 1.2.3.4", "can't listen on 1.2.3.4:8000"),
         ("check --kv-cache-memory-bytes eight", "is no size"),
-        ("inspect localhost:9", "refused"),
+        ("inspect localhost:9", "http://localhost:9 does not answer"),
+        ("simulate --matrix --minutes 0", "minutes must be a positive number"),
+        ("simulate --matrix --minutes=-1", "minutes must be a positive number"),
+        ("check --session-store /nowhere/sessions.db", "session_store: /nowhere/sessions.db can't be opened"),
+        ("check --api-key-file /nowhere/keys.toml", "api_key_file: /nowhere/keys.toml can't be read"),
+        ("check --model {folder}/short.gguf", "is damaged"),
+        ("check {tiers} --hicache-storage-backend s3 --hicache-storage-location bucket", "expected s3://bucket/prefix"),
+        ("check {tiers} --hicache-storage-backend file --hicache-storage-capacity 10", "must be at least"),
         ("bench serve --url localhost:9", "does not answer"),
         ("generate ''", "must have at least one token"),
         ("serve --gpu-memory-utilization 0.9", "use --kv-cache-memory-bytes"),
@@ -59,7 +66,9 @@ def folder(tmp_path_factory):
     ],
 )
 def test_what_a_user_gets_wrong_ends_with_a_line(folder, arguments, words):
-    code, said = run(*(part.strip("'") for part in arguments.format(folder=folder).split()))
+    code, said = run(
+        *(part.strip("'") for part in arguments.format(folder=folder, tiers="--enable-hierarchical-cache").split())
+    )
     assert code != 0
     assert words in said, said
     assert "Traceback" not in said, said
@@ -87,6 +96,10 @@ def test_a_blank_line_is_no_prompt_and_loses_none():
 )
 def test_sizes(given, bytes_):
     assert size(given) == bytes_
+
+
+def test_help_shows_brackets_as_they_are():
+    assert "[[keys]]" in run("serve", "--help")[1]
 
 
 def test_addresses():

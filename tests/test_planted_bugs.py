@@ -1,18 +1,54 @@
-"""The bugs of `make mutants` can be planted in the source as it is now."""
+"""The bugs of `make mutants` can be planted in the source as it is now, and random mutants are code."""
 
-from pathlib import Path
+import ast
+import re
 
 import pytest
-from catalogue import MUTANTS
+from bugs_of_memory import BUGS as OF_MEMORY
+from bugs_of_serving import BUGS as OF_SERVING
+from coverage_map import SUITES, suite_of
+from edit import ROOT, files
+from planted import PlantedBug
+from random_mutants import SAMPLED, mutants_of, sample
 
-SOURCE = Path(__file__).parent.parent / "src" / "freehold"
+PLANTED = [*OF_MEMORY, *OF_SERVING]
 
 
 def test_names_are_unique():
-    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
+    assert len({bug.name for bug in PLANTED}) == len(PLANTED)
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
-def test_the_text_that_a_mutant_replaces_is_there_once(mutant):
-    assert (SOURCE / mutant.file).read_text().count(mutant.old) == 1
-    assert mutant.old != mutant.new
+@pytest.mark.parametrize("bug", PLANTED, ids=lambda bug: bug.name)
+def test_a_planted_bug_fits_the_source_once(bug):
+    assert suite_of(bug.edit.file)
+    assert ast.dump(ast.parse(bug.edit.changed)) != ast.dump(
+        ast.parse((ROOT / "src/freehold" / bug.edit.file).read_text())
+    )
+
+
+def test_what_is_left_open_stands_for_the_same_everywhere():
+    fits = PlantedBug("", "Epochs.passed", "return _1 <= self.completed", "return _1 < self.completed")
+    assert "return fence < self.completed" in fits.edit.changed.decode()
+    with pytest.raises(LookupError):
+        _ = PlantedBug("", "Epochs.passed", "return _1 <= _1", "pass").edit
+
+
+def test_tests_of_a_mutant_exist():
+    for path in dict.fromkeys(path for suite in SUITES for path in (*suite.measured, *suite.beyond)):
+        file, _, name = path.partition("::")
+        assert (ROOT / file).exists(), path
+        assert not name or re.search(rf"^def {name}\(", (ROOT / file).read_text(), re.MULTILINE), path
+
+
+def test_random_mutants_are_code():
+    for mutant in sample(100, 0):
+        ast.parse(mutant.edit.changed)
+
+
+def test_random_mutants_have_names_of_their_own():
+    names = [mutant.name for folder in SAMPLED for file in files(folder) for mutant in mutants_of(file)]
+    assert len(set(names)) == len(names)
+
+
+def test_a_seed_gives_the_same_sample():
+    assert sample(5, 7, ("store",)) == sample(5, 7, ("store",)) != sample(5, 8, ("store",))

@@ -16,8 +16,9 @@ from freehold.engine.page_mover import PageMover
 from freehold.engine.runner import Runner
 from freehold.memory import Memory
 from freehold.memory.events import CacheEvent, EventLog
-from freehold.memory_plan import plan_memory
+from freehold.memory_plan import MemoryPlan, plan_memory
 from freehold.models.loading.content import content_fingerprint
+from freehold.models.loading.dry_run import check_tensors
 from freehold.models.loading.resolve import open_checkpoint, open_weights, resolve_model
 from freehold.models.quantize import Quantizer
 from freehold.models.spec import ModelSpec
@@ -26,7 +27,7 @@ from freehold.scheduler.scheduler import Scheduler
 from freehold.step import KVShape
 from freehold.text.loading import load_tokenizer
 from freehold.text.tokenizer import Tokenizer
-from freehold.tier_plan import configured_storage, plan_tiers
+from freehold.tier_plan import check_tiers, configured_storage, plan_tiers
 
 if TYPE_CHECKING:
     from freehold.events.publisher import EventPublisher
@@ -59,6 +60,22 @@ class Assembly:
             self.mover.shutdown()
         if self.publisher is not None:
             self.publisher.close()
+
+
+def check(config: EngineConfig) -> MemoryPlan:
+    """The memory plan of a configuration that can be assembled, as far as that can be told without loading weights or
+    opening storage. Raises ModelUnavailable or ValueError."""
+    checkpoint = open_checkpoint(resolve_model(config.model))
+    load_tokenizer(checkpoint, config.chat_template)
+    plan = plan_memory(config, checkpoint)
+    check_tiers(config, plan)
+    if config.kv_events_config is not None:
+        from freehold.events.config import EventsConfig
+
+        EventsConfig.parse(config.kv_events_config)
+    if checkpoint.path.is_file():  # tensors of a GGUF file are mapped; a directory's would be read
+        check_tensors(checkpoint)
+    return plan
 
 
 def assemble(config: EngineConfig, checkpoint: Checkpoint | None = None, weights: str | None = None) -> Assembly:

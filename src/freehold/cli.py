@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,8 +13,11 @@ from freehold.bench_commands import Model, bench_app
 from freehold.cache_commands import cache_app
 from freehold.command_line import Commands, ConfigFile, address, fail, sources, takes
 from freehold.config import MEMORY, EngineConfig
-from freehold.options import option
+from freehold.options import Limits, check_limits, option
 from freehold.server.config import ServerConfig
+
+if TYPE_CHECKING:
+    import httpx
 
 app = typer.Typer(
     help="Freehold serves large language models from KV memory in which every page has one owner.",
@@ -81,14 +84,14 @@ def check(
     model_name: ModelArgument = None,
     config_file: ConfigFile = None,
 ) -> None:
-    """Validate a configuration, print the memory plan, and exit. No weights are loaded."""
-    from freehold.memory_plan import plan_memory
-    from freehold.models.loading.resolve import open_checkpoint, resolve_model
+    """Validate a configuration, print the memory plan, and exit. No weights are loaded, no storage is opened."""
+    from freehold import assembly
+    from freehold.server.launch import check_options
     from freehold.terminal import show_plan
 
     try:
-        chosen = _chosen(config, model_name)
-        show_plan(plan_memory(chosen, open_checkpoint(resolve_model(chosen.model))), sources(context))
+        check_options(http)
+        show_plan(assembly.check(_chosen(config, model_name)), sources(context))
     except (ValueError, OSError) as error:
         fail(error)
 
@@ -167,20 +170,31 @@ def inspect(
     from freehold.terminal import show_answer, show_memory
 
     headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+    place = address(server or url)
     try:
-        with httpx.Client(base_url=address(server or url), headers=headers, timeout=30) as client:
+        with httpx.Client(base_url=place, headers=headers, timeout=30) as client:
             if request is not None:
                 answer = client.get(f"/debug/requests/{request}")
             elif prompt is not None:
                 answer = client.post("/debug/miss", json={"prompt": prompt})
             else:
                 answer = client.get("/debug/memory", params={} if page is None else {"page": page, "group": group})
-        body = answer.json()
-        if answer.status_code != 200:
-            raise ValueError(body["error"]["message"])
-    except (httpx.HTTPError, ValueError) as error:
-        fail(error)
+    except httpx.HTTPError as error:
+        fail(OSError(f"{place} does not answer: {error}"))
+    body = _body(place, answer)
     show_memory(body) if request is None and prompt is None else show_answer(body)
+
+
+def _body(place: str, answer: httpx.Response) -> Any:
+    """Ends the program with the server's error, or if it is another kind of server."""
+    try:
+        body = answer.json()
+        error = None if answer.status_code == 200 else body["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        error = f"{place} answers, but it is no Freehold server"
+    if error is not None:
+        fail(ValueError(error))
+    return body
 
 
 @dataclass(frozen=True)
@@ -188,10 +202,13 @@ class SimulateOptions:
     """What to simulate: one of matrix, exhaustive, cell, scenario and trace."""
 
     matrix: bool = option(False, "Check every cell of the matrix.", CORRECTNESS)
-    seeds: int = option(3, "Seeds for each cell.", CORRECTNESS)
+    seeds: int = option(3, "Seeds for each cell.", CORRECTNESS, Limits(least=1))
     first_seed: int = option(0, "The first seed.", CORRECTNESS)
-    jobs: int = option(2, "Processes.", CORRECTNESS)
-    minutes: float | None = option(None, "Run for this long: with new seeds, or deeper with --exhaustive.", CORRECTNESS)
+    jobs: int = option(2, "Processes.", CORRECTNESS, Limits(least=1))
+    minutes: float | None = option(
+        None, "Stop after this long. --matrix goes on with new seeds until then, --exhaustive deeper.", CORRECTNESS,
+        Limits(above=0),
+    )  # fmt: skip
     exhaustive: bool = option(False, "Check every order of events in small worlds, for --minutes (10).", CORRECTNESS)
     cell: str | None = option(None, "Run one cell, such as overlap:16:ngram:fcfs:tight, with --seed.", CORRECTNESS)
     seed: int = option(0, "Seed of the cell.", CORRECTNESS)
@@ -208,6 +225,9 @@ class SimulateOptions:
     eviction_policy: str = option("reuse", "reuse, lru, lfu, fifo or priority.", PLANNING)
     step_ms: float = option(10.0, "Milliseconds that every step takes.", PLANNING)
     token_us: float = option(50.0, "Microseconds that each token of a step adds.", PLANNING)
+
+    def __post_init__(self) -> None:
+        check_limits(self)
 
     @property
     def server(self) -> EngineConfig:

@@ -15,6 +15,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 import yaml
+from rich.markup import escape
 from typer.core import TyperGroup
 
 from freehold.errors import FreeholdError
@@ -141,7 +142,7 @@ def _parameter(one: Option) -> inspect.Parameter:
     flags = (flag, *one.flags) if one.type is bool or one.flags else ()
     parser = size if one.is_size else None
     declared = typer.Option(
-        *flags, help=one.help, rich_help_panel=one.group, envvar=one.variable, show_envvar=False, parser=parser,
+        *flags, help=escape(one.help), rich_help_panel=one.group, envvar=one.variable, show_envvar=False, parser=parser,
         metavar="SIZE" if one.is_size else None,
     )  # fmt: skip
     repeated = one.type == tuple[str, ...]

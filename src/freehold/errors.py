@@ -88,10 +88,15 @@ class NoSuchSession(NotFound):
     default_field = "session_id"
 
 
-class SessionBusy(FreeholdError):
-    """The session is in use, or its name is."""
+class Conflict(FreeholdError):
+    """What is asked for can't be done in the state that there is now."""
 
     default_status = 409
+
+
+class SessionBusy(Conflict):
+    """The session is in use, or its name is."""
+
     default_field = "session_id"
 
 

@@ -11,10 +11,12 @@ from typing import Any
 
 from freehold.config import EngineConfig
 from freehold.engine.page_mover import PageMover
-from freehold.errors import BadRequest
+from freehold.errors import BadRequest, Conflict
 from freehold.memory import Memory, PrefetchPolicy
 from freehold.memory.tiers.tiers import Tiers
-from freehold.tier_plan import open_storage
+from freehold.tier_plan import check_capacity, open_storage, place_of
+
+FIELD = "hicache_storage_backend"
 
 
 class BackendState(StrEnum):
@@ -32,9 +34,14 @@ class Backend:
     """Which store, where, and how long requests wait for it."""
 
     kind: str
-    location: str | None
+    location: str
     capacity_bytes: int
     prefetch_policy: PrefetchPolicy
+
+    @classmethod
+    def at(cls, kind: str, location: str | None, capacity_bytes: int, prefetch_policy: PrefetchPolicy) -> Backend:
+        """Raises InvalidParameter for a location of another kind."""
+        return cls(kind, place_of(kind, location), capacity_bytes, prefetch_policy)
 
     @classmethod
     def of(cls, config: EngineConfig) -> Backend | None:
@@ -42,7 +49,7 @@ class Backend:
         kind, policy = config.hicache_storage_backend, PrefetchPolicy(config.hicache_storage_prefetch_policy)
         if kind is None:
             return None
-        return cls(kind, config.hicache_storage_location, config.hicache_storage_capacity, policy)
+        return cls.at(kind, config.hicache_storage_location, config.hicache_storage_capacity, policy)
 
 
 @dataclass(frozen=True)
@@ -67,13 +74,13 @@ class StorageBackend:
         self._error: str | None = None
 
     def attach(self, backend: Backend, must_answer: bool = True) -> None:
-        """Begin to open a store; then it gets what the host has. Raises BadRequest."""
+        """Begin to open a store; then it gets what the host has. Raises BadRequest or Conflict."""
         self._check_free(is_attached=False)
-        place = (backend.kind, backend.location, backend.capacity_bytes)
-        opened = self._thread.submit(open_storage, *place, must_answer)
+        mover, tiers = self._tiered()
+        check_capacity(backend.capacity_bytes, tiers.plan.page_bytes)
+        opened = self._thread.submit(open_storage, backend.location, backend.capacity_bytes, must_answer)
 
         def then(store: Any) -> None:
-            mover, tiers = self._tiered()
             mover.attach(store)
             tiers.attach(backend.prefetch_policy)
             self._backend = backend
@@ -92,7 +99,7 @@ class StorageBackend:
 
     def detach(self) -> None:
         """Give the store no more orders, and close it when those that it has are done. One that could not be attached
-        is wanted no more. Raises BadRequest."""
+        is wanted no more. Raises BadRequest or Conflict."""
         if self._backend is None and self._error is not None:
             self._error = None
             return
@@ -105,7 +112,7 @@ class StorageBackend:
         self._work = _Work(BackendState.DETACHING, self._thread.submit(storage.close), lambda _: None)
 
     def clear(self) -> None:
-        """Begin to forget all that is stored. Raises BadRequest."""
+        """Begin to forget all that is stored. Raises BadRequest or Conflict."""
         self._check_free(is_attached=True)
         mover, tiers = self._tiered()
         assert mover.storage is not None
@@ -150,11 +157,11 @@ class StorageBackend:
         self._settle()
         self._tiered()
         if self._work is not None:
-            raise BadRequest(f"the storage backend is {self._work.state.value}: ask again when that is done")
+            raise Conflict(f"the storage backend is {self._work.state.value}: ask again when that is done")
         if is_attached and self._backend is None:
-            raise BadRequest("there is no storage backend: PUT /hicache/storage-backend attaches one")
+            raise Conflict("there is no storage backend: PUT /hicache/storage-backend attaches one")
         if not is_attached and self._backend is not None:
-            raise BadRequest(f"there is a storage backend ({self._backend.kind}): DELETE it first")
+            raise Conflict(f"there is a storage backend ({self._backend.kind}): DELETE it first", FIELD)
         self._error = None
 
     def _tiered(self) -> tuple[PageMover, Tiers]:

@@ -3,27 +3,47 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from freehold.config import EngineConfig
 from freehold.engine.cpu.isa import choose
 from freehold.engine.speculative.choice import open_draft
+from freehold.errors import InvalidParameter
 from freehold.memory import PrefetchPolicy, TierPlan, WritePolicy
 from freehold.memory_plan import MemoryPlan
 from freehold.models.loading.content import content_fingerprint
 from freehold.models.tensor import Checkpoint
 from freehold.prefix_keys import fingerprint
 from freehold.store.breaker import Breaker
-from freehold.store.location import open_store
+from freehold.store.location import kind_of, open_store
 from freehold.store.store import Store, StoreUnavailable
 
 FORMAT = 6  # of keys, of pages and of rounding; pages of another format are not found
 CHECK_S = 5.0  # for a store to answer when it is attached
 FOLDER = Path("~/.cache/freehold/kv")
+PLACES = {"file": "a folder such as /var/cache/kv", "redis": "redis://127.0.0.1:6379/0", "s3": "s3://bucket/prefix"}
+LEAST_PAGES = 4  # of storage: a folder is cut into four segments
 
 
 def plan_tiers(config: EngineConfig, checkpoint: Checkpoint, plan: MemoryPlan) -> TierPlan | None:
     """None if there is only the device. Raises ValueError naming the option, or ModelUnavailable."""
+    counts = check_tiers(config, plan)
+    if counts is None:
+        return None
+    shape, sizes = plan.shape, plan.page_bytes
+    names = tuple(
+        fingerprint({"name": group.name, "lookback": str(group.lookback), "state": group.is_state, "bytes": size})
+        for group, size in zip(shape.groups, sizes, strict=True)
+    )
+    policy = None if config.hicache_storage_backend is None else PrefetchPolicy(config.hicache_storage_prefetch_policy)
+    identity = _identity(config, checkpoint)
+    return TierPlan(counts, tuple(sizes), names, identity, WritePolicy(config.hicache_write_policy), policy)
+
+
+def check_tiers(config: EngineConfig, plan: MemoryPlan) -> tuple[int, ...] | None:
+    """-> the host's pages of each cache group, None if there is only the device. Opens and reads nothing. Raises
+    ValueError naming the option that is wrong."""
     if not config.enable_hierarchical_cache:
         return None
     if config.disable_radix_cache:
@@ -36,13 +56,10 @@ def plan_tiers(config: EngineConfig, checkpoint: Checkpoint, plan: MemoryPlan) -
     if min(counts) < 1:
         option = "hicache_size" if config.hicache_size else "hicache_ratio"
         raise ValueError(f"{option}: too small for one page of each cache group ({sum(sizes)} bytes)")
-    names = tuple(
-        fingerprint({"name": group.name, "lookback": str(group.lookback), "state": group.is_state, "bytes": size})
-        for group, size in zip(shape.groups, sizes, strict=True)
-    )
-    policy = None if config.hicache_storage_backend is None else PrefetchPolicy(config.hicache_storage_prefetch_policy)
-    identity = _identity(config, checkpoint)
-    return TierPlan(counts, tuple(sizes), names, identity, WritePolicy(config.hicache_write_policy), policy)
+    if config.hicache_storage_backend is not None:
+        place_of(config.hicache_storage_backend, config.hicache_storage_location)
+        check_capacity(config.hicache_storage_capacity, sizes)
+    return counts
 
 
 def _identity(config: EngineConfig, checkpoint: Checkpoint) -> bytes:
@@ -71,20 +88,36 @@ def _attention(config: EngineConfig) -> str:
     return "amx" if is_amx else "vectors"
 
 
-def open_storage(kind: str, location: str | None, capacity_bytes: int, must_answer: bool = True) -> Store:
-    """A store of that kind, behind a breaker, whose settings have been tried. One that does not answer is left to its
-    breaker, unless it `must_answer`. Raises ValueError naming the option, or StoreUnavailable."""
-    if location is None and kind != "file":
-        example = {"redis": "redis://127.0.0.1:6379/0", "s3": "s3://bucket/prefix"}[kind]
-        raise ValueError(f"hicache_storage_location: say where, such as {example}")
-    location = location or str(FOLDER.expanduser())
+def place_of(kind: str, location: str | None) -> str:
+    """Where storage of that kind is: at `location`, or in the default folder. Raises InvalidParameter for a location of
+    another kind."""
+    if location is None and kind == "file":
+        return str(FOLDER.expanduser())
+    if location is None or kind_of(location) != kind:
+        given = "nothing" if location is None else f"'{location}'"
+        raise InvalidParameter("hicache_storage_location", f"expected {PLACES[kind]} for {kind}, not {given}")
+    return location
+
+
+def check_capacity(capacity_bytes: int, page_bytes: Sequence[int]) -> None:
+    """Raises InvalidParameter for a capacity that would keep next to nothing. `page_bytes`: of each cache group."""
+    least = LEAST_PAGES * sum(page_bytes)
+    if capacity_bytes < least:
+        message = f"must be at least {least} ({LEAST_PAGES} pages of each cache group), not {capacity_bytes}"
+        raise InvalidParameter("hicache_storage_capacity", message)
+
+
+def open_storage(location: str, capacity_bytes: int, must_answer: bool = True) -> Store:
+    """A store behind a breaker, whose settings have been tried. One that does not answer is left to its breaker, unless
+    it `must_answer`. Raises InvalidParameter or StoreUnavailable."""
     try:
         store = open_store(location, capacity_bytes)
         _try(store, location, must_answer)
     except StoreUnavailable:
         raise
     except Exception as error:  # each library has errors of its own for a setting that it can't read
-        raise ValueError(f"hicache_storage_location: {location}: {error}") from error
+        message = str(error) if location in str(error) else f"{location}: {error}"
+        raise InvalidParameter("hicache_storage_location", message) from error
     return Breaker(store)
 
 
@@ -100,8 +133,10 @@ def _try(store: Store, location: str, must_answer: bool) -> None:
 
 
 def configured_storage(config: EngineConfig) -> Store | None:
-    """The store that a configuration asks for, if it does. It need not answer yet. Raises as `open_storage`."""
+    """The store that a configuration asks for, if it does. It need not answer yet. Raises what `place_of` and
+    `open_storage` raise."""
     kind = config.hicache_storage_backend
     if kind is None:
         return None
-    return open_storage(kind, config.hicache_storage_location, config.hicache_storage_capacity, must_answer=False)
+    place = place_of(kind, config.hicache_storage_location)
+    return open_storage(place, config.hicache_storage_capacity, must_answer=False)

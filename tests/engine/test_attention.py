@@ -75,6 +75,7 @@ def rotated(qkv, attention):
     return rotate(q), rotate(k), v
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("page_size", [1, 4, 16, 64, 256])
 @pytest.mark.parametrize(("heads", "kv_heads", "size"), [(9, 3, 64), (4, 4, 32), (8, 2, 128), (6, 1, 16)])
 def test_paged_attention_equals_the_reference(page_size, heads, kv_heads, size):
@@ -96,6 +97,7 @@ def test_attention_is_the_same_bits_for_any_chunks_and_pages(kind):
             np.testing.assert_array_equal(out, whole)
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("page_size", [1, 4, 16, 64, 256])
 @pytest.mark.parametrize("window", [2, 16, 63, 64, 65, 100, 149, 150])
 def test_attention_with_a_window(page_size, window):
@@ -191,6 +193,7 @@ def test_attention_over_rounded_kv_is_near(kind, error):
     assert 0 < np.abs(rounded - exact).max() < error * np.abs(exact).max()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("sizes", [(9, 3, 64), (4, 4, 32), (8, 2, 128), (4, 1, 192), (5, 1, 80)])
 @pytest.mark.parametrize("window", [None, 40])
 @pytest.mark.parametrize("cap", [0.0, 3.0])

@@ -60,6 +60,7 @@ def few_layers_runs(few_layers, license_text):
     return runs
 
 
+@pytest.mark.thorough
 def test_tokens_equal_those_of_transformers(checkpoint, license_text, transformers_model):
     prompts, outputs = cold(checkpoint, license_text, MIDDLE, greedy(32))
     for prompt, output in zip(prompts, outputs, strict=True):
@@ -67,6 +68,7 @@ def test_tokens_equal_those_of_transformers(checkpoint, license_text, transforme
         assert_transformers_agrees(transformers_model, prompt, output)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("cell", pairwise_cover(), ids=str)
 def test_every_pair_of_features_gives_cold_tokens(cell, few_layers, few_layers_runs):
     prompts, expected = few_layers_runs[cell.precision]

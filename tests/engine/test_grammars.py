@@ -120,6 +120,7 @@ OPTIONS = [
 ]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("options", OPTIONS)
 def test_every_way_gives_the_tokens_of_the_cold_loop(cold, options):
     with LLM(**{"num_pages": 300, **options}) as llm:

@@ -27,6 +27,7 @@ def alone():
     return [run([prompt], disable_overlap_schedule=True)[0] for prompt in PROMPTS]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("options", [
     {}, {"page_size": 1, "chunked_prefill_size": 5}, {"page_size": 64, "disable_overlap_schedule": True},
     {"chunked_prefill_size": 7, "forward_retract_interval": 3}, {"speculative_algorithm": "ngram"},

@@ -50,6 +50,7 @@ def operands(kind: str, inputs: str, rows: int):
     return (weights, codes, Outputs(values, 24, 0, 24, 1)), expected
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("rows", [1, ROWS])
 @pytest.mark.parametrize(("kind", "inputs"), CASES)
 def test_products_are_a_few_instructions(kind, inputs, rows):
@@ -65,6 +66,7 @@ def test_products_are_a_few_instructions(kind, inputs, rows):
     assert "bl" not in words, "nothing is called"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.skipif(not cross_compiled.can_run(), reason="no gcc and no emulator for Arm")
 @pytest.mark.parametrize("rows", [1, ROWS])
 @pytest.mark.parametrize(("kind", "inputs"), CASES)

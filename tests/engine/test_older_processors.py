@@ -35,6 +35,7 @@ def digest(name: str) -> str:
     return hashlib.sha256(attended.tobytes() + answer.tobytes()).hexdigest()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", [name for name in OLDER if name in isa.available()])
 def test_kernels_can_be_compiled_where_nothing_newer_is_there(name):
     settings = {

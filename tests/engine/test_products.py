@@ -77,6 +77,7 @@ def packed(tensors, inputs: str, isa) -> IntegerMatrix | RowScaledMatrix:
     return RowScaledMatrix.pack(tensors, isa) if of_rows else IntegerMatrix.pack(tensors, isa)
 
 
+@pytest.mark.sampled(40)
 @pytest.mark.parametrize("inputs", ["int8", "int16"])
 @pytest.mark.parametrize("kind", INTEGER_FORMATS)
 @pytest.mark.parametrize("rows", [8, 32, 40, 96])

@@ -23,6 +23,7 @@ def decoded():
         return prompt, output.token_ids, output.logprobs
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("options", [
     {}, {"chunked_prefill_size": 7}, {"page_size": 4, "chunked_prefill_size": 16}, {"page_size": 64},
     {"disable_overlap_schedule": True, "chunked_prefill_size": 5, "page_size": 1},

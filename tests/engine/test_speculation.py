@@ -60,6 +60,7 @@ def check_cell(checkpoint, plain, algorithm, overlap, page_size, retract):
         assert results.accepted_count > 5, "prompt lookup should find repeated code"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("algorithm", "overlap", "page_size", "retract"),
     [("ngram", True, 16, 0), ("draft", False, 4, 0), ("draft", True, 1, 3), ("ngram", False, 64, 3)],

@@ -8,7 +8,7 @@ import pytest
 
 from freehold import storage_backend
 from freehold.engine.storage_io import StorageIO
-from freehold.errors import BadRequest
+from freehold.errors import Conflict
 from freehold.memory import CacheGroup, Memory, MemoryShape, PrefetchPolicy, TierPlan
 from freehold.mover import Kind, Order
 from freehold.storage_backend import Backend, StorageBackend
@@ -145,7 +145,7 @@ def test_storage_is_attached_cleared_and_detached(backend, tmp_path, monkeypatch
 
     monkeypatch.setattr(storage_backend, "open_storage", open_when_told)
     storage.attach(place(tmp_path))
-    with pytest.raises(BadRequest, match="attaching"):
+    with pytest.raises(Conflict, match="attaching"):
         storage.attach(place(tmp_path))
     may_open.set()
     assert settled(storage)["hicache_storage_backend"] == "file"

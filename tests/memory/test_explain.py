@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from freehold.memory import Memory, MemoryShape, OwnershipError
+from freehold.memory.explain import explain as explain_page
 from freehold.memory.explain import explain_miss
 
 
@@ -61,6 +62,14 @@ def test_the_first_differing_tokens_on_both_sides(at):
     assert miss.theirs[0] == PROMPT[at]
     assert miss.ours[0] == other[at]
     assert str(int(PROMPT[at])) in str(miss)
+
+
+def test_of_a_prompt_with_one_page_left_the_difference_is_told():
+    memory = make()
+    compute(memory, PROMPT)
+    miss = explain(memory, sequence(0, 1, 2, 3, 50, 51, 52, 53, 54))
+    assert (miss.cached, miss.reason) == (4, "different")
+    assert explain(memory, sequence(0, 1, 2, 3, 50, 51, 52, 53)).reason == "hit", "the last token is always computed"
 
 
 def test_the_nearest_of_several_continuations_is_shown():
@@ -139,3 +148,22 @@ def test_of_a_prompt_shorter_than_a_page_nothing_is_a_hit():
         tokens = np.arange(length, dtype=np.int32)
         miss = explain_miss(memory, memory.match("", tokens), tokens)
         assert (miss.cached, miss.reason) == (0, "too_short")
+
+
+def test_what_keeps_a_page_of_a_prefix():
+    memory = make(pinned_share=0.5)
+    other = PROMPT.copy()
+    other[8:] += 100
+    for tokens in (PROMPT, other):
+        compute(memory, tokens, "tenant")
+
+    def said() -> list[str]:
+        """Of the last page that both have, and of the last one of the first."""
+        node = memory.match("tenant", sequence(*PROMPT, 0)).node
+        pages = [int(part.pages[0][-1]) for part in (node.parent, node)]
+        return [explain_page(memory, page).splitlines()[0].partition("; ")[2] for page in pages]
+
+    shared, last = (f"positions {at}..{at + 3} of a prefix in namespace 'tenant'" for at in (4, 16))
+    assert said() == [f"{shared}; evictable after its 2 continuations", f"{last}; evictable"]
+    memory.pin("a", "tenant", sequence(*PROMPT, 0), None)
+    assert said() == [f"{shared}; a longer prefix in use continues it", f"{last}; pinned by 1 operator"]

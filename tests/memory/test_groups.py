@@ -265,6 +265,10 @@ def test_room_is_counted_without_what_is_read_or_will_be():
         assert memory.room.can_be_made([85, 38], hit, may_unpin)
         assert not memory.room.can_be_made([85, 39], hit, may_unpin)
         assert not memory.room.can_be_made([86, 38], hit, may_unpin)
+    memory.pin("p", "", tokens, None)
+    other = memory.look_up("", np.arange(100, 161, dtype=np.int32))
+    assert not memory.room.can_be_made([86, 1], other)
+    assert memory.room.can_be_made([86, 1], other, may_unpin=True)
 
 
 def test_a_new_row_does_not_wait_for_states_that_running_rows_take_again():

@@ -7,7 +7,7 @@ import pytest
 from test_groups import advance
 from tier_bench import FULL, SIZE, STATE, TOKENS, WINDOW, Bench, namespaced
 
-from freehold.memory import OwnershipError, PinKind, WritePolicy
+from freehold.memory import LeaseError, OwnershipError, PinKind, WritePolicy
 from freehold.memory.explain import explain
 from freehold.memory.ledger import owner
 from freehold.memory.tiers.transfer import LATE_S
@@ -200,7 +200,6 @@ def test_pages_that_are_evicted_with_write_back_are_free_when_they_are_copied():
     assert bench.memory.counts().free == 56
     assert bench.memory.counts().transfer == 8
     assert bench.memory.room.is_returning
-    assert bench.memory.room.reachable.tolist() == [64]
     bench.turn()
     assert bench.memory.counts().free == 56
     bench.mover.end()
@@ -293,12 +292,37 @@ def test_pages_that_a_copy_pins_are_on_their_way():
     assert not bench.memory.room.is_returning
 
 
+def test_what_a_load_takes_is_learned_from_several():
+    bench = Bench()
+    bench.compute()
+    for seconds in (0.01, 0.05):
+        bench.settle()
+        bench.evict_all()
+        bench.mover.seconds = seconds
+        bench.load()
+    bench.evict_all()
+    assert bench.tiers.loads.seconds(bench.plan()) == pytest.approx(0.75 * 0.01 + 0.25 * 0.05)
+
+
+def test_a_host_page_that_nothing_reads_is_not_dropped():
+    bench = Bench()
+    bench.compute()
+    bench.settle()
+    pages, keys = bench.tiers.host.pages[0], bench.tiers.keys(bench.memory.match("", TOKENS).namespace, TOKENS)
+    held = pages.hold([keys[0]])
+    other = next(page for _, page in pages.entries() if page != held[0])
+    with pytest.raises(LeaseError, match="nobody reads"):
+        pages.drop(np.array([held[0], other], np.int32))
+    pages.drop(held)
+
+
 def test_late_transfers_are_not_counted_on():
     bench = Bench(policy=WritePolicy.WRITE_BACK)
     bench.compute()
     bench.evict_all()
     bench.turn()
     assert bench.memory.awaits_transfers
+    assert bench.memory.room.reachable.tolist() == [64]
     bench.turn(LATE_S[Kind.BACKUP] + 1)
     assert not bench.memory.awaits_transfers
     assert not bench.memory.room.is_returning

@@ -199,6 +199,29 @@ def test_a_pin_keeps_what_it_can_within_its_budget():
     assert not cached(memory, tokens(0, 6))
 
 
+def test_a_pin_keeps_all_parts_of_a_prefix_that_others_share():
+    memory = make(pinned_share=0.5)
+    prompt = tokens(0, 6)
+    for end in (2, 4, 6):
+        compute(memory, np.append(prompt[: end * SIZE], 1000 + end).astype(np.int32))
+        compute(memory, np.append(prompt[: end * SIZE], np.arange(2000 * end, 2000 * end + SIZE + 1)).astype(np.int32))
+    assert memory.pin("a", "", prompt, None).tokens == 24
+    evict(memory, 40)
+    assert cached(memory, prompt) == 24
+    assert memory.pins.page_count == 6
+
+
+def test_what_is_cut_off_a_pinned_prefix_stays_pinned():
+    memory = make(pinned_share=0.5)
+    compute(memory, tokens(0, 4))
+    memory.pin("a", "", tokens(0, 4), None)
+    compute(memory, np.append(tokens(0, 2)[:-1], np.arange(500, 509, dtype=np.int32)))
+    memory.audit()
+    assert memory.pins.page_count == 4
+    evict(memory, 40)
+    assert cached(memory, tokens(0, 4)) == 16
+
+
 def test_a_pin_expires_and_goes_with_the_weights():
     memory = make()
     compute(memory, tokens(0))

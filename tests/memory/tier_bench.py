@@ -21,6 +21,7 @@ class HandMover:
         self.device: dict[tuple[int, int], object] = {}
         self.host: dict[tuple[int, int], object] = {}
         self.stored: dict[bytes, object] = {}
+        self.seconds = 0.01  # that an order says it took
 
     def begin(self, order, report):
         self.orders.append((order, report))
@@ -38,7 +39,7 @@ class HandMover:
             arrived.append(np.array([bool(wanted[i]) and self._move(order, group, i) for i in range(count)], bool))
         for _ in range(times):
             failed = order.kind is not Kind.PROBE and not all(part.all() for part in arrived)
-            report(Outcome(order.number, arrived, 0.01, "failed" if failed else None))
+            report(Outcome(order.number, arrived, self.seconds, "failed" if failed else None))
         return order
 
     def _move(self, order, group, i):

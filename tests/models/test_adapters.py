@@ -69,6 +69,7 @@ def said(output):
     return output.token_ids, np.array([entry.logprob for entry in scores])
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("family", ["qwen2", "gemma3", "smollm3"])
 def test_an_adapter_says_what_merged_weights_say(made, family):
     base, adapters = made(family)
@@ -97,6 +98,7 @@ def test_modules_of_a_gguf_file_are_those_of_the_model_it_was_made_of(folders, t
     assert ours.module("embedding.weight") is ours.module("layers.1.nothing.weight") is None
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("page_size", "options"),
     [

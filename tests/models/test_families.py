@@ -53,6 +53,7 @@ def own_logits(folder, tokens: list[int], chunks: list[int]) -> np.ndarray:
     return np.concatenate(logits)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", TINY_MODELS)
 def test_all_logits_are_those_of_transformers(name, folders):
     """Also far beyond the window, which must matter."""
@@ -70,6 +71,7 @@ def test_all_logits_are_those_of_transformers(name, folders):
         np.testing.assert_allclose(opened[:WINDOW], expected[:WINDOW], atol=2e-4)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", TINY_MODELS)
 def test_logits_are_the_same_bits_for_any_chunks(name, folders):
     tokens = np.random.default_rng(1).integers(2, 258, 90).tolist()
@@ -78,6 +80,7 @@ def test_logits_are_the_same_bits_for_any_chunks(name, folders):
         np.testing.assert_array_equal(own_logits(folders(name), tokens, chunks), whole)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", TINY_MODELS)
 def test_generated_tokens_are_those_of_transformers(name, folders):
     prompts = [np.random.default_rng(count).integers(2, 258, count).tolist() for count in (1, 7, WINDOW, 100)]
@@ -96,6 +99,7 @@ def test_generated_tokens_are_those_of_transformers(name, folders):
         np.testing.assert_allclose(ours, own.numpy(), atol=2e-4)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", ["llama", "gemma3", "gpt-oss", "deepseek-v3", "falcon-h1", "qwen3-next"])
 def test_weights_of_16_bits(name, dtype, tmp_path):

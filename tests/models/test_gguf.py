@@ -91,6 +91,7 @@ FIXED = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", GGUF_FAMILIES)
 def test_a_gguf_file_says_what_the_folder_says(name, tmp_path):
     """The same weights in both formats give the same logits. llama.cpp's converter is not here: what it changes is

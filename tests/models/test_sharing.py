@@ -56,6 +56,7 @@ def cold(folders):
         llm.close()
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("name", "page_size"), CASES)
 def test_prefix_hits_batches_and_retraction(name, page_size, folders, cold):
     """Prompts around the window's length, and longer; the second turn goes on where the first ended."""
@@ -74,6 +75,7 @@ def test_prefix_hits_batches_and_retraction(name, page_size, folders, cold):
         assert again.cached_tokens >= len(history) - 1 - page_size, "the second turn computes its history again"
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("name", "page_size"), CASES)
 def test_conversations_with_forks_and_rewinds(name, page_size, folders, cold):
     rng, short = np.random.default_rng(page_size), replace(GREEDY, max_tokens=6)
@@ -111,6 +113,7 @@ SPECULATING = [
 ]
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("name", "page_size", "how"), SPECULATING)
 def test_speculation_changes_nothing(name, page_size, how, folders):
     """One token is likelier than the model has it, more and more, until drafts are right, but not always."""
@@ -175,6 +178,7 @@ def test_a_pool_for_a_few_serves_many(name, folders, cold):
             assert said(output) == cold(name, prompt)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["bfloat16", "int8"])
 @pytest.mark.parametrize("name", ["gemma2", "deepseek-v3", "falcon-h1"])
 def test_smaller_numbers_in_the_cache(name, kind, folders):

@@ -14,7 +14,7 @@ from test_gguf import FIXED, GGUF_FAMILIES
 from tiny_models import TINY_MODELS, save_random
 
 from freehold.errors import ModelUnavailable
-from freehold.models.decoder import Decoder
+from freehold.models.loading.dry_run import check_tensors
 from freehold.models.loading.gguf_file import GgufCheckpoint
 from freehold.models.loading.gguf_layout import Tensor, read_layout
 from freehold.models.loading.hf_directory import HfCheckpoint
@@ -22,17 +22,6 @@ from freehold.models.loading.resolve import open_checkpoint
 from freehold.models.tensor_shapes import CheckedCheckpoint
 
 CASES = [(name, "folder") for name in TINY_MODELS] + [(name, "gguf") for name in GGUF_FAMILIES]
-
-
-class NoDevice:
-    """A backend that packs nothing."""
-
-    def __getattr__(self, name):
-        return lambda *arguments: None
-
-
-def build(checkpoint) -> None:
-    Decoder(checkpoint, NoDevice(), checkpoint.spec.cache_layouts())
 
 
 class Stored:
@@ -147,11 +136,12 @@ def shape_of(checkpoint, name: str) -> tuple[int, ...]:
     return tuple(checkpoint._read(name).get_shape())
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(("name", "kind"), CASES)
 def test_a_tensor_of_another_shape_is_refused(name, kind, model, monkeypatch):
     whole = open_checkpoint(model(name, kind).path)
     spy = Spy(whole)
-    build(spy)
+    check_tensors(spy)
     names = model(name, kind).names()
     assert set(names) == set(spy.asked), "every tensor of the file is part of the model"
     accepted = []
@@ -171,6 +161,7 @@ def test_a_tensor_of_another_shape_is_refused(name, kind, model, monkeypatch):
     assert not accepted
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(("name", "kind"), CASES)
 def test_a_missing_tensor_is_refused(name, kind, model, monkeypatch):
     accepted = []
@@ -178,11 +169,21 @@ def test_a_missing_tensor_is_refused(name, kind, model, monkeypatch):
         if kind == "gguf" and tensor == "output.weight":
             continue  # without it, the file says that the embeddings are tied
         try:
-            build(model(name, kind).changed(monkeypatch, tensor, lambda array: None))
+            check_tensors(model(name, kind).changed(monkeypatch, tensor, lambda array: None))
         except ValueError:
             continue
         accepted.append(tensor)
     assert not accepted
+
+
+@pytest.mark.parametrize("kind", ["folder", "gguf"])
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_a_norm_that_is_not_finite_is_refused(kind, wrong, model, monkeypatch):
+    made = model("llama", kind)
+    (name,) = [name for name in made.names() if name in ("model.norm.weight", "output_norm.weight")]
+    changed = made.changed(monkeypatch, name, lambda array: np.append(array[:-1], np.float32(wrong)))
+    with pytest.raises(ModelUnavailable, match=r"norm\.weight has numbers that are not finite"):
+        check_tensors(changed)
 
 
 @pytest.mark.parametrize("kept", [0, 5, 1000, -5000, -1])

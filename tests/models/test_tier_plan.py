@@ -11,12 +11,13 @@ from torch import float32
 from freehold import tier_plan
 from freehold.config import EngineConfig
 from freehold.engine.page_mover import PageMover
+from freehold.errors import InvalidParameter
 from freehold.memory_plan import plan_memory
 from freehold.models.loading.content import content_fingerprint
 from freehold.models.loading.resolve import open_checkpoint
 from freehold.mover import Kind, Order
 from freehold.store.store import StoreStats
-from freehold.tier_plan import open_storage, plan_tiers
+from freehold.tier_plan import check_capacity, check_tiers, place_of, plan_tiers
 
 # Float32, because how attention rounds KV in bfloat16 depends on the machine, which would hide what depends on KV.
 OPTIONS = {"enable_hierarchical_cache": True, "hicache_storage_backend": "file", "kv_cache_dtype": "float32"}
@@ -134,10 +135,35 @@ def test_what_cannot_work_is_refused_by_name(options, message):
         EngineConfig(**options)
 
 
-@pytest.mark.parametrize("backend", ["redis", "s3"])
-def test_a_store_without_a_location_is_refused(backend):
-    with pytest.raises(ValueError, match="hicache_storage_location"):
-        open_storage(backend, None, 1 << 30)
+@pytest.mark.parametrize(("kind", "location"), [
+    ("redis", None), ("s3", None), ("s3", "bucket"), ("s3", "redis://host"), ("file", "s3://bucket/c"), ("file", ""),
+    ("redis", "/folder"), ("file", "tape://one"),
+])  # fmt: skip
+def test_a_location_of_another_kind_is_refused(kind, location, folder):
+    with pytest.raises(InvalidParameter, match="hicache_storage_location: expected") as refused:
+        place_of(kind, location)
+    assert refused.value.field == "hicache_storage_location"
+    options = {"hicache_storage_backend": kind, "hicache_storage_location": location}
+    config = EngineConfig(model=str(folder), **{**OPTIONS, **options})
+    with pytest.raises(InvalidParameter, match="hicache_storage_location: expected"):
+        check_tiers(config, plan_memory(config, open_checkpoint(folder)))
+
+
+@pytest.mark.parametrize(("kind", "location"), [
+    ("file", "kv"), ("file", "/tmp/kv"), ("file", "file:///tmp/kv"), ("redis", "rediss://host/0"),
+    ("redis", "unix:///socket"), ("s3", "s3://bucket/kv"),
+])  # fmt: skip
+def test_a_location_of_its_kind_stays_as_it_is(kind, location):
+    assert place_of(kind, location) == location
+
+
+def test_a_capacity_that_would_keep_nothing_is_refused(folder):
+    check_capacity(4 * 300, [100, 200])
+    with pytest.raises(InvalidParameter, match="hicache_storage_capacity: must be at least 1200") as refused:
+        check_capacity(4 * 300 - 1, [100, 200])
+    assert refused.value.field == "hicache_storage_capacity"
+    with pytest.raises(InvalidParameter, match="hicache_storage_capacity"):
+        names(folder, hicache_storage_capacity=10)
 
 
 def test_without_a_prefix_cache_there_is_nothing_to_keep(folder):

@@ -105,6 +105,7 @@ def cold(folders):
     return ask
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("store", "kind", "page_size", "precision"), CASES)
 def test_what_was_evicted_comes_back(store, kind, page_size, precision, folders, cold, location):
     options = {
@@ -134,6 +135,7 @@ def check_return(llm: LLM, tier: str, expected: list, page_size: int) -> None:
     settle(llm)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("policy", ["write_through", "write_through_selective", "write_back"])
 def test_policies_of_writing(policy, folders, cold):
     """Too little device memory for all prompts: some were evicted when they are asked for again."""
@@ -153,6 +155,7 @@ def test_policies_of_writing(policy, folders, cold):
         assert llm.scheduler.memory.counts().transfer == 0
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("trouble", ["killed", "stalled", "full"])
 @pytest.mark.parametrize("store", ["file", "redis", "s3"])
 def test_a_store_in_trouble_costs_hits_and_nothing_else(store, trouble, folders, cold, location, request):

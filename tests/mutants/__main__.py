@@ -1,145 +1,111 @@
-"""`make mutants`: plant each bug in a copy of the source, run the tests that run its lines, and write down which one
-caught it. Exit code 1 if a bug survives. With arguments: only those whose names contain one of them."""
+"""`make mutants`: make one mistake at a time in a copy of the source, and see whether a test fails that runs its line.
+
+Some mistakes are planted: none may survive. Others are a random sample: those that survive are listed in
+`build/survivors.md`, with the command that repeats each.
+"""
 
 from __future__ import annotations
 
 import argparse
 import os
-import queue
-import re
-import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from itertools import chain, zip_longest
 from pathlib import Path
 
-from catalogue import MUTANTS
-from coverage_map import ENVIRONMENT, PYTEST, ROOT, CoverageMap
-from mutant import Mutant
+import bugs_of_memory
+import bugs_of_serving
+from coverage_map import CoverageMap
+from edit import ROOT
+from planted import PlantedBug
+from random_mutants import SAMPLED, mutants_of, sample
 from rich.console import Console
+from trial import Mutant, Trials, Verdict
 
 from freehold.engine.cpu.isa import available
 
-PAGE = ROOT / "docs" / "mutants.md"
-HEAD = """# Planted bugs
-
-`make mutants` plants each of these in a copy of the source and runs the tests that run its lines. All must be caught.
-This page is written by it.
-"""
-TIMEOUT_S = 600
-TEST_LIMIT_S = 60  # of one test: a bug may make it hang
-CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE)
+PLANTED = [*bugs_of_memory.BUGS, *bugs_of_serving.BUGS]
+SURVIVORS = ROOT / "build" / "survivors.md"
 
 
-@dataclass(frozen=True)
-class Verdict:
-    mutant: Mutant
-    caught_by: str | None
-    seconds: float
+def chosen(options: argparse.Namespace) -> list[Mutant]:
+    """Planted and random ones in turns, so that both have a part of the time."""
+    if options.names:
+        files = dict.fromkeys(name.partition(":")[0] for name in options.names if ":" in name)
+        every: list[Mutant] = [*PLANTED, *(mutant for file in files for mutant in mutants_of(file))]
+        return [mutant for mutant in every if any(name in mutant.name for name in options.names)]
+    number, _, count = options.share.partition("/")
+    planted = [bug for bug in PLANTED if bug.isa in available()][int(number) - 1 :: int(count)] if int(number) else []
+    pairs = zip_longest(planted, sample(options.sample, options.seed, tuple(options.folders)))
+    return [mutant for mutant in chain.from_iterable(pairs) if mutant is not None]
 
 
-def plant(mutant: Mutant, source: Path) -> None:
-    path = source / "freehold" / mutant.file
-    path.write_text(path.read_text().replace(mutant.old, mutant.new))
-
-
-def lines_of(mutant: Mutant) -> tuple[int, int]:
-    """The first and the last line that differ. Raises SystemExit if the source has moved on."""
-    text = (ROOT / "src" / "freehold" / mutant.file).read_text()
-    if text.count(mutant.old) != 1:
-        raise SystemExit(f"mutant '{mutant.name}': its text occurs {text.count(mutant.old)} times in {mutant.file}")
-    first = text[: text.index(mutant.old)].count("\n") + 1
-    old, new = mutant.old.splitlines(), mutant.new.splitlines()
-    same = next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old) - 1, len(new)))
-    return first + same, first + len(old) - 1
-
-
-def try_one(mutant: Mutant, tests: list[str], folders: queue.SimpleQueue[Path], end: float) -> Verdict | None:
-    """In one of a few folders; None if it is too late. Compiled kernels are copied with the source: they need not be
-    compiled each time."""
-    if time.monotonic() > end:
-        return None
-    folder = folders.get()
-    try:
-        source = folder / "src"
-        shutil.rmtree(source, ignore_errors=True)
-        shutil.copytree(ROOT / "src", source)
-        plant(mutant, source)
-        environment = {**ENVIRONMENT, "PYTHONPATH": str(source)}
-        options = [*PYTEST, "--timeout", str(TEST_LIMIT_S), "-x", "--tb=no"]
-        command = [sys.executable, *options, *tests]
-        before = time.monotonic()
-        try:
-            run = subprocess.run(
-                command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-            )
-            found = re.search(r"^(?:FAILED|ERROR) \S*/(\S+?\.py)(?:::(\S+))?", run.stdout, re.MULTILINE)
-            caught = f"{found[1]}::{found[2] or 'import'}" if found else None
-            if -run.returncode in CRASHES:  # compiled code read or wrote where nothing is
-                caught = f"the process ended with {signal.Signals(-run.returncode).name}"
-            elif run.returncode not in (0, 1, 2):
-                caught = None
-        except subprocess.TimeoutExpired:
-            caught = None  # a test that hangs fails by its own limit: these were only too many
-        return Verdict(mutant, caught, time.monotonic() - before)
-    finally:
-        folders.put(folder)
-
-
-def table(verdicts: list[Verdict]) -> str:
-    rows = ["| planted bug | stands for | caught by |", "|---|---|---|"]
+def survivors(verdicts: list[Verdict], seed: int) -> str:
+    parts = [f"# Mutants that no test caught (seed {seed})\n"]
     for verdict in verdicts:
-        caught = f"`{verdict.caught_by}`" if verdict.caught_by else "**survived**"
-        rows.append(f"| {verdict.mutant.name} | {verdict.mutant.kind} | {caught} |")
-    return "\n".join(rows)
+        if verdict.caught_by is None:
+            name = verdict.mutant.name
+            cut = " The time was over before all tests had run.\n" if verdict.is_cut else ""
+            parts.append(f'## {name}\n\n`.venv/bin/python tests/mutants "{name}"`{cut}\n')
+            parts.append(f"```diff\n{verdict.mutant.edit.diff}\n```\n")
+    return "\n".join(parts)
 
 
-def share_of(text: str) -> slice:
-    """2/3: the second of three parts of the catalogue, each as mixed as the whole."""
-    number, _, count = text.partition("/")
-    return slice(int(number) - 1, None, int(count))
+def shares(verdicts: list[Verdict]) -> str:
+    """Planted ones, and random ones by folder."""
+    counts: defaultdict[str, list[bool]] = defaultdict(list)
+    for verdict in verdicts:
+        file = verdict.mutant.edit.file
+        folder = next((part for part in SAMPLED if file.startswith(f"{part}/")), file)
+        part = "planted" if isinstance(verdict.mutant, PlantedBug) else folder
+        counts[part].append(verdict.caught_by is not None)
+    return ", ".join(f"{part} {sum(of)} of {len(of)} caught ({sum(of) / len(of):.0%})" for part, of in counts.items())
 
 
-def main(names: list[str], share: slice, minutes: float) -> int:
-    console, end = Console(), time.monotonic() + 60 * minutes
-    there = [mutant for mutant in MUTANTS if mutant.isa in available()]
-    chosen = [mutant for mutant in there if not names or any(name in mutant.name for name in names)][share]
-    lines = [lines_of(mutant) for mutant in chosen]
-    workers = os.cpu_count() or 1
-    with console.status("Measuring which tests run which lines ..."):
-        covering = CoverageMap(workers)
-    tests = [covering.tests_of(mutant.file, *of) for mutant, of in zip(chosen, lines, strict=True)]
+def main(options: argparse.Namespace) -> int:
+    console, end = Console(highlight=False, markup=False, soft_wrap=True), time.monotonic() + 60 * options.minutes
+    mutants, workers = chosen(options), options.workers
+    console.print(f"{len(mutants)} mutants, seed {options.seed}: measuring which tests run which lines")
+    covering = CoverageMap([mutant.edit for mutant in mutants], workers)
+    tests = [covering.tests_of(mutant.edit) for mutant in mutants]
     verdicts: list[Verdict] = []
-    folders: queue.SimpleQueue[Path] = queue.SimpleQueue()
+    SURVIVORS.parent.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="freehold-mutants-") as root, ThreadPoolExecutor(workers) as pool:
-        for number in range(workers):
-            folders.put(Path(root) / str(number))
-        for verdict in pool.map(lambda one, of: try_one(one, of, folders, end), chosen, tests):
+        trials = Trials(Path(root), workers)
+        for verdict in pool.map(lambda mutant, of: trials.run(mutant, of, end), mutants, tests):
             if verdict is None:
                 break
             verdicts.append(verdict)
-            outcome = verdict.caught_by or "SURVIVED"
-            console.print(f"{len(verdicts):3}/{len(chosen)} {verdict.mutant.name}: {outcome} ({verdict.seconds:.0f} s)",
-                          highlight=False, markup=False, soft_wrap=True)  # fmt: skip
-    caught = sum(verdict.caught_by is not None for verdict in verdicts)
-    if len(verdicts) == len(MUTANTS):
-        PAGE.write_text(f"{HEAD}\n{table(verdicts)}\n")
-    for verdict in verdicts:
-        if verdict.caught_by is None:
-            console.print(f"SURVIVED: {verdict.mutant.name}", highlight=False, markup=False, soft_wrap=True)
-    late = len(chosen) - len(verdicts)
-    console.print(f"{caught} of {len(verdicts)} mutants caught{f', no time for {late} more' if late else ''}")
-    return 0 if caught == len(verdicts) else 1
+            SURVIVORS.write_text(survivors(verdicts, options.seed))
+            outcome = verdict.caught_by or ("SURVIVED, cut" if verdict.is_cut else "SURVIVED")
+            console.print(
+                f"{len(verdicts):3}/{len(mutants)} {verdict.mutant.name}: {outcome} ({verdict.seconds:.0f} s)"
+            )
+    late = len(mutants) - len(verdicts)
+    console.print(f"{shares(verdicts)}{f'; no time for {late} more' if late else ''}")
+    if any(verdict.caught_by is None for verdict in verdicts):
+        console.print(f"Survivors: {SURVIVORS.relative_to(ROOT)}")
+    return int(any(verdict.caught_by is None and isinstance(verdict.mutant, PlantedBug) for verdict in verdicts))
+
+
+def commit() -> int:
+    run = subprocess.run(
+        ["git", "rev-parse", "--short=8", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    return int(run.stdout.strip() or "0", 16)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="make mutants", description=__doc__)
-    parser.add_argument("names", nargs="*", help="only bugs whose names contain one of these")
-    parser.add_argument("--share", type=share_of, default=slice(None), help="such as 2/3: the second third of them")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="plant none after that time")
-    options = parser.parse_args()
-    sys.exit(main(options.names, options.share, options.minutes))
+    parser.add_argument("names", nargs="*", help="only these: a part of what a bug is called, or a survivor's name")
+    parser.add_argument("--share", default="1/1", help="of the planted ones, such as 2/3: the second third; 0/1: none")
+    parser.add_argument("--sample", type=int, default=200, help="so many random ones")
+    parser.add_argument("--seed", type=int, default=commit(), help="of the sample; the commit's, if not given")
+    parser.add_argument("--folders", nargs="+", default=SAMPLED, help="that the sample is from")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin none after that time")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    sys.exit(main(parser.parse_args()))

@@ -1,112 +1,108 @@
-"""Which tests run which lines: measured once, before bugs are planted."""
+"""Which tests run which lines: measured once for each state of the source and of the tests, and kept."""
 
 from __future__ import annotations
 
+import hashlib
 import os
-import re
+import shutil
 import subprocess
 import sys
-import tempfile
 import xml.etree.ElementTree as ElementTree
 from collections import defaultdict
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 from coverage import CoverageData
+from edit import PACKAGE, ROOT, Edit
 
-ROOT = Path(__file__).parent.parent.parent
-# What is quick, and runs the code in this process, in groups that are measured side by side, the longest first. Tests
-# of the real model over HTTP are in `DRIVERS`.
-MEASURED = [
-    ["tests/engine/test_products.py", "tests/engine/test_attention.py"],
-    ["tests/simulation"],
-    ["tests/scheduler"],
-    ["tests/engine/test_speculation.py", "tests/engine/test_invariance.py", "tests/engine/test_sampler.py",
-     "tests/engine/test_sequences.py", "tests/engine/test_ngram.py", "tests/engine/test_step_thread.py",
-     "tests/engine/test_prompt_logprobs.py", "tests/engine/test_session_turns.py", "tests/engine/test_storage_io.py"],
-    ["tests/models/test_sharing.py"],
-    ["tests/models/test_adapters.py", "tests/models/test_embeddings.py"],
-    ["tests/models/test_families.py", "tests/models/test_gguf.py", "tests/models/test_tensor_shapes.py",
-     "tests/engine/test_recurrence.py",
-     "tests/models/test_tier_plan.py"],
-    ["tests/memory"],
-    ["tests/engine/test_grammars.py", "tests/server/test_constraints.py"],
-    ["tests/text", "tests/test_llm.py", "tests/server/test_session_table.py", "tests/server/test_engine_loop.py",
-     "tests/server/test_session_line.py", "tests/server/test_session_memory.py", "tests/server/test_continuation.py",
-     "tests/server/test_errors.py", "tests/server/test_restarts.py",
-     "tests/server/test_engine_child.py"],
+
+@dataclass(frozen=True)
+class Suite:
+    """The tests of a part of the source. Lines are measured of tests that are quick and run the code in their own
+    process. `beyond` follow: they take long, or the code is compiled or runs in another process."""
+
+    part: str
+    measured: tuple[str, ...] = ()
+    beyond: tuple[str, ...] = ()
+
+
+LEDGER = ("tests/memory", "tests/scheduler", "tests/simulation")
+WORLDS = (
+    "tests/scheduler/test_bounds.py",
+    "tests/simulation/test_exhaustive.py::test_every_scope_is_explored_some_events_deep",
+    "tests/simulation/test_simulation.py::test_the_diagonal_of_the_matrix",
+)
+SESSIONS = ("tests/server/test_native.py", "tests/server/test_sessions.py")
+KERNELS = ("tests/engine/test_products.py", "tests/engine/test_attention.py")
+# The first that a file is part of.
+SUITES = [
+    Suite("memory", LEDGER, WORLDS),
+    Suite("scheduler", (*LEDGER, "tests/server/test_engine_loop.py"), WORLDS),
+    Suite("store", ("tests/store",), ("tests/engine/test_storage_io.py", "tests/server/test_storage_backend.py",
+                                      "tests/server/test_tier_restarts.py")),
+    Suite("server/access", ("tests/server/test_session_table.py",),
+          ("tests/server/test_access.py", "tests/server/test_cache_and_keys.py")),
+    Suite("text", ("tests/text", "tests/server/test_continuation.py"),
+          ("tests/test_chat.py", "tests/server/test_tools.py", "tests/server/test_agents.py")),
+    Suite("prefix_keys.py", ("tests/store",), ("tests/memory/test_host_tier.py", "tests/models/test_tier_plan.py")),
+    Suite("tier_plan.py", (), ("tests/models/test_tier_plan.py",)),
+    Suite("engine/cpu/recurrence", (), ("tests/engine/test_recurrence.py", "tests/models/test_sharing.py")),
+    Suite("engine/cpu/state_batch", (), ("tests/engine/test_recurrence.py", "tests/models/test_sharing.py")),
+    Suite("engine/cpu/attention", (), ("tests/engine/test_attention.py",)),
+    Suite("engine/cpu/softmax", (), ("tests/engine/test_softmax.py", "tests/engine/test_attention.py")),
+    Suite("engine/cpu/re", (), ("tests/engine/test_invariance.py",)),
+    Suite("engine/cpu/kernel_cache", (), ("tests/engine/test_kernel_cache.py",)),
+    Suite("engine/cpu/caches", (), ("tests/engine/test_attention.py", "tests/models/test_sharing.py")),
+    Suite("engine/cpu", (), KERNELS),
+    Suite("engine/grammar", (), ("tests/engine/test_grammars.py", "tests/server/test_structured_output.py")),
+    Suite("engine/adapters", (), ("tests/models/test_adapters.py",)),
+    Suite("engine", (), ("tests/engine/test_speculation.py", "tests/engine/test_sequences.py", *SESSIONS)),
+    Suite("ipc", (), ("tests/server/test_engine_setup.py", "tests/server/test_server.py", *SESSIONS)),
+    Suite("server", (), SESSIONS),
 ]  # fmt: skip
-# Tests whose code runs in other processes, or is compiled, which no measurement here sees, by what they look at.
-DRIVERS = {
-    "memory/": ["tests/simulation/test_simulation.py::test_the_diagonal_of_the_matrix",
-                "tests/simulation/test_exhaustive.py::test_four_events_deep_in_every_scope"],
-    "scheduler/": ["tests/simulation/test_simulation.py::test_the_diagonal_of_the_matrix",
-                   "tests/simulation/test_exhaustive.py::test_four_events_deep_in_every_scope"],
-    "step.py": ["tests/simulation/test_simulation.py::test_the_diagonal_of_the_matrix"],
-    "engine/cpu/attention": ["tests/engine/test_attention.py"],
-    "engine/cpu/": ["tests/engine/test_products.py", "tests/engine/test_attention.py",
-                    "tests/engine/test_older_processors.py"],
-    "engine/": ["tests/server/test_control.py"],
-    "ipc/": ["tests/server/test_sessions.py", "tests/server/test_native.py", "tests/server/test_server.py"],
-    "server/access/": ["tests/server/test_access.py"],
-    "ipc/child.py": ["tests/server/test_faults.py"],
-    "server/served_models.py": ["tests/server/test_serving_options.py", "tests/server/test_served_adapters.py"],
-    "ipc/async_engine.py": ["tests/server/test_served_adapters.py",
-                            "tests/server/test_faults.py::test_a_server_that_was_stopped_goes_on"],
-    "server/answers/": ["tests/server/test_tools.py"],
-    "server/responses/": ["tests/server/test_responses.py"],
-    "server/anthropic/": ["tests/server/test_tools.py", "tests/server/test_anthropic.py"],
-    "server/": ["tests/server/test_sessions.py", "tests/server/test_native.py", "tests/server/test_server.py"],
-    "conversation.py": ["tests/server/test_sessions.py"],
-    "llm.py": [],
-}  # fmt: skip
-# Plugins that happen to be installed would take most of the time.
-ENVIRONMENT = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 PYTEST = ["-m", "pytest", "-q", "-p", "pytest_timeout", "-p", "no:cacheprovider",
           "-m", "not exact and not load and not soak and not hostile"]  # fmt: skip
-DATA, REPORT = "coverage", "times.xml"
-MEASURED_LIMIT_S = 1500  # of a test: some take minutes on a slow machine
+# Plugins that happen to be installed would take most of the time.
+ENVIRONMENT = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+KEPT = ROOT / "build" / "coverage"
+DATA, REPORT = "lines", "times.xml"
+
+
+@dataclass(frozen=True)
+class Tests:
+    """Node ids in the order in which they run, and the seconds that the slowest of those measured takes."""
+
+    nodes: list[str]
+    slowest: float
 
 
 class CoverageMap:
-    """For each line of the source the tests that run it: those that import its module first, the quickest before
-    others."""
+    """For each line of the source the tests that run it, the quickest first."""
 
-    def __init__(self, jobs: int) -> None:
+    def __init__(self, edits: Iterable[Edit], jobs: int) -> None:
         self._seconds: dict[str, float] = {}
         self._data = CoverageData(no_disk=True)
-        with tempfile.TemporaryDirectory(prefix="freehold-coverage-") as root, ThreadPoolExecutor(jobs) as pool:
-            folders = [Path(root) / str(number) for number in range(len(MEASURED))]
-            for folder in pool.map(_measure, folders, MEASURED):
+        self._files = {path.stem: str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py")}
+        suites = dict.fromkeys(suite_of(edit.file) for edit in edits)
+        files = dict.fromkeys(file for suite in suites for file in _files_of(suite))
+        source = _hash_of(PACKAGE)
+        with ThreadPoolExecutor(jobs) as pool:
+            for folder in pool.map(lambda file: _measured(file, source), files):
                 self._seconds |= _seconds(folder / REPORT)
                 measured = CoverageData(str(folder / DATA))
                 measured.read()
                 self._data.update(measured)
-        self._files = {path.stem: str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py")}
 
-    def tests_of(self, file: str, first: int, last: int) -> list[str]:
-        """Node ids of tests that run one of the lines first .. last of a file of the package, and of those that import
-        it, then those that may run it where no measurement sees it."""
-        lines = self._data.contexts_by_lineno(str(ROOT / "src" / "freehold" / file))
-        running = self._nodes(lines.get(line, []) for line in range(first, last + 1))
-        importers = set(self._importers(file))
-        # Lines that no test runs are compiled, or run while a module is imported.
-        likely, others = (running, importers) if running else (importers, self._nodes(lines.values()))
-        drivers = [test for folder, tests in DRIVERS.items() if file.startswith(folder) for test in tests]
-
-        def quickest_first(nodes: set[str]) -> list[str]:
-            return sorted(nodes - set(drivers), key=lambda node: self._seconds.get(node, float("inf")))
-
-        return [*quickest_first(likely), *quickest_first(others - likely), *drivers]
-
-    def _importers(self, file: str) -> list[str]:
-        module = "freehold." + file.removesuffix(".py").replace("/", ".")
-        package, _, name = module.rpartition(".")
-        imported = re.compile(rf"^from ({re.escape(module)} import|{re.escape(package)} import .*\b{name}\b)", re.M)
-        paths = [path for path in self._files.values() if imported.search((ROOT / path).read_text())]
-        measured = [node for node in self._seconds if node.partition("::")[0] in paths and "::" in node]
-        return measured + [path for path in paths if path not in self._seconds]
+    def tests_of(self, edit: Edit) -> Tests:
+        suite = suite_of(edit.file)
+        lines = self._data.contexts_by_lineno(str(PACKAGE / edit.file))
+        # Lines that no test runs do so while a module is imported: then all tests of the file.
+        running = self._nodes(lines.get(line, []) for line in edit.lines) or self._nodes(lines.values())
+        quickest = sorted(running - set(suite.beyond), key=lambda node: self._seconds.get(node, 0.0))
+        slowest = max((self._seconds.get(node, 0.0) for node in quickest), default=0.0)
+        return Tests([*quickest, *suite.beyond], slowest)
 
     def _nodes(self, contexts: Iterable[list[str]]) -> set[str]:
         return {node for of_line in contexts for one in of_line if one and (node := self._node(one)) is not None}
@@ -121,29 +117,56 @@ class CoverageMap:
         return known if known in self._seconds else path
 
 
-def _measure(folder: Path, tests: list[str]) -> Path:
-    """Run tests, and leave in the folder which lines each ran and how long it took. Raises SystemExit if one fails."""
-    folder.mkdir()
+def suite_of(file: str) -> Suite:
+    return next(suite for suite in SUITES if file.startswith(suite.part))
+
+
+def _hash_of(folder: Path) -> bytes:
+    files = sorted(folder.rglob("*.py")) if folder.is_dir() else [folder]
+    return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).digest()
+
+
+def _files_of(suite: Suite) -> list[str]:
+    found: list[Path] = []
+    for path in suite.measured:
+        found += sorted((ROOT / path).rglob("test_*.py")) if (ROOT / path).is_dir() else [ROOT / path]
+    return [file for one in found if (file := str(one.relative_to(ROOT))) not in suite.beyond]
+
+
+def _measured(path: str, source: bytes) -> Path:
+    """A folder with the lines that each test of a file runs, and its time. Raises SystemExit if one fails."""
+    beside = {file for folder in (ROOT / "tests", (ROOT / path).parent) for file in folder.glob("*.py")}
+    shared = sorted(file for file in beside if not file.name.startswith("test_"))
+    content = hashlib.sha256(source + b"".join(map(_hash_of, [ROOT / path, *shared]))).hexdigest()[:16]
+    name = path.replace("/", "-").removesuffix(".py")
+    folder = KEPT / f"{name}@{content}"
+    if (folder / REPORT).exists():
+        return folder
+    for old in KEPT.glob(f"{name}@*"):
+        shutil.rmtree(old)
+    folder.mkdir(parents=True)
     settings = folder / "settings"
-    settings.write_text(
-        f"[run]\nsource = {ROOT / 'src'}\ndata_file = {folder / DATA}\ndynamic_context = test_function\n"
+    parts = ",".join(
+        f"{PACKAGE / suite.part}{'' if '.' in suite.part else '/**'}" for suite in SUITES if suite.measured
     )
+    settings.write_text(f"[run]\ninclude = {parts}\ndata_file = {folder / DATA}\ndynamic_context = test_function\n")
+    left_out = [f"--deselect={test}" for suite in SUITES for test in suite.beyond if test.startswith(f"{path}::")]
     command = [sys.executable, "-m", "coverage", "run", f"--rcfile={settings}", *PYTEST,
-               "--timeout", str(MEASURED_LIMIT_S), f"--junitxml={folder / REPORT}", *tests]  # fmt: skip
+               f"--junitxml={folder / 'running.xml'}", *left_out, path]  # fmt: skip
     ran = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, check=False)
     if ran.returncode:
         raise SystemExit(f"the tests fail without any planted bug:\n{ran.stdout[-3000:]}")
+    (folder / "running.xml").rename(folder / REPORT)
     return folder
 
 
 def _seconds(report: Path) -> dict[str, float]:
-    """By test function, all its parameters together, and by module."""
+    """By test function, all its parameters together."""
     seconds: defaultdict[str, float] = defaultdict(float)
     for case in ElementTree.parse(report).getroot().iter("testcase"):
         path = str(case.get("classname")).replace(".", "/")
         name = str(case.get("name")).partition("[")[0]
         while path and not (ROOT / f"{path}.py").exists():  # a test in a class
             path = path.rpartition("/")[0]
-        for node in (f"{path}.py::{name}", f"{path}.py"):
-            seconds[node] += float(case.get("time") or 0)
+        seconds[f"{path}.py::{name}"] += float(case.get("time") or 0)
     return dict(seconds)

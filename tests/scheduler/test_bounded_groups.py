@@ -1,6 +1,7 @@
 """What the scheduler does for groups that forget: checkpoints where they are useful, and room counted by group."""
 
 import numpy as np
+import pytest
 
 from freehold.config import EngineConfig
 from freehold.memory import CacheGroup
@@ -117,10 +118,11 @@ def test_a_pool_for_two_windows_serves_64_long_prompts():
     assert all(request.finish.kind == "length" for request in requests)
 
 
-def test_64_rows_of_8000_tokens_hold_little_more_than_their_windows():
+@pytest.mark.parametrize("length", [800, pytest.param(8_000, marks=pytest.mark.thorough)])
+def test_64_long_rows_hold_little_more_than_their_windows(length):
     h = window_harness(pages=64 * 200, rows=64)
     rng, most, rows = np.random.default_rng(0), 0, 0
-    requests = [h.submit(rng.integers(4, 900, 8_000).tolist(), greedy(1100)) for _ in range(64)]
+    requests = [h.submit(rng.integers(4, 900, length).tolist(), greedy(1100)) for _ in range(64)]
     while not all(request.output.size for request in requests):
         h.step()
         most, rows = max(most, pages_in_rows(h)), max(rows, len(h.scheduler.running))
@@ -128,16 +130,17 @@ def test_64_rows_of_8000_tokens_hold_little_more_than_their_windows():
     assert 64 * WINDOW / PAGE <= most <= 1.2 * 64 * (WINDOW + CHUNK) / PAGE
 
 
-def test_a_row_of_20000_tokens_is_as_small_as_a_short_one():
+@pytest.mark.parametrize("length", [2_000, pytest.param(20_000, marks=pytest.mark.thorough)])
+def test_a_long_row_is_as_small_as_a_short_one(length):
     h = window_harness(pages=400, rows=1)
-    request, most = h.submit(list(range(4, 504)), greedy(19_500)), 0
+    request, most = h.submit(list(range(4, 504)), greedy(length - 500)), 0
     for step in range(1 << 20):
         h.step()
         if request.finish is not None:
             break
         if step > 10 and step % 97 == 0:
             most = max(most, pages_in_rows(h))
-    assert len(request.tokens) == 20_000
+    assert len(request.tokens) == length
     assert WINDOW // PAGE <= most <= -(-(WINDOW - 1) // PAGE) + 2
 
 

@@ -7,7 +7,6 @@ from typing import get_args, get_type_hints
 import msgspec
 import numpy as np
 import pytest
-from harness import Harness
 
 from freehold.config import EngineConfig
 from freehold.errors import BadRequest
@@ -15,6 +14,7 @@ from freehold.ipc.protocol import Options
 from freehold.memory import Retention
 from freehold.sampling_params import SamplingParams
 from freehold.scheduler.request import Request
+from harness import Harness
 
 EXTREMES = (-(2**63), -(2**31), 2**31, 2**63 - 1, 2**63, 2**64 - 1, 5e-324, 1e308, math.nan, math.inf)
 VOCABULARY = 1000

@@ -122,6 +122,7 @@ def test_attacks_in_turns_cost_a_client_little():
     assert not wrong, wrong
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(200)
 def test_a_short_round_of_attacks_leaves_nothing():
     """Too short for percentiles, and the machine may be busy: what counts is memory, statuses and what is left."""

@@ -111,7 +111,7 @@ def test_pins(url):
     made = httpx.post(f"{url}/v1/cache/pins", json=wanted, timeout=60).json()
     assert made["kept_tokens"] == made["asked_tokens"] // 16 * 16
     assert made["pages"]["pinned"] == made["kept_tokens"] // 16
-    assert httpx.post(f"{url}/v1/cache/pins", json=wanted, timeout=60).status_code == 400, "the name is in use"
+    assert httpx.post(f"{url}/v1/cache/pins", json=wanted, timeout=60).status_code == 409, "the name is in use"
     listed = httpx.get(f"{url}/v1/cache/pins").json()
     assert [pin["id"] for pin in listed["data"]] == ["preamble"]
     httpx.post(f"{url}/flush_cache", params={"timeout": 10})

@@ -159,8 +159,29 @@ def test_only_the_weights_that_were_set_are_loaded(folders, tmp_path, monkeypatc
         updated.shutdown()
         again.shutdown()
     save_random(LlamaConfig(**{**SIZES, "num_hidden_layers": 1}), 3, torch.float32, tmp_path)
-    with pytest.raises(ValueError, match="another kind of model"):
+    with pytest.raises(ValueError, match="another kind of model: 1 layers, expected 4"):
         assembled(EngineSetup(config, weights=str(tmp_path)))
+
+
+@pytest.mark.timeout(100)
+def test_the_cause_of_a_start_that_failed_is_kept(folders, tmp_path):
+    """The weights that the operator has set are gone when the process is started again."""
+    shutil.copytree(folders[1], gone := tmp_path / "gone")
+
+    async def run():
+        engine = AsyncEngine(folders[0], max_restarts=1, num_pages=60)
+        await engine.start()
+        try:
+            await engine.call("update_weights", str(gone))
+            shutil.rmtree(gone)
+            engine._child.kill()
+            while engine.failure is None:
+                await asyncio.sleep(0.05)
+            assert str(gone) in engine.failure
+        finally:
+            await engine.shutdown()
+
+    asyncio.run(run())
 
 
 # -- over HTTP --------------------------------------------------------------------------------------------------------
@@ -252,7 +273,7 @@ def test_a_storage_that_is_gone_can_be_attached_again_or_given_up(folders, tmp_p
         assert storage.status()["error"] is not None
         storage.detach()
         assert storage.status()["error"] is None
-        storage.attach_again(Backend("file", str(other), 10**6, PrefetchPolicy.TIMEOUT))
+        storage.attach_again(Backend("file", str(other), 1 << 24, PrefetchPolicy.TIMEOUT))
         assert (storage.status()["state"], storage.status()["error"]) == ("attached", None)
     finally:
         assembly.shutdown()
@@ -268,6 +289,16 @@ def test_a_folder_that_was_copied_by_half_changes_nothing(url, folders, tmp_path
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "model_path"), refused.text
     assert said(url) == before
     assert engine_of(url) == engine
+
+
+def test_a_model_of_no_name_or_of_another_kind_is_refused(url, tmp_path):
+    """`model_path` of nothing would be the server's folder."""
+    save_random(LlamaConfig(**{**SIZES, "num_hidden_layers": 1}), 3, torch.float32, tmp_path)
+    empty, other = (post(url, "/update_weights_from_disk", model_path=path) for path in ("", str(tmp_path)))
+    assert (empty.status_code, empty.json()["error"]["param"]) == (400, "model_path")
+    message = other.json()["error"]["message"]
+    assert (other.status_code, message.count(str(tmp_path))) == (400, 1), message
+    assert "1 layers, expected 4" in message
 
 
 def test_a_store_that_can_not_be_is_refused_where_it_is_attached(url):

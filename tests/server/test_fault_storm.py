@@ -293,6 +293,7 @@ def test_ten_thousand_faults(tmp_path):
     assert max(storm.memory[count // 2 :]) <= 1.05 * max(storm.memory[count // 4 : count // 2]), storm.memory
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(150)
 def test_a_few_hundred_faults(tmp_path):
     storm = weather(20.0, tmp_path)

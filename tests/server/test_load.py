@@ -62,6 +62,7 @@ def weather(clients: int, requests: int) -> None:
         assert counts["free"] == counts["capacity"] == pages, f"leaked after flushing {freed}"
 
 
+@pytest.mark.thorough
 def test_a_short_storm():
     weather(clients=64, requests=4)
 

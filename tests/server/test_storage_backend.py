@@ -113,21 +113,32 @@ def test_storage_comes_and_goes_while_requests_run(url, tmp_path):
 
 
 def test_what_can_not_be_done_is_refused(url, tmp_path):
+    params = []
+
     def status(method, path="", **body):
         answer = httpx.request(method, f"{url}{BACKEND}{path}", json=body or None, timeout=60)
+        if answer.status_code == 400:
+            params.append(answer.json()["error"]["param"])
         return answer.status_code, "" if answer.status_code == 200 else answer.json()["error"]["message"]
 
-    assert status("DELETE") == (400, "there is no storage backend: PUT /hicache/storage-backend attaches one")
-    assert status("POST", "/clear")[0] == 400
+    assert status("DELETE") == (409, "there is no storage backend: PUT /hicache/storage-backend attaches one")
+    assert status("POST", "/clear")[0] == 409
     assert status("PUT", hicache_storage_backend="tape")[0] == 400
     assert status("PUT", hicache_storage_backend="redis")[0] == 400
+    assert status("PUT", hicache_storage_backend="file", hicache_storage_location="s3://bucket/c")[0] == 400
     (tmp_path / "file").write_text("not a folder")
     place = {"hicache_storage_backend": "file", "hicache_storage_location": str(tmp_path / "file")}
-    assert status("PUT", **place)[0] == 400
+    code, said = status("PUT", **place)
+    assert code == 400
+    assert said.count(str(tmp_path / "file")) == 1, said
+    assert status("PUT", **place, hicache_storage_capacity=10)[0] == 400
+    location, capacity = "hicache_storage_location", "hicache_storage_capacity"
+    assert params == ["hicache_storage_backend", location, location, location, capacity]
     assert httpx.get(f"{url}{BACKEND}").json()["state"] == "detached"
     place["hicache_storage_location"] = str(tmp_path / "folder")
     assert status("PUT", **place) == (200, "")
-    assert "DELETE it first" in status("PUT", **place)[1]
+    code, said = status("PUT", **place)
+    assert (code, "DELETE it first" in said) == (409, True)
     assert status("DELETE") == (200, "")
 
 

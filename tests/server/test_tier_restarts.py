@@ -87,6 +87,7 @@ def kill_again_and_again(folder, times: int) -> None:
     server.kill()
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(200)
 def test_a_server_that_is_killed_starts_warm_and_is_right(tmp_path):
     kill_again_and_again(tmp_path, 2)

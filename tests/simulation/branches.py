@@ -1,11 +1,13 @@
 """Print the branches of memory and scheduler that neither the simulator's matrix nor its exploration reaches.
 
 `python tests/simulation/branches.py`: blocks that end with a broken invariant are left out, and what docs/testing.md
-explains, so the list should be empty. With a folder, the files of coverage in it are read and nothing is run.
+explains, so the list should be empty: it ends with code 1 if it is not. With a folder, the files of coverage in it are
+read and nothing is run.
 """
 
 from __future__ import annotations
 
+import argparse
 import ast
 import os
 import subprocess
@@ -93,8 +95,20 @@ def missed(folder: str) -> list[str]:
     return sorted(found)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", nargs="?", type=Path, help="read coverage's files there, and run nothing")
+    folder = parser.parse_args().folder
+    if folder is not None and not any(folder.glob("data.*")):
+        parser.error(f"{folder} has no coverage data (data.*)")
     with tempfile.TemporaryDirectory() as fresh:
-        if not sys.argv[1:]:
+        if folder is None:
             measure(fresh)
-        print("\n".join(missed(sys.argv[1] if sys.argv[1:] else fresh)))
+        found = missed(str(folder or fresh))
+    if found:
+        print("\n".join(found))
+    sys.exit(bool(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,16 +1,23 @@
 """The simulator runs clean, repeats itself, finds planted bugs and shrinks what it found."""
 
+import io
+import itertools
 import json
 import random
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from freehold.config import EngineConfig
 from freehold.memory.ledger.epochs import Epochs
 from freehold.planning.replay import Speed, replay
 from freehold.planning.trace import read_trace
+from freehold.simulation import command
 from freehold.simulation.groups import GROUPS
 from freehold.simulation.happenings import Happening, Verb
 from freehold.simulation.runs import jobs_for, run_many, uncovered
@@ -21,18 +28,53 @@ from freehold.simulation.world import Violation, World
 CELL = Cell(True, 4, "ngram", "fcfs", "tight")
 
 
-def test_the_diagonal_of_the_matrix():
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("part", range(5))
+def test_a_part_of_the_diagonal_of_the_matrix(part):
     """Every combination of the first axes once; `freehold simulate --matrix` takes all cells, and more seeds."""
-    cells = list(diagonal())
-    *_, tally = run_many(jobs_for(7_100, 1, None, cells), processes=2)
+    cells = list(diagonal())[part::5]
+    *_, tally = run_many(jobs_for(7_100, 1, None, cells), processes=1)
     assert tally.violation is None, tally.violation
     assert tally.scenarios == len(cells)
+    assert tally.steps > 2_000
+    assert tally.retractions > 20
+
+
+@pytest.mark.thorough
+def test_the_diagonal_reaches_every_change_of_state():
+    cells = list(diagonal())
+    *_, tally = run_many(jobs_for(7_200, 1, None, cells), processes=1)
     assert len({cell.groups for cell in cells}) == len(GROUPS)
-    assert tally.steps > 10_000
-    assert tally.retractions > 100
+    assert tally.violation is None, tally.violation
     assert not uncovered(tally.cover)
 
 
+def test_time_bounds_the_first_seeds_too(monkeypatch):
+    times = itertools.count()
+    monkeypatch.setattr("freehold.simulation.runs.time.monotonic", lambda: next(times))
+    assert len(list(jobs_for(0, 3, 5.0))) == 4
+    assert len(list(jobs_for(0, 1, 1000.0, [CELL]))) == 999, "and then goes on with fresh ones"
+
+
+def test_progress_that_is_not_shown_is_written_now_and_then(monkeypatch):
+    said, now = io.StringIO(), [0.0]
+    monkeypatch.setattr(command, "console", Console(file=said))
+    monkeypatch.setattr("freehold.simulation.command.time.monotonic", lambda: now[0])
+    say = command.Lines()
+    for at in (1, 11, 12, 22):
+        now[0] = float(at)
+        say(f"at {at}")
+    assert said.getvalue() == "at 11\nat 22\n"
+
+
+def test_branches_of_a_folder_without_data_are_an_error(tmp_path):
+    script = Path(__file__).parent / "branches.py"
+    for arguments, code in ((["--help"], 0), ([str(tmp_path)], 2), ([str(tmp_path / "nope")], 2)):
+        done = subprocess.run([sys.executable, script, *arguments], capture_output=True, text=True, check=False)
+        assert (done.returncode, bool(done.stdout + done.stderr)) == (code, True)
+
+
+@pytest.mark.thorough
 def test_several_processes_stop_when_the_time_is_up():
     *_, tally = run_many(jobs_for(9_000, 0, 1.0), processes=2)
     assert 0 < tally.scenarios < len(list(matrix()))

@@ -79,6 +79,9 @@ def test_what_is_wrong_is_said(folder, tmp_path):
     code, output = run("ls", "ftp://host")
     assert code == 1
     assert "not a kind of store" in output
+    code, output = run("ls", tmp_path / "nope")
+    assert (code, "no such folder" in output) == (1, True)
+    assert not (tmp_path / "nope").exists()
     code, output = run("ls", "redis://127.0.0.1:1/0")
     assert code == 1
     assert "redis" in output

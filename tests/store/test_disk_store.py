@@ -326,6 +326,7 @@ WRITER = """
 """
 
 
+@pytest.mark.thorough
 def test_a_writer_is_killed_again_and_again(tmp_path):
     """Whatever it had said to have written is there at the next start, or has been evicted; nothing is wrong."""
     rng, number = np.random.default_rng(0), 0

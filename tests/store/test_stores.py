@@ -390,7 +390,7 @@ def test_an_address_that_can_not_be_is_said_when_a_store_is_opened(location, end
     for name, value in {**credentials, "AWS_ENDPOINT": endpoint}.items():
         monkeypatch.setitem(os.environ, name, value)
     with pytest.raises(ValueError, match=r"hicache_storage_location: s3://.*AWS_ENDPOINT"):
-        open_storage("s3", location, MANY, must_answer=False)
+        open_storage(location, MANY, must_answer=False)
     store = open_store(location)
     for call in (lambda: store.contains([item(1).key], SECOND), lambda: store.put([item(1)], SECOND)):
         with pytest.raises(StoreUnavailable):
@@ -399,9 +399,9 @@ def test_an_address_that_can_not_be_is_said_when_a_store_is_opened(location, end
 
 
 def test_a_bucket_that_is_not_there_is_said_when_a_store_is_opened(s3_server):
-    open_storage("s3", "s3://bucket/kv", MANY).close()
+    open_storage("s3://bucket/kv", MANY).close()
     with pytest.raises(ValueError, match="hicache_storage_location: s3://none/kv"):
-        open_storage("s3", "s3://none/kv", MANY)
+        open_storage("s3://none/kv", MANY)
 
 
 @pytest.mark.parametrize("place", ["127.0.0.1:{port}/99999", ":secret@127.0.0.1:{port}/0", "127.0.0.1:port/0"])

@@ -52,6 +52,7 @@ class AsyncEngine:
         self.ready: msg.Ready | None = None
         self.stats = msg.Stats()
         self.failure: str | None = None
+        self._last_words: str | None = None  # of a process that could not start
         self.draining = False
         self._streams: dict[str, Stream] = {}  # by the engine's name of each output
         self._jobs: dict[str, dict[str, Stream]] = {}  # the same by the request id that the client knows
@@ -172,7 +173,8 @@ class AsyncEngine:
             delay = self._restarts.delay(time.monotonic())
             if self.draining or not self.setup.has_served or delay is None:  # a first start would fail again
                 if not self.draining or self._streams:
-                    self.failure = self.failure or f"its process ended with code {code}"
+                    cause = "" if self._last_words is None else f": {self._last_words}"
+                    self.failure = self.failure or f"its process ended with code {code}{cause}"
                 self._end_all(EngineUnavailable(self._why_not() or "the engine has ended"))
                 return
             self._restarts.add(time.monotonic())
@@ -360,8 +362,9 @@ class AsyncEngine:
                 self._take_reply(report)
             elif isinstance(report, msg.Ready):
                 self.ready = report
-                self.setup = replace(self.setup, has_served=True)
+                self.setup, self._last_words = replace(self.setup, has_served=True), None
             elif self.setup.has_served:
+                self._last_words = report.message
                 print(f"freehold: the engine did not start: {report.message}", file=sys.stderr, flush=True)
             else:
                 self.failure = report.message

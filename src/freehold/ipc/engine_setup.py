@@ -57,7 +57,8 @@ class EngineSetup:
         )
 
     def _with_storage(self, status: Mapping[str, Any]) -> EngineSetup:
-        """`status` is that of `StorageBackend`; without storage, other options stay as they are."""
+        """With the storage of a `StorageBackend.status`. If there is none, its location and the other options stay, so
+        that only the backend is unset."""
         found = {name: value for name, value in status.items() if name.startswith("hicache_") and value is not None}
         options = {**found, "hicache_storage_backend": status["hicache_storage_backend"]}
         return dataclasses.replace(self, config=dataclasses.replace(self.config, **options))

@@ -42,8 +42,9 @@ class Jobs:
         return len(self._jobs)
 
     def take(self, call: Callable[[], Any], is_order: bool = False) -> Future[Any]:
-        """-> what the call comes to: what it returns or raises, what a future comes to that it returns, or the result
-        of a job. That is QueueFull if there are JOBS_MAX jobs already, unless it is an order."""
+        """Call it -> a future of its result. A call that returns a value or raises has ended. One that returns a future
+        ends with that. One that returns a generator becomes a job, or fails with QueueFull if there are JOBS_MAX and it
+        is no order."""
         result: Future[Any] = Future()
         try:
             value = call()

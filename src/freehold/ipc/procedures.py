@@ -14,7 +14,7 @@ import numpy as np
 
 from freehold.adapter import fingerprint_of
 from freehold.arrays import Int32
-from freehold.errors import BadRequest, InvalidParameter, NotFound
+from freehold.errors import BadRequest, Conflict, NotFound
 from freehold.ipc import protocol as msg
 from freehold.ipc.adapter_loads import AdapterLoads
 from freehold.memory import Lease, Match, Namespace, PinnedPrefix, PinRefused, PrefetchPolicy
@@ -226,7 +226,7 @@ class Procedures:
         try:
             pin = memory.pin(argument["id"], place.salt, tokens, expires, place.adapter)
         except PinRefused as error:
-            raise InvalidParameter("id", str(error)) from error
+            raise Conflict(str(error), "id") from error
         kept = {"id": argument["id"], "object": "cache.pin", "kept_tokens": 0} if pin is None else _pin_card(pin, now)
         return {**kept, "asked_tokens": len(tokens), "pages": self._pins()["pages"]}
 
@@ -251,7 +251,7 @@ def _tokens(argument: dict[str, Any]) -> Int32:
 
 
 def _backend(wanted: dict[str, Any]) -> Backend:
-    return Backend(**{**wanted, "prefetch_policy": PrefetchPolicy(wanted["prefetch_policy"])})
+    return Backend.at(**{**wanted, "prefetch_policy": PrefetchPolicy(wanted["prefetch_policy"])})
 
 
 def _pin_card(pin: PinnedPrefix, now: float) -> dict[str, Any]:

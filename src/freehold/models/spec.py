@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, Protocol
 
 # Bytes of a vector of so many numbers, by how KV is kept: int8 has a float32 scale for each vector.
 _VECTOR_BYTES = {"float32": (4, 0), "bfloat16": (2, 0), "int8": (1, 4)}
+
+
+def difference(found: Any, expected: Any, name: str = "") -> str:
+    """The first field in which two descriptions differ, such as "hidden_size is 512, expected 576"."""
+    if type(found) is type(expected) and is_dataclass(expected):
+        parts = [
+            (f"{name}.{one.name}", getattr(found, one.name), getattr(expected, one.name)) for one in fields(expected)
+        ]
+    elif isinstance(found, tuple) and isinstance(expected, tuple):
+        if len(found) != len(expected):
+            return f"{len(found)} {name.lstrip('.')}, expected {len(expected)}"
+        parts = [(f"{name}.{i}", one, other) for i, (one, other) in enumerate(zip(found, expected, strict=True))]
+    else:
+        return f"{name.lstrip('.')} is {found}, expected {expected}"
+    return next(difference(one, other, where) for where, one, other in parts if one != other)
 
 
 @dataclass(frozen=True)

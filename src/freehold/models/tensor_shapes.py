@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import numpy as np
+
 from freehold.errors import ModelUnavailable
 from freehold.models.spec import (
     Attention,
@@ -25,7 +27,8 @@ Shapes = dict[str, Shape]
 
 class CheckedCheckpoint:
     """Implements `Checkpoint`: the original, whose tensors are those of its description. Raises ModelUnavailable for
-    one that is missing, can't be read, or has another shape."""
+    one that is missing, can't be read, has another shape, or is a vector (a norm, a bias) with a number that is not
+    finite. Matrices are not read for that."""
 
     def __init__(self, checkpoint: Checkpoint):
         self._checkpoint = checkpoint
@@ -53,6 +56,8 @@ class CheckedCheckpoint:
         shape = (found.rows, found.columns)
         if shape != expected:
             raise ModelUnavailable(f"model: {self.path}: {name} is {_text(shape)}, expected {_text(expected)}")
+        if found.rows == 1 and not np.isfinite(found.to_float32()).all():
+            raise ModelUnavailable(f"model: {self.path}: {name} has numbers that are not finite")
         return found
 
 

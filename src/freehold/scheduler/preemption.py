@@ -17,8 +17,8 @@ from freehold.scheduler.shares import Shares
 
 class Preemption:
     """Rows may be taken from requests whose priority is lower by at least `threshold`, if there is one; and from
-    clients that have been served more than the one that gets them, and without them still hold as much. So whoever
-    gives way is not next in line, and the same two never swap twice."""
+    clients that have been served more than the one that gets them, and without them still hold as much. So a client
+    that gives way is not next in line, and the same two never swap twice."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Preemption:
         return mine[running.todo(mine) > 0]
 
     def _first_of(self, prompts: Int64, rows: Int64) -> int | None:
-        """The first of `rows` [n] that is one of `prompts` [m], if each of those must give way."""
+        """The first of `rows` [n] that is in `prompts` [m]; None unless `rows` has every one of `prompts`."""
         giving = rows[np.isin(rows, prompts)]
         return int(giving[0]) if 0 < len(giving) == len(prompts) else None
 
@@ -113,9 +113,10 @@ class Preemption:
         return rows[self._running.priority[rows] <= request.priority - self._threshold]
 
     def _ahead(self, request: Request, match: Match) -> Int64:
-        """Rows of clients that have been served more than the client of `request`, and hold as much as that will with
-        it even when these rows are gone: first those of the client that holds most, and of its rows the least
-        important. Counted are rows if there is none left, or else pages."""
+        """Rows that clients give up in favour of `request`. Such a client has been served more than the request's.
+        Without the row and those before it in the answer, it still holds at least as much as the request's client will
+        have with the request. The client that holds most comes first, and of each client the least important row. What
+        is counted is rows if none is free, pages otherwise."""
         running, leases = self._running, self._memory.leases
         rows = running.least_important_first()
         mine, clients = request.client_number, running.client[rows]

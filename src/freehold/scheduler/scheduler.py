@@ -342,4 +342,5 @@ def _loaded(loading: Future[bytes], source: str) -> bytes:
     except Exception as error:
         if is_broken(error):
             raise
-        raise BadRequest(f"{source} can't be loaded: {error}", "model_path") from error
+        message = str(error) if source in str(error) else f"{source} can't be loaded: {error}"
+        raise BadRequest(message, "model_path") from error

@@ -10,6 +10,7 @@ from pathlib import Path
 from freehold.config import EngineConfig
 from freehold.ipc.async_engine import AsyncEngine
 from freehold.models.loading.resolve import resolve_model
+from freehold.server.access.keys import Keys
 from freehold.server.app import Server, create_app
 from freehold.server.config import ServerConfig
 from freehold.server.served_models import ServedModels
@@ -18,6 +19,7 @@ from freehold.server.served_models import ServedModels
 def run_server(config: EngineConfig, http: ServerConfig, sources: Mapping[str, str]) -> int:
     """Serve until told to stop -> the exit code. `sources` says where options came from. Raises ValueError for options
     that can't be."""
+    check_options(http)
     _check_address(http)
     engine = AsyncEngine(max_restarts=http.max_restarts, **vars(config))
     # Fetched here, where the progress bar can be seen, and before anything listens.
@@ -35,14 +37,22 @@ def run_server(config: EngineConfig, http: ServerConfig, sources: Mapping[str, s
     return 1 if engine.failure else 0
 
 
-def _check_address(http: ServerConfig) -> None:
-    """Raises ValueError if nobody can listen there."""
+def check_options(http: ServerConfig) -> None:
+    """Raises ValueError for a key, a file or a folder that can't be used. Opens no store and no port."""
+    Keys.of(http)
     for name, file in (("ssl_keyfile", http.ssl_keyfile), ("ssl_certfile", http.ssl_certfile)):
         if file is not None and not Path(file).is_file():
             raise ValueError(f"{name}: there is no file {file}")
+    for name, file in (("uds", http.uds), ("session_store", http.session_store)):
+        if file is not None and not Path(file).absolute().parent.is_dir():
+            raise ValueError(f"{name}: {file} can't be opened: there is no folder {Path(file).absolute().parent}")
+    if http.session_store is not None and Path(http.session_store).is_dir():
+        raise ValueError(f"session_store: {http.session_store} can't be opened: it is a folder")
+
+
+def _check_address(http: ServerConfig) -> None:
+    """Raises ValueError if the server can't listen there."""
     if http.uds is not None:
-        if not Path(http.uds).absolute().parent.is_dir():
-            raise ValueError(f"uds: there is no folder for the socket {http.uds}")
         return
     host, port = http.host, http.port
     try:

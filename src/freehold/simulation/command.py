@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -17,8 +18,21 @@ from freehold.simulation.small_world import Scope
 from freehold.simulation.world import Violation, World
 
 EXHAUSTIVE_MINUTES = 10.0
+LINE_S = 10.0
 console = Console()
 BAR = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+
+
+class Lines:
+    """Progress for an output without a bar, such as a file: a line every LINE_S seconds."""
+
+    def __init__(self) -> None:
+        self._due = time.monotonic() + LINE_S
+
+    def __call__(self, text: str) -> None:
+        if not console.is_terminal and time.monotonic() >= self._due:
+            self._due = time.monotonic() + LINE_S
+            console.print(text, highlight=False, markup=False)
 
 
 @dataclass(frozen=True)
@@ -33,11 +47,13 @@ def simulate_matrix(run: MatrixRun) -> int:
     """-> the exit code: 1 after a violation, which is shown and shrunk."""
     total = run.seeds * len(list(matrix()))
     tally = Tally()
+    say = Lines()
     jobs = jobs_for(run.first_seed, run.seeds, None if run.minutes is None else run.minutes * 60)
     with Progress(*BAR, console=console, transient=True) as progress:
         task = progress.add_task("scenarios", total=total)
         for tally in run_many(jobs, run.processes):
             progress.update(task, completed=tally.scenarios, total=max(total, tally.scenarios))
+            say(f"{tally.scenarios:,} scenarios, {tally.steps:,} steps")
     if tally.violation is not None:
         text, message = tally.violation
         console.print(message, highlight=False, markup=False)
@@ -55,13 +71,16 @@ def simulate_exhaustive(minutes: float, processes: int) -> int:
     """Every order of events, as deep as the time allows -> the exit code: 1 after a violation, which is shown."""
     explorations: dict[Scope, Exploration] = {}
     counterexample: Counterexample | None = None
+    say = Lines()
     with Progress(TextColumn("{task.description}"), TimeElapsedColumn(), console=console, transient=True) as progress:
         task = progress.add_task("exploring")
         try:
             for one in explore(seconds=minutes * 60, processes=processes):
                 explorations[one.scope] = one
                 states = sum(other.states for other in explorations.values())
-                progress.update(task, description=f"{states:,} states; {one.scope}, depth {one.depth}")
+                text = f"{states:,} states; {one.scope}, depth {one.depth}"
+                progress.update(task, description=text)
+                say(text)
         except Counterexample as found:
             counterexample = found
     table = Table("scope", "states", "transitions", "events deep", "", title="Every order of events")

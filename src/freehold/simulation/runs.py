@@ -60,11 +60,11 @@ def run_one(job: tuple[Cell, int]) -> Outcome:
 def jobs_for(
     first_seed: int, seeds: int, seconds: float | None, cells: Sequence[Cell] = tuple(matrix())
 ) -> Iterator[tuple[Cell, int]]:
-    """Each cell with each seed; with `seconds`, go on with fresh seeds until the time is up."""
+    """Each cell with each seed. With `seconds`, until the time is up: with fresh seeds, if those have been used."""
     end = None if seconds is None else time.monotonic() + seconds
     for seed in itertools.count(first_seed):
         for cell in cells:
-            if seed >= first_seed + seeds and (end is None or time.monotonic() >= end):
+            if seed >= first_seed + seeds if end is None else time.monotonic() >= end:
                 return
             yield cell, seed
 

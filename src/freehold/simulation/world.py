@@ -225,13 +225,12 @@ class World:
         self._operator.ask(verb, arguments)
 
     def _restart(self) -> None:
-        """Requests are lost with their engine, and with them the turns that they were. Sessions go on."""
-        lost = {name for name, request in self.requests.items() if request.state is not RequestState.ENDED} - self._gone
-        self._gone |= lost
+        """Requests are lost with their engine, and with them the turns that they were: those, too, whose end has not
+        been told. Sessions go on."""
+        self._gone |= {name for name, request in self.requests.items() if request.state is not RequestState.ENDED}
         self._steps_before += self.engine.steps_run
-        for session, name in self._conversations.turns:
-            if name in lost:
-                self._conversations.end_turn(session)
+        for session, _ in self._conversations.turns:
+            self._conversations.end_turn(session)
         self._start()
 
     def _submit(self, fields: dict[str, Any]) -> None:

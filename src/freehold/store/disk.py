@@ -50,6 +50,8 @@ class DiskStore:
         self._open_segment: Segment | None = None
         self._newest = 0
         try:
+            if is_read_only and not folder.is_dir():
+                raise StoreUnavailable(f"{folder}: there is no such folder")
             if not is_read_only:
                 folder.mkdir(parents=True, exist_ok=True)
             self._lock_file = None if is_read_only else _locked(folder)

@@ -9,16 +9,22 @@ from freehold.store.disk import DiskStore
 from freehold.store.store import Store
 
 GIB = 1 << 30
+KINDS = {"": "file", "file": "file", "redis": "redis", "rediss": "redis", "unix": "redis", "s3": "s3"}  # by scheme
+
+
+def kind_of(location: str) -> str | None:
+    """file, redis or s3, None for a location that is none of them."""
+    return KINDS.get(urlsplit(location).scheme) if location else None
 
 
 def open_store(location: str, capacity_bytes: int = 64 * GIB, is_read_only: bool = False) -> Store:
     """A folder's path, `redis://host:port/0`, `s3://bucket/prefix`. The libraries for the last two are optional. Raises
     ValueError, StoreUnavailable, ImportError."""
     url = urlsplit(location)
-    match url.scheme:
-        case "" | "file":
+    match kind_of(location):
+        case "file":
             return DiskStore(Path(url.path if url.scheme else location), capacity_bytes, is_read_only=is_read_only)
-        case "redis" | "rediss" | "unix":
+        case "redis":
             from freehold.store.redis_store import RedisStore
 
             return RedisStore(location, capacity_bytes)
@@ -26,5 +32,7 @@ def open_store(location: str, capacity_bytes: int = 64 * GIB, is_read_only: bool
             from freehold.store.object_store import ObjectStore
 
             return ObjectStore(url.netloc, url.path.strip("/"))
-        case other:
-            raise ValueError(f"{location}: '{other}' is not a kind of store: name a folder, redis://... or s3://...")
+        case _:
+            raise ValueError(
+                f"{location}: '{url.scheme}' is not a kind of store: name a folder, redis://... or s3://..."
+            )

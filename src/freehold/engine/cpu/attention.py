@@ -21,8 +21,8 @@ from freehold.engine.cpu.attention_amx import end as end_products
 from freehold.engine.cpu.attention_block import Block, Layer, Pages, Places, Scoring, Scratch, attend_block, places_of
 from freehold.engine.cpu.attention_pairs import has_pairs, rounds
 from freehold.engine.cpu.attention_tiles import HEIGHT
-from freehold.engine.cpu.borrowed import borrow, borrowing, keep
-from freehold.engine.cpu.cache_line import LINE, aligned
+from freehold.engine.cpu.borrowed import borrow, give_back, keep, take
+from freehold.engine.cpu.cache_line import LINE
 from freehold.engine.cpu.isa import Isa
 from freehold.engine.cpu.items import SEGMENT, WHOLE, Item, Members
 from freehold.engine.cpu.operation import Operation, compiled, counted, fields, given, made_once, numbers
@@ -67,11 +67,11 @@ def _room_sizes(layer, rows):
 
 @njit(inline="always")
 def _make_room(layer, rows):
-    """One array for all of it and two softmaxes: each array that is made takes its time."""
+    """One array for all of it and two softmaxes."""
     queries, scores, tile_k, tile_v, halves, weights, pairs, softmax = _room_sizes(layer, rows)
     words = halves + weights + pairs * (layer.heads.size + layer.heads.value_size)
     floats = queries + scores + TILE + TILE * LANES + 2 * KEYS + tile_k + tile_v + words // 2 + 2 * softmax
-    return np.empty(floats + 14 * LINE // 4, np.float32)
+    return take(floats + 14 * LINE // 4)
 
 
 @njit(inline="always")
@@ -127,7 +127,7 @@ def _scratch_in(room, q, layer, members, item, head):
     return scratch, at
 
 
-@borrowing
+@njit(inline="always")
 def _attend_segment(scratch, softmax, layer, members, item, segment, head, next_places):
     """The softmax of all rows over one segment. Blocks that no row looks back on are not read. `next_places`: where the
     keys are that are read after all of these."""
@@ -194,26 +194,14 @@ def _write(whole, layer, members, item, head, out):
             row += 1
 
 
-@borrowing
-def _attend_item(q, layer, members, item, head, next_places, room, out):
-    """One item, with one head of keys and values: its segments in order."""
-    size, rows = layer.heads.value_size, item.rows
-    scratch, at = _scratch_in(room, q, layer, members, item, head)
-    softmax, at = _softmax_in(room, at, rows, size)
-    whole, at = _softmax_in(room, at, rows, size)
-    _begin(whole, layer, rows, head)
+@njit(inline="always")
+def _segments(layer, members, item):
+    """The first segment that an item's queries look back on, and the one behind the last."""
     start, end = members.positions[item.first], np.int64(0)
     for m in range(item.first, item.stop):
         end = max(end, members.positions[m] + members.counts[m])
     start = max(start - layer.lookback, 0) if layer.lookback else 0
-    first = start // SEGMENT
-    for segment in range(first, (end + SEGMENT - 1) // SEGMENT):
-        # Nothing but sinks comes before the first segment. Merging it with nothing would change no bit.
-        is_alone = segment == first and not len(layer.scoring.sinks)
-        _attend_segment(scratch, whole if is_alone else softmax, layer, members, item, segment, head, next_places)
-        for row in range(0 if is_alone else rows):
-            merge_segment(softmax, row, whole, row, size)
-    _write(whole, layer, members, item, head, out)
+    return start // SEGMENT, (end + SEGMENT - 1) // SEGMENT
 
 
 @njit(inline="always")
@@ -223,18 +211,33 @@ def _kept_at(place, layer, members, item, head):
     return place * heads.queries + head * item.rows
 
 
-@borrowing
-def _attend_part(q, kept, layer, members, item, segment, place, head, next_places, room):
-    """One segment of an item: its softmax is kept."""
-    size, rows = layer.heads.value_size, item.rows
-    at = _kept_at(place, layer, members, item, head)
-    sums = kept.sums[at * size : (at + rows) * size]
-    softmax = Softmax(sums, kept.levels[at : at + rows], kept.weights[at : at + rows])
-    scratch, _ = _scratch_in(room, q, layer, members, item, head)
-    _attend_segment(scratch, softmax, layer, members, item, segment, head, next_places)
+@njit(inline="always")
+def _attend_part(q, kept, layer, members, item, segment, place, head, next_places, room, out):
+    """An item with one head of keys and values: one segment of it, whose softmax is kept, or if that is WHOLE, all of
+    them in order."""
+    size, rows, is_whole = layer.heads.value_size, item.rows, segment == WHOLE
+    scratch, at = _scratch_in(room, q, layer, members, item, head)
+    softmax, at = _softmax_in(room, at, rows, size)
+    whole, at = _softmax_in(room, at, rows, size)
+    first, stop = segment, segment + 1
+    if is_whole:
+        _begin(whole, layer, rows, head)
+        first, stop = _segments(layer, members, item)
+    else:
+        at = _kept_at(place, layer, members, item, head)
+        sums = kept.sums[at * size : (at + rows) * size]
+        softmax = Softmax(sums, kept.levels[at : at + rows], kept.weights[at : at + rows])
+    for number in range(first, stop):
+        # Nothing but sinks comes before the first segment. Merging it with nothing would change no bit.
+        is_alone = is_whole and number == first and not len(layer.scoring.sinks)
+        _attend_segment(scratch, whole if is_alone else softmax, layer, members, item, number, head, next_places)
+        for row in range(rows if is_whole and not is_alone else 0):
+            merge_segment(softmax, row, whole, row, size)
+    if is_whole:
+        _write(whole, layer, members, item, head, out)
 
 
-@borrowing
+@njit(inline="always")
 def _join(kept, layer, members, item, segments, place, head, room, out):
     """Merge the segments of an item, which were parts."""
     rows, size = item.rows, layer.heads.value_size
@@ -352,8 +355,8 @@ def attending(kind: type[np.generic], isa: Isa) -> Operation:
         queries, out = numbers(of.queries, np.float32), numbers(of.out, np.float32)
         items, segments = numbers(batch.part_items, np.int64), numbers(batch.part_segments, np.int64)
         places = numbers(batch.part_places, np.int64)
-        owner = _make_room(layer, _most_rows(items, batch.parts, batch, of))
-        last, room = batch.parts * of.kv_heads - 1, borrow(aligned(owner))
+        room = _make_room(layer, _most_rows(items, batch.parts, batch, of))
+        last = batch.parts * of.kv_heads - 1
         for task in range(first, stop):
             head, part = task // batch.parts, task % batch.parts
             after = min(task + 1, last)
@@ -361,14 +364,11 @@ def attending(kind: type[np.generic], isa: Isa) -> Operation:
             next_item = _item_of(items[next_part], batch, of)
             following = _first_places(layer, members, next_item, segments[next_part], after // batch.parts)
             item = _item_of(items[part], batch, of)
-            if segments[part] == WHOLE:
-                _attend_item(queries, layer, members, item, head, following, room, out)
-            else:
-                segment, place = segments[part], places[part]
-                _attend_part(queries, kept, layer, members, item, segment, place, head, following, room)
-        keep(owner)
+            segment, place = segments[part], places[part]
+            _attend_part(queries, kept, layer, members, item, segment, place, head, following, room, out)
+        give_back(room)
 
-    return compiled(attend, ATTENTION)
+    return compiled(attend, ATTENTION, counts_owners=False)
 
 
 @made_once
@@ -381,12 +381,11 @@ def joining(kind: type[np.generic], isa: Isa) -> Operation:
         layer, members, kept = _layer(of, batch, kind, isa), _members(batch), _kept(batch)
         items, segments = numbers(batch.joined_items, np.int64), numbers(batch.joined_segments, np.int64)
         places, out = numbers(batch.joined_places, np.int64), numbers(of.out, np.float32)
-        owner = _make_room(layer, _most_rows(items, batch.joins, batch, of))
-        room = borrow(aligned(owner))
+        room = _make_room(layer, _most_rows(items, batch.joins, batch, of))
         for task in range(first, stop):
             number, head = task // of.kv_heads, task % of.kv_heads
             item = _item_of(items[number], batch, of)
             _join(kept, layer, members, item, segments[number], places[number], head, room, out)
-        keep(owner)
+        give_back(room)
 
-    return compiled(join, ATTENTION)
+    return compiled(join, ATTENTION, counts_owners=False)

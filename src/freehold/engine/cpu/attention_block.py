@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
+from numba.extending import overload
 
+from freehold.engine.cpu.amx_only import is_amx
 from freehold.engine.cpu.attention_amx import TILE, can_multiply, pair_keys, pair_values
 from freehold.engine.cpu.attention_amx import score_rows as score_rows_amx
 from freehold.engine.cpu.attention_amx import weigh_rows as weigh_rows_amx
@@ -262,7 +264,6 @@ def _attend_vectors(scratch, softmax, layer, block, found):
         row += height
 
 
-@njit(inline="always")
 def _attend_registers(scratch, softmax, layer, block, found):
     """All rows, 16 at a time, in the matrix registers of AMX."""
     isa, size, value_size = layer.isa, layer.heads.size, layer.heads.value_size
@@ -276,6 +277,19 @@ def _attend_registers(scratch, softmax, layer, block, found):
         score_rows_amx(isa, scratch.query_words, row, size, scratch.paired_keys, scratch.scores)
         _weights(scratch, softmax, block, row, rows, layer, True)
         weigh_rows_amx(isa, scratch.weight_words, scratch.paired_values, softmax.sums, row, rows, height, value_size)
+
+
+def _attend_nothing(scratch, softmax, layer, block, found):
+    pass
+
+
+_OPTIONS: Any = {"nogil": True, "error_model": "numpy", "_nrt": False}
+
+
+@overload(_attend_registers, jit_options=_OPTIONS)
+def _where_registers_are(scratch, softmax, layer, block, found):
+    """Other sets would take as long to compile what they never run."""
+    return _attend_registers if is_amx(layer) else _attend_nothing
 
 
 @njit(inline="always")

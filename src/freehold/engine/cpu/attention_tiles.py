@@ -30,7 +30,7 @@ LINE = 64  # bytes
 
 class Tiles(NamedTuple):
     """The argument of an intrinsic that has the keys or the values of a block: where its four tiles begin, and those
-    that will be read soon."""
+    that will be read soon. To be read in a loop over tiles, these numbers lie in memory."""
 
     argument: int
     starts: Any
@@ -87,26 +87,29 @@ class TileEmitter(Records):
 
         self.multiply(sums, factor, [self.vector(keys.argument, place) for place in at])
 
-    def add_key(self, sums, weights: int, values: Tiles, tile: int, key, offset) -> None:
+    def _start(self, starts, tile):
+        if not isinstance(starts.type, ir.PointerType):
+            return self.builder.extract_value(starts, tile)
+        return self.builder.load(cgutils.gep_inbounds(self.builder, starts, 0, tile))
+
+    def add_key(self, sums, weights: int, values: Tiles, tile, key, offset) -> None:
         """sums += the weight of a key of a tile, in each row, times its values, which are `offset` behind the tile's
         start. Weights are an argument, too."""
-        at, next_at = (
-            self.linear(self.builder.extract_value(of, tile), offset) for of in (values.starts, values.following)
-        )
+        at, next_at = (self.linear(self._start(of, tile), offset) for of in (values.starts, values.following))
         panels = [panel * LANES for panel in range(len(sums[0]))]
         for panel in panels:
             self.bring(values.argument, self.linear(next_at, panel))
 
         def factor(row):
-            return self.array(weights, self.linear(key, row * KEYS + tile * LANES), F32)
+            return self.array(weights, self.linear(key, row * KEYS, (tile, LANES)), F32)
 
         self.multiply(sums, factor, [self.vector(values.argument, self.linear(at, panel)) for panel in panels])
 
-    def each_key(self, tile: int, valid, sides, add) -> None:
+    def each_key(self, tile, valid, sides, add) -> None:
         """add(key, side) of each key of a tile, of which those of the block before `valid` exist: of two neighbours in
         the order of `sides`, and then of a last one, which has none. An even key is on side 0."""
         builder, one = self.builder, ir.Constant(I64, 1)
-        left = builder.sub(valid, ir.Constant(I64, tile * LANES))
+        left = builder.sub(valid, self.linear((tile, LANES)))
         few = builder.icmp_signed("<", left, ir.Constant(I64, LANES))
         keys = builder.select(few, left, ir.Constant(I64, LANES))
         with cgutils.for_range(builder, builder.ashr(keys, one)) as loop:
@@ -149,19 +152,20 @@ def _weigh(height: int, panels: int) -> Any:
         def codegen(context, builder, signature, given):
             emitter = TileEmitter(context, builder, signature, given, height)
             _, _, begins, behind, valid, length, first, _, target = given
-            tiles = Tiles(1, begins, behind)
+            tiles = Tiles(1, *(cgutils.alloca_once_value(builder, starts) for starts in (begins, behind)))
 
             def place(row, panel):
                 at = emitter.linear(target, first, (length, row), panel * LANES)
                 return emitter.array(7, at, FLOATS)
 
             totals = emitter.begin(panels, lambda row, panel: builder.load(place(row, panel), align=4))
-            for tile in range(TILES):
+            # Written out, it would take seconds to compile.
+            with cgutils.for_range(builder, ir.Constant(I64, TILES)) as loop:
 
-                def add(key, side, tile=tile):
-                    emitter.add_key(totals, 0, tiles, tile, key, emitter.linear(first, (key, length)))
+                def add(key, side):
+                    emitter.add_key(totals, 0, tiles, loop.index, key, emitter.linear(first, (key, length)))
 
-                emitter.each_key(tile, valid, emitter.pair(1), add)
+                emitter.each_key(loop.index, valid, emitter.pair(1), add)
             emitter.end(totals, place)
             return context.get_dummy_value()
 

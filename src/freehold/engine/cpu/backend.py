@@ -323,8 +323,9 @@ class CpuBackend:
         largest = self._largest_heads[number]
         self._largest_heads[number] = max(largest[0], heads), max(largest[1], cache.value_size)
         kind = kv.keys.dtype.type
-        rotate = rotating(kind)
+        # What `first_start` compiles is asked for after what it does not.
         attend, join = attending(kind, self._attention_isa), joining(kind, self._attention_isa)
+        rotate = rotating(kind)
 
         def run(qkv: Float32, batch: Sequence[Any]) -> Float32:
             of, operations = batch[number], self._operations

@@ -4,14 +4,16 @@ Compiled code counts the owners of an array with a locked instruction whenever a
 on, which takes longer than a small product, and much longer where several threads do it.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
-from numba import njit
-from numba.core import types
+from numba.core import cgutils, types
+from numba.np import arrayobj
 
-from freehold.engine.cpu.vectors import intrinsic
+from freehold.engine.cpu.cache_line import LINE
+from freehold.engine.cpu.vectors import F32, I8, I64, intrinsic
+
+_arrayobj: Any = arrayobj
 
 
 def _define_borrow(typingctx, array):
@@ -28,15 +30,38 @@ def _define_keep(typingctx, array):
     return types.void(array), lambda context, builder, signature, values: context.get_dummy_value()
 
 
+def _define_take(typingctx, count):
+    array = types.Array(types.float32, 1, "C")
+
+    def codegen(context, builder, signature, values):
+        size, line = ir.Constant(I64, 4), ir.Constant(I64, LINE)
+        lines = builder.udiv(builder.add(values[0], ir.Constant(I64, LINE // 4 - 1)), ir.Constant(I64, LINE // 4))
+        kind = ir.FunctionType(I8.as_pointer(), [I64, I64])
+        allocate = cgutils.get_or_insert_function(builder.module, kind, "aligned_alloc")
+        data = builder.bitcast(builder.call(allocate, [line, builder.mul(lines, line)]), F32.as_pointer())
+        view = context.make_array(array)(context, builder)
+        _arrayobj.populate_array(view, data=data, shape=[values[0]], strides=[size], itemsize=size, meminfo=None)
+        return view._getvalue()
+
+    return array(types.int64), codegen
+
+
+def _define_give_back(typingctx, array):
+    def codegen(context, builder, signature, values):
+        data = context.make_array(array)(context, builder, values[0]).data
+        free = cgutils.get_or_insert_function(builder.module, ir.FunctionType(ir.VoidType(), [I8.as_pointer()]), "free")
+        builder.call(free, [builder.bitcast(data, I8.as_pointer())])
+        return context.get_dummy_value()
+
+    return types.void(array), codegen
+
+
 borrow: Any = intrinsic(_define_borrow)
 """The same array, which nobody owns. Arguments of a function live as long as it runs; of other arrays somebody must
 `keep` the owner until the last use."""
 keep: Any = intrinsic(_define_keep)
 """Up to here an array lives."""
 
-_njit: Any = njit  # whose declaration lacks an option
-
-
-def borrowing(function: Callable[..., Any]) -> Any:
-    """Compile a function of borrowed arrays. It counts no owners of anything, and may make no arrays."""
-    return _njit(nogil=True, error_model="numpy", _nrt=False)(function)
+take: Any = intrinsic(_define_take)
+"""(count): so many floats, which nobody owns, from the first of a cache line on. Whoever takes gives them back."""
+give_back: Any = intrinsic(_define_give_back)

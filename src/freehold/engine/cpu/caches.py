@@ -15,7 +15,7 @@ from freehold.engine.cpu.huge_pages import zeros
 from freehold.models.spec import CacheLayout, KVCache, StateCache
 
 LANES = 16
-_DTYPES = {"float32": np.float32, "bfloat16": np.uint16, "int8": np.int8}
+DTYPES = {"float32": np.float32, "bfloat16": np.uint16, "int8": np.int8}
 _SYSTEM_PAGE = 4096
 
 
@@ -42,13 +42,13 @@ class _Tiles:
     def __init__(self, caches: list[KVCache], count: int, kind: str):
         self._kind, self._at = kind, 0
         self.bytes = sum(cache.bytes_per_token(kind) for cache in caches) * LANES
-        number = np.dtype(_DTYPES[kind]).itemsize
+        number = np.dtype(DTYPES[kind]).itemsize
         self.step = _spread(self.bytes, min(cache.key_size for cache in caches) * number * LANES)
         self.memory: UInt8 = zeros(count * self.step, np.uint8)
 
     def take(self, cache: KVCache) -> LayerKV:
         """The next layer's."""
-        dtype, heads = np.dtype(_DTYPES[self._kind]), cache.head_count
+        dtype, heads = np.dtype(DTYPES[self._kind]), cache.head_count
         sizes = cache.key_size, 0 if cache.is_latent else cache.value_size
         keys, values = (self._cut(heads * size, dtype) for size in sizes)
         of_heads = heads if self._kind == "int8" else 0

@@ -1,4 +1,4 @@
-"""Shows which kernels are compiled. After an installation that takes a minute or two; later they come from a cache."""
+"""Shows which kernels are compiled. The first start takes its time for that; later they come from a cache."""
 
 from __future__ import annotations
 
@@ -15,31 +15,46 @@ SHOWN_S = 0.5  # shorter compilations are not worth a line; what comes from the 
 
 
 class CompileProgress(event.Listener):
-    """While entered: a line on stderr for each kernel that was compiled."""
+    """From `begin` until it is left: a line on stderr for each kernel that was compiled, and then for all of them.
+    `sums_up`: say so first and last."""
 
-    def __init__(self) -> None:
+    def __init__(self, sums_up: bool = True) -> None:
+        self._sums_up, self._is_listening = sums_up, False
         self._started: list[float] = []  # of the compilations under way: one may need another
-        self._is_announced = False
+        self._announced: float | None = None
         self._announcement = threading.Timer(SHOWN_S, self._announce)
 
-    def __enter__(self) -> CompileProgress:
+    def begin(self) -> None:
+        if self._is_listening:
+            return
+        self._is_listening = True
         for one in KINDS:
             event.register(one, self)
+
+    def __enter__(self) -> CompileProgress:
+        self.begin()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         for one in KINDS:
             event.unregister(one, self)
+        self._is_listening = False
         self._announcement.cancel()
+        if self._announced is not None and self._sums_up and error is None:
+            seconds = time.monotonic() - self._announced + SHOWN_S
+            self._say(f"all kernels are there after {seconds:.0f} s; the next start finds them")
+        self._announced = None
 
     def on_start(self, event: Any) -> None:
         self._started.append(time.monotonic())
-        if len(self._started) == 1 and not self._is_announced:
+        if len(self._started) == 1 and self._announced is None:
             self._announcement = threading.Timer(SHOWN_S, self._announce)
             self._announcement.daemon = True
             self._announcement.start()
 
     def on_end(self, event: Any) -> None:
+        if not self._started:  # it began before this did
+            return
         seconds = time.monotonic() - self._started.pop()
         if self._started:
             return
@@ -50,8 +65,9 @@ class CompileProgress(event.Listener):
             self._say(f"compiled {name.lstrip('_')} in {seconds:.0f} s")
 
     def _announce(self) -> None:
-        self._is_announced = True
-        self._say("compiling kernels for this machine, once; it takes a minute or two")
+        self._announced = time.monotonic()
+        if self._sums_up:
+            self._say("compiling kernels for this machine, once; each that takes a while is named when it is done")
 
     def _say(self, text: str) -> None:
         print(f"freehold: {text}", file=sys.stderr, flush=True)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from subprocess import Popen
 
 from freehold.engine.cpu import drawing
 from freehold.engine.cpu.backend import CpuBackend
 from freehold.engine.cpu.caches import GroupCache
 from freehold.engine.cpu.compile_progress import CompileProgress
+from freehold.engine.cpu.first_start import compile_beside
 from freehold.engine.cpu.isa import AUTO, ISAS, choose
 from freehold.engine.cpu.threads import choose_threads, use_threads
 from freehold.engine.device import Drawing
@@ -26,6 +29,8 @@ class CpuDevice:
         self.isa = choose(isa)
         self._thread_count = thread_count
         self._quantizer = quantizer
+        self._progress = CompileProgress()
+        self._compiling: Popen[bytes] | None = None
 
     @property
     def drawing(self) -> Drawing:
@@ -34,12 +39,19 @@ class CpuDevice:
     def prepare_thread(self) -> None:
         use_threads(self._thread_count)
 
-    def preparation(self) -> CompileProgress:
-        return CompileProgress()
+    @contextmanager
+    def preparation(self) -> Iterator[None]:
+        with self._progress:
+            if self._compiling is not None:  # what it has not kept yet would be compiled twice
+                self._compiling.wait()
+            yield
 
     def backend(
         self, layouts: Sequence[CacheLayout], shape: KVShape, epsilon: float, compute: str, adapts: bool
     ) -> CpuBackend:
+        self._progress.begin()
+        if self._compiling is None:
+            self._compiling = compile_beside(shape.kind, self.isa)
         scratch = shape.row_count * shape.draft_limit
         caches = [
             GroupCache(layout, pages, shape.page_size, shape.kind, scratch)

@@ -59,3 +59,8 @@ def keep_kernels_by_content() -> None:
     source, and in the user's cache folder."""
     kinds = _caching.CacheImpl._locator_classes
     kinds[:0] = [_by_content(kind) for kind in kinds[:3]]
+
+
+def is_kept(kernel: Any) -> bool:
+    """Whether the cache has a compiled function for any arguments, made of what it is made of now."""
+    return bool(kernel._cache._cache_file._load_index())

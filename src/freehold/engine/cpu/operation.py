@@ -21,6 +21,7 @@ from freehold.engine.cpu.atomics import call_tasks, read
 from freehold.engine.cpu.vectors import I64, intrinsic
 
 _arrayobj: Any = arrayobj
+_cfunc: Any = cfunc  # whose declaration lacks an option
 PIECES = 4  # of an operation, for each thread
 
 # What an operation is, in words: the compiled function, the address of its arguments, the address of a number and what
@@ -47,11 +48,12 @@ def fields(names: str) -> np.dtype[Any]:
     return np.dtype([(name, np.float64 if is_float else np.int64) for name, is_float, _ in split])
 
 
-def compiled(function: Callable[..., None], arguments: np.dtype[Any]) -> Operation:
-    """`function(at, first, stop)` does tasks; `given(at)` are its arguments."""
+def compiled(function: Callable[..., None], arguments: np.dtype[Any], counts_owners: bool = True) -> Operation:
+    """`function(at, first, stop)` does tasks; `given(at)` are its arguments. `counts_owners`: of arrays; else it makes
+    none."""
     kind = types.void(types.CPointer(from_dtype(arguments)), types.int64, types.int64)
     with event.trigger_event("freehold:compile", data={"name": function.__name__}):
-        code = cfunc(kind, cache=True, error_model="numpy")(function)
+        code = _cfunc(kind, cache=True, error_model="numpy", _nrt=counts_owners)(function)
     _code.append(code)
     address: Any = code.address
     formats = ("d" if arguments[name] == np.float64 else "q" for name in arguments.names or ())

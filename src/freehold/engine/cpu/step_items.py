@@ -14,7 +14,7 @@ from freehold.engine.cpu.softmax import KEYS
 ITEMS_SPLIT = 8  # with more of them, each thread has work without parts of items
 
 
-@njit
+@njit(inline="always")
 def _place_tokens(tables, page_size, rows, starts, counts):
     """-> their positions and slots"""
     total = np.sum(counts)
@@ -28,7 +28,7 @@ def _place_tokens(tables, page_size, rows, starts, counts):
     return positions, slots
 
 
-@njit
+@njit(inline="always")
 def _make_members(rows, starts, counts, threads):
     """A few tokens of a sequence each -> [4, members]: row, first token, count, first position; and the first member of
     each sequence."""
@@ -47,7 +47,7 @@ def _make_members(rows, starts, counts, threads):
     return members, firsts
 
 
-@njit
+@njit(inline="always")
 def _comes_before(tables, pages, one, other, rows, starts):
     """In an order in which sequences that begin with the same pages are neighbours: as far as columns 0, 1, 2, 4, 8 and
     so on tell."""
@@ -60,7 +60,7 @@ def _comes_before(tables, pages, one, other, rows, starts):
     return starts[one] < starts[other]
 
 
-@njit
+@njit(inline="always")
 def _common(tables, page_size, pages, one, other, rows, starts):
     """How many positions two sequences share, in whole blocks. No further than both have come: what lies beyond in a
     table is left from its last user."""
@@ -70,7 +70,7 @@ def _common(tables, page_size, pages, one, other, rows, starts):
     return min(column * page_size, min(starts[one], starts[other])) // KEYS * KEYS
 
 
-@njit
+@njit(inline="always")
 def _group_singles(tables, page_size, rows, starts, singles, sizes, shared):
     """Put sequences with one token each in an order in which those that share pages are together -> how many items they
     make. Writes how many sequences each item has to `sizes`, and how many positions these share to `shared`."""
@@ -101,7 +101,7 @@ def _group_singles(tables, page_size, rows, starts, singles, sizes, shared):
     return items
 
 
-@njit
+@njit(inline="always")
 def _make_items(tables, page_size, rows, starts, counts, firsts, may_share):
     """-> the members of all items, how many each has, and how many positions they share"""
     count = firsts[-1]
@@ -122,7 +122,7 @@ def _make_items(tables, page_size, rows, starts, counts, firsts, may_share):
     return order, sizes[: items + groups], shared[: items + groups]
 
 
-@njit
+@njit(inline="always")
 def _balance(members, order, sizes):
     """In which order items are taken, and where the members of each begin: the lightest and the heaviest take turns,
     since a thread takes a stretch of the list, and each should have as much to do."""
@@ -139,7 +139,7 @@ def _balance(members, order, sizes):
     return turns, begins
 
 
-@njit
+@njit(inline="always")
 def _make_parts(members, firsts):
     """Of items whose members are in order. A few items with long contexts are split -> parts [3, parts], joined items
     [3, items], and how many queries are kept."""
@@ -171,7 +171,7 @@ def _make_parts(members, firsts):
     return parts, joined, kept
 
 
-@njit
+@njit(inline="always")
 def _all_whole(items):
     parts = np.empty((3, items), np.int64)
     for item in range(items):
@@ -179,7 +179,7 @@ def _all_whole(items):
     return parts, np.empty((3, 0), np.int64), 0
 
 
-@njit
+@njit(inline="always")
 def _describe(record, positions, slots, tables, firsts, shared, members, parts, joined):
     """The addresses of all of it."""
     of = record[0]

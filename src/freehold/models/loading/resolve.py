@@ -7,7 +7,7 @@ from pathlib import Path
 
 from freehold.errors import ModelUnavailable
 from freehold.models.loading.bundled import bundled_model
-from freehold.models.spec import ModelSpec
+from freehold.models.spec import ModelSpec, difference
 from freehold.models.tensor import Checkpoint
 
 USUAL_FORMAT = "Q4_K_M"
@@ -20,6 +20,8 @@ def resolve_model(model: str | None) -> Path:
     part of the file's name such as Q4_K_M. Raises ModelUnavailable."""
     if model is None:
         return bundled_model()
+    if not model:
+        raise ModelUnavailable("model: must not be empty")
     path = Path(model).expanduser()
     if path.exists():
         return path
@@ -70,7 +72,7 @@ def open_weights(source: str, spec: ModelSpec) -> Checkpoint:
     ValueError if they are of another kind of model."""
     checkpoint = open_checkpoint(resolve_model(source))
     if checkpoint.spec != spec:
-        raise ValueError(f"model_path: {source} is another kind of model")
+        raise ValueError(f"model_path: {source} is another kind of model: {difference(checkpoint.spec, spec)}")
     return checkpoint
 
 

@@ -234,7 +234,7 @@ class PauseBody(BaseModel):
 
 
 class WeightsBody(BaseModel):
-    model_path: str
+    model_path: str = Field(min_length=1)
 
 
 class LookupBody(BaseModel):

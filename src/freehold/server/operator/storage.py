@@ -21,8 +21,8 @@ LIMIT_S = 60.0
 def storage_routes(engine: AsyncEngine) -> APIRouter:
     routes = router()
 
-    async def until_done(procedure: str, argument: Any = None) -> dict[str, Any]:
-        """Raises BadRequest if it failed, TimedOut if it is not done within LIMIT_S; it goes on then."""
+    async def until_done(procedure: str, argument: Any = None, field: str | None = None) -> dict[str, Any]:
+        """Raises BadRequest, of `field`, if it failed, TimedOut if it is not done within LIMIT_S; it goes on then."""
         await engine.call(procedure, argument)
         end = time.monotonic() + LIMIT_S
         while (status := await engine.call("storage"))["state"] not in ("attached", "detached"):
@@ -30,7 +30,7 @@ def storage_routes(engine: AsyncEngine) -> APIRouter:
                 raise TimedOut(f"the storage backend is still {status['state']} after {LIMIT_S:g} s")
             await asyncio.sleep(POLL_S)
         if status["error"] is not None:
-            raise BadRequest(status["error"], "hicache_storage_backend")
+            raise BadRequest(status["error"], field)
         return status
 
     @routes.get(PATH)
@@ -40,7 +40,8 @@ def storage_routes(engine: AsyncEngine) -> APIRouter:
     @routes.put(PATH)
     async def attach(body: StorageBody) -> dict[str, Any]:
         """Open a store. What the host has goes there, and new requests look there."""
-        return await until_done("attach_storage", body.backend())
+        # The kind and the capacity have been checked by then: what can't be opened is the location.
+        return await until_done("attach_storage", body.backend(), "hicache_storage_location")
 
     @routes.delete(PATH)
     async def detach() -> dict[str, Any]:
