@@ -182,3 +182,12 @@ def test_no_slice_of_a_call_grows_with_the_cache(procedure):
             argument = {"tokens": tokens.tobytes(), "namespace": "", "timeout": 0.0}
         most.append(server.calls_of_a_slice(procedure, argument))
     assert most[1] < 1.3 * most[0], f"calls of the longest slice: {most}"
+
+
+def test_an_order_has_a_place_however_many_jobs_there_are():
+    jobs = Jobs(Clock())
+    for _ in range(JOBS_MAX):
+        jobs.take(iter_forever)
+    order = jobs.take(iter_forever, is_order=True)
+    assert not order.done()
+    assert len(jobs) == JOBS_MAX + 1
