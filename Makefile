@@ -4,7 +4,7 @@ BIN := .venv/bin
 BASE := .venv/.base
 SETUP := .venv/.setup
 
-.PHONY: demo test lint exact load soak hostile conformance mutants bench bench-check format clean
+.PHONY: demo test thorough lint exact load soak hostile conformance mutants bench bench-check format clean
 .DEFAULT_GOAL := test
 
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
@@ -23,9 +23,15 @@ $(SETUP): $(BASE)
 demo: $(BASE)  ## Serve the bundled model to several clients at once, and show where its memory went
 	@$(BIN)/freehold demo
 
-test: lint  ## Static checks, then the tests
+HOURS := not exact and not load and not soak and not hostile
+
+test: lint  ## Static checks, then the core of the tests: of large matrices a few cells, others with each commit
 	@$(BIN)/python -m freehold.models.loading.bundled
-	@$(BIN)/pytest -n 2 --dist loadfile -m "not exact and not load and not soak and not hostile"
+	@$(BIN)/pytest -n 2 --dist worksteal -m "$(HOURS)"
+
+thorough: lint  ## Every cell of every test, sizes, storms, references: an hour
+	@$(BIN)/python -m freehold.models.loading.bundled
+	@$(BIN)/pytest -n 2 --dist worksteal --thorough -m "$(HOURS)"
 
 lint: $(SETUP)
 	@$(BIN)/ruff check .

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -72,12 +73,12 @@ class StorageBackend:
         self._work: _Work | None = None
         self._error: str | None = None
 
-    def attach(self, backend: Backend) -> None:
+    def attach(self, backend: Backend, must_answer: bool = True) -> None:
         """Begin to open a store; then it gets what the host has. Raises BadRequest or Conflict."""
         self._check_free(is_attached=False)
         mover, tiers = self._tiered()
         check_capacity(backend.capacity_bytes, tiers.plan.page_bytes)
-        opened = self._thread.submit(open_storage, backend.location, backend.capacity_bytes)
+        opened = self._thread.submit(open_storage, backend.location, backend.capacity_bytes, must_answer)
 
         def then(store: Any) -> None:
             mover.attach(store)
@@ -86,9 +87,22 @@ class StorageBackend:
 
         self._work = _Work(BackendState.ATTACHING, opened, then)
 
+    def attach_again(self, backend: Backend) -> None:
+        """Attach the store of the process before and wait for it. If it can't be opened the engine serves without it,
+        and `status` says why until another one is attached or this one is detached."""
+        self.attach(backend, must_answer=False)
+        assert self._work is not None
+        wait([self._work.result])
+        self._settle()
+        if self._error is not None:
+            print(f"freehold: serving without storage: {self._error}", file=sys.stderr, flush=True)
+
     def detach(self) -> None:
-        """Give the store no more orders, and close it when those that it has are done. Raises BadRequest or
-        Conflict."""
+        """Give the store no more orders, and close it when those that it has are done. One that could not be attached
+        is wanted no more. Raises BadRequest or Conflict."""
+        if self._backend is None and self._error is not None:
+            self._error = None
+            return
         self._check_free(is_attached=True)
         mover, tiers = self._tiered()
         tiers.detach()

@@ -23,7 +23,8 @@ def test_what_is_compiled_beside_is_kept_for_the_engine(tmp_path, monkeypatch: p
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(first_start, "is_kept", lambda kernel: False)
     process = first_start.compile_beside("bfloat16", choose())
-    assert process is not None and process.wait() == 0
+    assert process is not None
+    assert process.wait() == 0
     for module, name in [("step_items", "divide"), ("team", "run_by_team"), ("drawing", "draw")]:
         command = [sys.executable, "-c", FIND.format(module, name)]
         assert subprocess.run(command, env=os.environ, capture_output=True, text=True).stdout == "1\n", name

@@ -32,7 +32,7 @@ LEDGER = ("tests/memory", "tests/scheduler", "tests/simulation")
 WORLDS = (
     "tests/scheduler/test_bounds.py",
     "tests/simulation/test_exhaustive.py::test_every_scope_is_explored_some_events_deep",
-    "tests/simulation/test_simulation.py::test_the_diagonal_of_the_matrix",
+    "tests/simulation/test_simulation.py::test_a_part_of_the_diagonal_of_the_matrix",
 )
 SESSIONS = ("tests/server/test_native.py", "tests/server/test_sessions.py")
 KERNELS = ("tests/engine/test_products.py", "tests/engine/test_attention.py")

@@ -90,8 +90,8 @@ def test_tiers_keep_no_more_than_the_bounds(policy, faults):
         checked(h)
 
 
-@pytest.mark.parametrize("count", [10_000, pytest.param(100_000, marks=pytest.mark.thorough)])
-def test_many_requests_leave_no_more_than_the_bounds(count):
+@pytest.mark.parametrize(("count", "growth"), [(10_000, 1.15), pytest.param(100_000, 1.05, marks=pytest.mark.thorough)])
+def test_many_requests_leave_no_more_than_the_bounds(count, growth):
     h, rng = harness(), np.random.default_rng(0)
     h.memory.tree.history.limit = 256  # full before the first measurement
     sizes: list[int] = []
@@ -101,7 +101,7 @@ def test_many_requests_leave_no_more_than_the_bounds(count):
     h.scheduler.abort_all()
     h.scheduler.step()
     h.run()
-    assert max(sizes[3:]) < 1.05 * sizes[2], f"bytes grow: {sizes}"
+    assert max(sizes[3:]) < growth * sizes[2], f"bytes grow: {sizes}"
     left = Census(h.scheduler)
     assert left.objects["Request"] == 0, "ended requests are kept"
 

@@ -380,15 +380,21 @@ def test_while_weights_are_loaded_the_loop_rests(loading, monkeypatch):
     weights.set_result(b"new")
 
 
-def test_an_order_waits_for_a_place_among_the_jobs(loading):
+def test_an_order_waits_for_no_place_among_the_jobs(loading):
+    """Calls that wait can be as many as there may be: an order is carried out, and others go on computing."""
     client, weights = loading
-    jobs = [client.loop._jobs.take(lambda: (0.05 for _ in iter(int, 1))) for _ in range(JOBS_MAX)]
-    client.send(msg.Call(1, "update_weights", "other"))
+    client.submit("a", max_tokens=300)
+    client.reports(4)
+    for _ in range(JOBS_MAX):
+        client.loop._jobs.take(lambda: (0.05 for _ in iter(int, 1)))
+    client.send(msg.Call(1, "pause", "in_place"))
+    client.send(msg.Call(2, "resume"))
+    client.send(msg.Call(3, "update_weights", "other"))
     weights.set_result(b"new")
-    assert not client.answers(3)
-    jobs[0].cancel()
-    client.now = 1.0
-    assert [(answer.number, answer.failure) for answer in client.answers(5)] == [(1, None)]
+    assert [(answer.number, answer.failure) for answer in client.answers(10)] == [(1, None), (2, None), (3, None)]
+    steps = client.memory.epochs.submitted
+    client.reports(10)
+    assert client.memory.epochs.submitted > steps
 
 
 class Panic(BaseException):

@@ -22,7 +22,10 @@ from freehold.ipc import protocol as msg
 from freehold.ipc.async_engine import AsyncEngine
 from freehold.ipc.engine_process import assembled
 from freehold.ipc.engine_setup import EngineSetup
+from freehold.memory import PrefetchPolicy
 from freehold.server.child import running_server
+from freehold.storage_backend import Backend
+from freehold.store.store import StoreUnavailable
 
 BACKEND = "/hicache/storage-backend"
 PROMPT = list(range(2, 40))
@@ -49,6 +52,7 @@ def test_a_setup_follows_what_was_done():
     assert (*found, options.hicache_storage_prefetch_policy) == ("file", "/kv", 9, "best_effort")
     assert setup.after("storage", None, {**status, "state": "detaching", "hicache_storage_backend": None}) == setup
     gone = dict.fromkeys(status, None) | {"state": "detached"}
+    assert setup.after("storage", None, gone | {"error": "no folder"}) == setup, "the next process tries again"
     assert setup.after("storage", None, gone).config.hicache_storage_backend is None
     assert setup.after("resume", None, None).paused is None
 
@@ -143,7 +147,8 @@ def test_only_the_weights_that_were_set_are_loaded(folders, tmp_path, monkeypatc
         PlacedModel, "load", lambda model, checkpoint: loaded.append(str(checkpoint.path)) or load(model, checkpoint)
     )
     config = EngineConfig(model=folders[0], num_pages=60, enable_hierarchical_cache=True)
-    updated, again = assembled(EngineSetup(config)), assembled(EngineSetup(config, weights=folders[1]))
+    setups = (EngineSetup(config), EngineSetup(config, weights=folders[1]))
+    updated, again = (assembled(setup)[0] for setup in setups)
     assert loaded == folders
     updated.scheduler.update_weights(folders[1])
     try:
@@ -233,6 +238,45 @@ def test_an_engine_that_is_started_again_is_as_the_operator_left_it(url, folders
     assert httpx.delete(f"{url}{BACKEND}", timeout=60).status_code == 200
     assert post(url, "/update_weights_from_disk", model_path=folders[0]).status_code == 200
     assert said(url) == first
+
+
+@pytest.mark.timeout(200)
+def test_an_engine_that_is_started_again_serves_without_a_storage_that_is_gone(url, tmp_path):
+    folder, expected = tmp_path / "kv", said(url)
+    place = {"hicache_storage_backend": "file", "hicache_storage_location": str(folder)}
+    assert httpx.put(f"{url}{BACKEND}", json=place, timeout=60).status_code == 200
+    folder.rename(tmp_path / "elsewhere")
+    folder.write_text("not a folder")
+    for _ in range(2):
+        restarted(url)
+        assert said(url) == expected
+        status = httpx.get(f"{url}{BACKEND}").json()
+        assert status["state"] == "detached"
+        assert str(folder) in status["error"], "why it is not attached"
+    folder.unlink()
+    (tmp_path / "elsewhere").rename(folder)
+    restarted(url)
+    assert httpx.get(f"{url}{BACKEND}").json()["hicache_storage_location"] == str(folder), "it is back"
+    assert httpx.delete(f"{url}{BACKEND}", timeout=60).json()["state"] == "detached"
+
+
+@pytest.mark.timeout(200)
+def test_a_storage_that_is_gone_can_be_attached_again_or_given_up(folders, tmp_path):
+    folder, other = tmp_path / "kv", tmp_path / "other"
+    place = {"hicache_storage_backend": "file", "hicache_storage_location": str(folder)}
+    config = EngineConfig(model=folders[0], num_pages=60, enable_hierarchical_cache=True, **place)
+    folder.write_text("not a folder")
+    with pytest.raises(StoreUnavailable, match=str(folder)):
+        assembled(EngineSetup(config))
+    assembly, storage = assembled(EngineSetup(config, has_served=True))
+    try:
+        assert storage.status()["error"] is not None
+        storage.detach()
+        assert storage.status()["error"] is None
+        storage.attach_again(Backend("file", str(other), 1 << 24, PrefetchPolicy.TIMEOUT))
+        assert (storage.status()["state"], storage.status()["error"]) == ("attached", None)
+    finally:
+        assembly.shutdown()
 
 
 @pytest.mark.timeout(200)

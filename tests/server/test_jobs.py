@@ -237,3 +237,12 @@ def attaching(tiers):
     tiers.attach(PrefetchPolicy.TIMEOUT)
     yield
     tiers.settle(0.0)
+
+
+def test_an_order_has_a_place_however_many_jobs_there_are():
+    jobs = Jobs(Clock())
+    for _ in range(JOBS_MAX):
+        jobs.take(iter_forever)
+    order = jobs.take(iter_forever, is_order=True)
+    assert not order.done()
+    assert len(jobs) == JOBS_MAX + 1

@@ -9,6 +9,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Unpack
 
@@ -49,7 +50,6 @@ class AsyncEngine:
         self.setup = EngineSetup(EngineConfig(model=model, **options))
         self._restarts = Restarts(max_restarts)
         self.ready: msg.Ready | None = None
-        self._has_served = False  # one that never has is not started again: it would not do better
         self.stats = msg.Stats()
         self.failure: str | None = None
         self._last_words: str | None = None  # of a process that could not start
@@ -171,7 +171,7 @@ class AsyncEngine:
             self.ready = None
             self._listening.cancel()
             delay = self._restarts.delay(time.monotonic())
-            if self.draining or not self._has_served or delay is None:
+            if self.draining or not self.setup.has_served or delay is None:  # a first start would fail again
                 if not self.draining or self._streams:
                     cause = "" if self._last_words is None else f": {self._last_words}"
                     self.failure = self.failure or f"its process ended with code {code}{cause}"
@@ -362,8 +362,8 @@ class AsyncEngine:
                 self._take_reply(report)
             elif isinstance(report, msg.Ready):
                 self.ready = report
-                self._has_served, self._last_words = True, None
-            elif self._has_served:
+                self.setup, self._last_words = replace(self.setup, has_served=True), None
+            elif self.setup.has_served:
                 self._last_words = report.message
                 print(f"freehold: the engine did not start: {report.message}", file=sys.stderr, flush=True)
             else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import os
 import signal
@@ -129,8 +130,8 @@ class EngineLoop:
 
     @property
     def _may_order(self) -> bool:
-        """Whether the order before has ended. An order waits for a place among the jobs; other calls are refused."""
-        return (self._order is None or self._order.done()) and not self._jobs.is_full
+        """Whether the order before has ended."""
+        return self._order is None or self._order.done()
 
     def _take_commands(self) -> None:
         """Those that have come, COMMANDS_MAX at most; while there is nothing to do, wait for one."""
@@ -191,7 +192,7 @@ class EngineLoop:
 
     def _start(self, call: msg.Call) -> Future[Any]:
         """Carry it out, now or in slices or in another thread -> what it comes to."""
-        result = self._jobs.take(lambda: self._procedures.start(call))
+        result = self._jobs.take(lambda: self._procedures.start(call), is_order=call.procedure in ORDERS)
         self._unanswered[call.number] = result
         result.add_done_callback(lambda _: self._wake_up())
         return result
@@ -300,12 +301,18 @@ class EngineLoop:
         self._socket.send(msg.encode_reply(report) if isinstance(report, msg.Reply) else msg.encode(report))
 
 
-def assembled(setup: EngineSetup) -> Assembly:
-    """An engine as an operator has left it. Raises what `assemble` raises."""
-    assembly = assemble(setup.config, weights=setup.weights)
+def assembled(setup: EngineSetup) -> tuple[Assembly, StorageBackend]:
+    """An engine as an operator has left it, and its storage. Raises what `assemble` raises: an engine that has served
+    before starts without its storage, if that can't be attached."""
+    wanted = Backend.of(setup.config)
+    config = dataclasses.replace(setup.config, hicache_storage_backend=None) if setup.has_served else setup.config
+    assembly = assemble(config, weights=setup.weights)
+    storage = StorageBackend(assembly.scheduler.memory, assembly.mover, Backend.of(config))
+    if setup.has_served and wanted is not None:
+        storage.attach_again(wanted)
     if setup.paused is not None:
         assembly.scheduler.pause(PauseMode(setup.paused))
-    return assembly
+    return assembly, storage
 
 
 def main(address: str, setup: str, parent: int) -> None:
@@ -320,7 +327,7 @@ def main(address: str, setup: str, parent: int) -> None:
         socket.setsockopt(zmq.SNDHWM, 0)
         socket.connect(address)
         try:
-            assembly = assembled(EngineSetup.decode(setup))
+            assembly, storage = assembled(EngineSetup.decode(setup))
         except Exception as error:
             is_expected = isinstance(error, (FreeholdError, ValueError, OSError, StoreUnavailable))
             if not is_expected:
@@ -345,7 +352,6 @@ def main(address: str, setup: str, parent: int) -> None:
         )
         gc.collect()
         gc.freeze()  # the model and its tables are not garbage: don't walk them again
-        storage = StorageBackend(assembly.scheduler.memory, assembly.mover, Backend.of(assembly.config))
         EngineLoop(
             assembly.scheduler, socket, parent, storage, assembly.publish, assembly.grammars, assembly.adapters
         ).run()

@@ -14,11 +14,13 @@ from freehold.config import EngineConfig
 @dataclass(frozen=True)
 class EngineSetup:
     """A new process is brought to it before it serves. `weights`: where those came from that took the place of the
-    model's; `paused`: the mode of a pause. Adapters and storage are options."""
+    model's; `paused`: the mode of a pause. Adapters and storage are options. One that `has_served` before serves again
+    without a storage that can't be attached."""
 
     config: EngineConfig
     weights: str | None = None
     paused: str | None = None
+    has_served: bool = False
 
     @classmethod
     def decode(cls, text: str) -> EngineSetup:
@@ -43,7 +45,7 @@ class EngineSetup:
             case "unload_adapter":
                 paths = self.config.adapter_paths.items()
                 return self._with_adapters({name: path for name, path in paths if name != argument})
-            case "storage" if value["state"] in ("attached", "detached"):  # attaching may still fail
+            case "storage" if value["state"] in ("attached", "detached") and value["error"] is None:
                 return self._with_storage(value)
             case _:
                 return self

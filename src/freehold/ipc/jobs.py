@@ -41,17 +41,14 @@ class Jobs:
     def __len__(self) -> int:
         return len(self._jobs)
 
-    @property
-    def is_full(self) -> bool:
-        return len(self._jobs) >= JOBS_MAX
-
-    def take(self, call: Callable[[], Any]) -> Future[Any]:
+    def take(self, call: Callable[[], Any], is_order: bool = False) -> Future[Any]:
         """Call it -> a future of its result. A call that returns a value or raises has ended. One that returns a future
-        ends with that. One that returns a generator becomes a job, or fails with QueueFull if there are JOBS_MAX."""
+        ends with that. One that returns a generator becomes a job, or fails with QueueFull if there are JOBS_MAX and it
+        is no order."""
         result: Future[Any] = Future()
         try:
             value = call()
-            if isinstance(value, Generator) and self.is_full:
+            if isinstance(value, Generator) and len(self._jobs) >= JOBS_MAX and not is_order:
                 raise QueueFull(f"{JOBS_MAX} calls of this kind are being worked on: try again later")
         except BaseException as error:
             _fail(result, error)

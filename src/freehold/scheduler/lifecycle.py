@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +18,8 @@ from freehold.scheduler.running import RunningTable
 from freehold.scheduler.shares import Shares
 from freehold.scheduler.states import Event, RequestState
 from freehold.step import RowStart
+from freehold.vocabulary import Vocabulary
+from freehold.whole import is_whole
 
 STALE_MAX = 1024
 
@@ -52,7 +53,7 @@ class Lifecycle:
         queue: WaitingQueue,
         running: RunningTable,
         shares: Shares,
-        eos_tokens: tuple[int, ...],
+        vocabulary: Vocabulary,
         queue_limit: int,
         clock: Callable[[], float] = time.monotonic,
         timeouts: Timeouts = Timeouts(),
@@ -68,7 +69,7 @@ class Lifecycle:
         self._deadlines: list[tuple[float, int, Deadline, float, ref[Request]]] = []
         self._deadline_limit = STALE_MAX  # entries at which those of ended requests are looked for
         self._timeouts = timeouts
-        self._eos_tokens = eos_tokens
+        self._vocabulary = vocabulary
         self._queue_limit = queue_limit
         self._arrivals = 0
 
@@ -122,8 +123,10 @@ class Lifecycle:
         """Raises InvalidParameter if the request can never be served, whatever else runs."""
         params, prompt = request.params, len(request.prompt)
         limit, capacity = self.memory.shape.token_limit, self.memory.capacity_tokens
-        if request.timeout is not None and not 0 < request.timeout < math.inf:
-            raise InvalidParameter("timeout", f"must be a positive number of seconds, not {request.timeout:g}")
+        request.check_numbers()
+        for token in params.logprob_token_ids:
+            if not is_whole(token, 0, self._vocabulary.size - 1):
+                raise InvalidParameter("logprob_token_ids", f"token id {token} is outside the vocabulary")
         if prompt == 0:
             raise InvalidParameter("prompt", "the prompt must have at least one token")
         if prompt >= limit:
@@ -157,7 +160,7 @@ class Lifecycle:
         self._announce(request, lease)
 
     def _announce(self, request: Request, lease: Lease) -> None:
-        stops = self._eos_tokens if not request.params.ignore_eos else ()
+        stops = self._vocabulary.eos_tokens if not request.params.ignore_eos else ()
         self.row_starts.append(
             RowStart(
                 row=lease.row,

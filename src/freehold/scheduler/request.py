@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections import Counter
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from freehold.sampling_params import SamplingParams
 from freehold.scheduler.states import Event, RequestState, after
 from freehold.step import NOT_SCORED, TokenLogprobs
 from freehold.stop_regex import StopRegexes
+from freehold.whole import WHOLE_MAX, is_whole
 
 SETBACKS_TRUSTED = 2
 PROGRESS_TOKENS = 32  # computed since a request was last admitted, they bring trust back
@@ -138,6 +140,15 @@ class Request:
 
     def __post_init__(self) -> None:
         self.tokens = self.prompt
+
+    def check_numbers(self) -> None:
+        """Raises InvalidParameter for what no row can hold. `params` and `retention` have checked theirs."""
+        if not is_whole(self.priority):
+            raise InvalidParameter("priority", f"must be between {-WHOLE_MAX} and {WHOLE_MAX}, got {self.priority}")
+        if not is_whole(self.seed, -(2**63), 2**64 - 1):
+            raise InvalidParameter("seed", f"must be a 64-bit integer, got {self.seed}")
+        if self.timeout is not None and not 0 < self.timeout < math.inf:
+            raise InvalidParameter("timeout", f"must be a positive number of seconds, not {self.timeout:g}")
 
     @property
     def output(self) -> Int32:

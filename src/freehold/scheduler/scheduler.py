@@ -82,7 +82,7 @@ class Scheduler:
             self.queue,
             self.running,
             self.shares,
-            vocabulary.eos_tokens,
+            vocabulary,
             config.max_queued_requests,
             clock,
             timeouts,

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from freehold.errors import InvalidParameter
+from freehold.whole import WHOLE_MAX, is_whole
+
 PRIORITY_MAX = 100
+TTL_MIN, TTL_MAX = 0.001, 7 * 86400.0  # seconds
 DONE = -1  # the level of what nobody will ask for again
 
 
@@ -16,7 +20,7 @@ class Retention:
     come back: these pages go before all others.
 
     Nothing is ever pinned by a hint, and one that exceeds the budget is refused.
-    Raises ValueError naming the field.
+    Raises InvalidParameter.
     """
 
     priority: int = 50
@@ -24,9 +28,9 @@ class Retention:
     end: int | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.priority <= PRIORITY_MAX:
-            raise ValueError(f"priority: must be between 0 and {PRIORITY_MAX}, got {self.priority}")
-        if not 0 < self.ttl <= 7 * 86400:
-            raise ValueError(f"ttl: must be positive and at most a week of seconds, got {self.ttl:g}")
-        if self.end is not None and self.end < 0:
-            raise ValueError(f"end: must not be negative, got {self.end}")
+        if not is_whole(self.priority, 0, PRIORITY_MAX):
+            raise InvalidParameter("priority", f"must be between 0 and {PRIORITY_MAX}, got {self.priority}")
+        if not TTL_MIN <= self.ttl <= TTL_MAX:
+            raise InvalidParameter("ttl", f"must be between {TTL_MIN:g} and {TTL_MAX:g} seconds, got {self.ttl:g}")
+        if self.end is not None and not is_whole(self.end, 0):
+            raise InvalidParameter("end", f"must be between 0 and {WHOLE_MAX}, got {self.end}")

@@ -12,6 +12,7 @@ from freehold.sampling_params import LOGPROBS_MAX, SamplingParams
 from freehold.server.constraints.fields import native_constraint
 from freehold.server.openai.schema import TokenIds
 from freehold.server.requests.hints import RetentionBody
+from freehold.whole import WHOLE_MAX
 
 PASSED_ON = (
     "temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty", "n",
@@ -25,7 +26,7 @@ class NativeSampling(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    max_new_tokens: int | None = Field(default=128, ge=0)
+    max_new_tokens: int | None = Field(default=128, ge=0, le=WHOLE_MAX)
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None

@@ -13,8 +13,10 @@ from freehold.arrays import Int32
 from freehold.errors import ChatTemplateError, InvalidParameter
 from freehold.ipc.async_engine import AsyncEngine
 from freehold.memory import Retention
+from freehold.memory.prefix.retention import PRIORITY_MAX, TTL_MAX, TTL_MIN
 from freehold.server.requests.prompt import Rendering
 from freehold.server.requests.unsupported import StrictBody
+from freehold.whole import WHOLE_MAX
 
 SECONDS_OF = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 RESUME_PRIORITY = 80
@@ -29,9 +31,9 @@ class RetentionBody(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    priority: int | None = Field(default=None, ge=1, le=100)
-    ttl: float = Field(default=300.0, gt=0, le=7 * 86400)
-    tokens: int | None = Field(default=None, ge=0)
+    priority: int | None = Field(default=None, ge=1, le=PRIORITY_MAX)
+    ttl: float = Field(default=300.0, ge=TTL_MIN, le=TTL_MAX)
+    tokens: int | None = Field(default=None, ge=0, le=WHOLE_MAX)
     next: Literal["resume", "done"] | None = None
 
     def retention(self) -> Retention:
@@ -91,7 +93,7 @@ def seconds(duration: str, field: str) -> float:
     """30m -> 1800. Raises InvalidParameter."""
     found = re.fullmatch(r"(\d{1,6})([smhd])", duration)
     value = int(found[1]) * SECONDS_OF[found[2]] if found else 0
-    if not 0 < value <= 7 * 86400:
+    if not 0 < value <= TTL_MAX:
         raise InvalidParameter(field, f"must be a duration such as 30m or 1h, at most 7d, got '{duration}'")
     return float(value)
 

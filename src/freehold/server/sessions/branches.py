@@ -70,11 +70,17 @@ class BranchTree:
         return gone
 
     def _drop_children(self, rid: str) -> list[str]:
-        gone: list[str] = []
-        for name in [name for name, branch in self.branches.items() if branch.parent == rid]:
-            gone += self._drop_children(name)
-            if self.branches.pop(name).output is None:
-                gone.append(name)
+        """Drop all that follows a request -> those that have not finished. Names may have been used again, so that
+        what follows may come round to the request itself."""
+        following: dict[str | None, list[str]] = {}
+        for name, branch in self.branches.items():
+            if name != rid:
+                following.setdefault(branch.parent, []).append(name)
+        gone, left = [], [rid]
+        while left:
+            children = following.get(left.pop(), [])
+            gone += [name for name in children if self.branches.pop(name).output is None]
+            left += children
         return gone
 
     def finish(self, rid: str, output: Int32) -> None:
