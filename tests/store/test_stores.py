@@ -408,7 +408,7 @@ def test_a_bucket_that_is_not_there_is_said_when_a_store_is_opened(s3_server):
 def test_a_redis_that_refuses_is_said_when_a_store_is_opened(redis_server, place):
     location = f"redis://{place.format(port=redis_server.port)}"
     with pytest.raises(ValueError, match=f"hicache_storage_location: {location}"):
-        open_storage("redis", location, MANY, must_answer=False)
+        open_storage(location, MANY, must_answer=False)
 
 
 @pytest.mark.parametrize("location", ["redis://127.0.0.1:9/0", "s3://bucket/kv"])
@@ -416,8 +416,7 @@ def test_a_store_that_does_not_answer_may_come_later(location, monkeypatch, capf
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION"):
         monkeypatch.setitem(os.environ, name, "test")
     monkeypatch.setitem(os.environ, "AWS_ENDPOINT", "http://127.0.0.1:9")
-    kind = location.partition(":")[0]
     with pytest.raises(StoreUnavailable):
-        open_storage(kind, location, MANY)
-    open_storage(kind, location, MANY, must_answer=False).close()
+        open_storage(location, MANY)
+    open_storage(location, MANY, must_answer=False).close()
     assert f"{location} does not answer yet" in capfd.readouterr().err
