@@ -366,7 +366,7 @@ def test_every_lookup_in_storage_fails_once():
     policy = POLICIES[0]
 
     def install(life: Life, nth: Nth, patch: pytest.MonkeyPatch) -> None:
-        nth.wrap(life.tiers.storage, "look_up", raising(Told("told to fail")), patch)
+        nth.wrap(life.tiers.storage, "looking_up", raising(Told("told to fail")), patch)
 
     def check(life: Life) -> None:
         # The turns of a session go on from other histories if one of them failed.

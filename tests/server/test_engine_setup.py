@@ -99,7 +99,8 @@ def test_an_engine_that_ends_leaves_no_error_behind_for_a_caller_that_has_left()
         asyncio.get_running_loop().set_exception_handler(lambda _, context: unheard.append(context))
         engine.ready, engine._child = msg.Ready("m", "llama", 10, 10, 10), child
         staying, leaving = (asyncio.create_task(engine.call("memory")) for _ in range(2))
-        await child.calls.get(), await child.calls.get()
+        for _ in range(2):
+            await child.calls.get()
         leaving.cancel()
         await asyncio.wait({leaving})
         del leaving
