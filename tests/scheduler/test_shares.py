@@ -51,7 +51,7 @@ def iterations_until_ended(h: Harness, request: Request) -> int:
 
 
 def charge(shares: Shares, number: int, cost: int) -> None:
-    shares.charge(np.array([number]), np.array([cost]))
+    shares.charge(np.array([number]), np.array([False]), np.array([cost]))
 
 
 def test_a_client_alone_is_charged_nothing():

@@ -20,7 +20,6 @@ from freehold.scheduler.preemption import Preemption
 from freehold.scheduler.queue import WaitingQueue
 from freehold.scheduler.request import Finish, FinishKind, Request
 from freehold.scheduler.running import RunningTable
-from freehold.scheduler.shares import OUTPUT_COST, PROMPT_COST
 from freehold.scheduler.speculation import DraftBudget
 from freehold.scheduler.states import Event
 from freehold.step import Step
@@ -208,8 +207,7 @@ class Planner:
             page_updates=memory.leases.page_tables.take_updates(),
         )
         self._lifecycle.row_starts = []
-        cost = np.where(batch.decodes, OUTPUT_COST, PROMPT_COST * batch.counts)
-        self._shares.charge(running.client[rows], cost)
+        self._shares.charge(running.client[rows], batch.decodes, batch.counts)
         self._fair.submitted()
         running.submit(batch, samples)
         memory.leases.submit(rows, number)

@@ -87,9 +87,11 @@ class Shares:
         """Which of `others` [n] have been served more than client `number`."""
         return self._served[others] > self._served[number]
 
-    def charge(self, numbers: Int64, costs: Int64) -> None:
-        """A step computes for clients `numbers` [n] what costs `costs` [n]. Alone, a client is charged nothing."""
+    def charge(self, numbers: Int64, decodes: Bool, counts: Int64) -> None:
+        """A step computes `counts` tokens [n] for clients `numbers` [n], an output where it `decodes` [n]. Alone, a
+        client is charged nothing."""
         if len(self._accounts) > 1:
+            costs = np.where(decodes, OUTPUT_COST, PROMPT_COST * counts)
             self._served += np.bincount(numbers, weights=costs, minlength=len(self._served))
             self.charges += 1
             self._time += float(costs.sum()) / len(self._accounts)
