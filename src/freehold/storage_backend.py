@@ -98,8 +98,8 @@ class StorageBackend:
             print(f"freehold: serving without storage: {self._error}", file=sys.stderr, flush=True)
 
     def detach(self) -> None:
-        """Give the store no more orders, and close it when those that it has are done. One that could not be attached
-        is wanted no more. Raises BadRequest or Conflict."""
+        """Give the store no more orders, and close it when its pending orders are done. A store that could not be
+        attached is not tried again. Raises BadRequest or Conflict."""
         if self._backend is None and self._error is not None:
             self._error = None
             return

@@ -38,13 +38,13 @@ class Reach:
             present.append(found)
         return present
 
-    def on_host(self, keys: KeyChain, on_device: Present) -> Present:
-        """Which columns that the device lacks the host has."""
+    def on_host(self, keys: KeyChain, on_device: Present, first: int = 0) -> Present:
+        """Which columns that the device lacks the host has. `on_device` begins with column `first`."""
         present: Present = []
         for pages, known in zip(self._host.pages, on_device, strict=True):
             found: Bool = np.zeros(len(known), np.bool_)
             lacking = np.flatnonzero(~known)
-            found[lacking] = pages.has(keys.at(lacking.tolist()))
+            found[lacking] = pages.has(keys.at((first + lacking).tolist()))
             present.append(found)
         return present
 
@@ -74,9 +74,8 @@ class Reach:
         begin = match.known // size if len(self.full) == len(self._groups) else 0
         for first in range(begin, len(on_device[0]), COLUMNS_AT_ONCE):
             part = slice(first, first + COLUMNS_AT_ONCE)
-            for pages, device, host in zip(self._host.pages, on_device, on_host, strict=True):
-                lacking = first + np.flatnonzero(~device[part])
-                host[lacking] = pages.has(keys.at(lacking.tolist()))
+            for host, found in zip(on_host, self.on_host(keys, [one[part] for one in on_device], first), strict=True):
+                host[part] = found
             holes = [np.flatnonzero(~(on_device[group][part] | on_host[group][part])) for group in self.full]
             ends = [first + int(one[0]) for one in holes if len(one)]
             if ends:

@@ -68,8 +68,8 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 
 def open_weights(source: str, spec: ModelSpec) -> Checkpoint:
-    """Those that may take the place of a model's. Raises what `resolve_model` and `open_checkpoint` raise, and
-    ValueError if they are of another kind of model."""
+    """Open weights that replace those of a model with this `spec`. Raises what `resolve_model` and `open_checkpoint`
+    raise, and ValueError if the spec is another one."""
     checkpoint = open_checkpoint(resolve_model(source))
     if checkpoint.spec != spec:
         raise ValueError(f"model_path: {source} is another kind of model: {difference(checkpoint.spec, spec)}")

@@ -70,8 +70,8 @@ class BranchTree:
         return gone
 
     def _drop_children(self, rid: str) -> list[str]:
-        """Drop all that follows a request -> those that have not finished. Names may have been used again, so that
-        what follows may come round to the request itself."""
+        """Drop all requests that follow `rid` -> the names of the unfinished ones. A client may use a name twice, so
+        the chain of parents may contain a cycle."""
         following: dict[str | None, list[str]] = {}
         for name, branch in self.branches.items():
             if name != rid:
