@@ -63,6 +63,6 @@ keep: Any = intrinsic(_define_keep)
 """Up to here an array lives."""
 
 take: Any = intrinsic(_define_take)
-"""(count): an array of `count` floats without an owner, at the start of a cache line. The caller must `give_back` it."""
+"""(count): an array of floats without an owner, at the start of a cache line. The caller must `give_back` it."""
 give_back: Any = intrinsic(_define_give_back)
 """(array): free an array that `take` has made."""
