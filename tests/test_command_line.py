@@ -6,12 +6,23 @@ import subprocess
 import sys
 
 import pytest
+from typer.testing import CliRunner
 
+from freehold.cli import app
 from freehold.command_line import address, size
 from freehold.models.loading.resolve import resolve_model
 
 
 def run(*arguments: str, given: str = "") -> tuple[int, str]:
+    """In this process -> the code, and what was said. Raises what no command should raise."""
+    done = CliRunner().invoke(app, arguments, input=given, env={"COLUMNS": "200"}, prog_name="freehold")
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done.exit_code, done.output
+
+
+def run_alone(*arguments: str, given: str = "") -> tuple[int, str]:
+    """In a process of its own."""
     command = [sys.executable, "-m", "freehold.cli", *arguments]
     environment = {**os.environ, "COLUMNS": "200"}
     done = subprocess.run(
@@ -35,8 +46,7 @@ def folder(tmp_path_factory):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("serve --model {folder}/empty.gguf", "is empty"),
-        ("serve --model {folder}/foreign.gguf", "is not a GGUF file"),
+        ("check --model {folder}/empty.gguf", "is empty"),
         ("serve --model {folder}/short.gguf", "is damaged"),
         ("serve --model {folder}/directory", "has no config.json"),
         ("check --model {folder}/foreign.gguf", "is not a GGUF file"),
@@ -73,6 +83,12 @@ def test_what_a_user_gets_wrong_ends_with_a_line(folder, arguments, words):
     assert words in said, said
     assert "Traceback" not in said, said
     assert "─ Traceback" not in said
+
+
+@pytest.mark.parametrize("command", ["serve", "generate hello"])
+def test_a_process_ends_without_a_traceback(folder, command):
+    code, said = run_alone(*command.split(), "--model", f"{folder}/foreign.gguf")
+    assert (code, "is not a GGUF file" in said, "Traceback" in said) == (1, True, False), said
 
 
 def test_a_port_in_use_is_said_before_a_model_is_loaded():

@@ -26,6 +26,7 @@ from freehold.memory.lease_table import LeaseTable
 from freehold.memory.ledger.epochs import Epochs
 from freehold.memory.ledger.errors import OutOfPages
 from freehold.memory.ledger.pool import PagePool
+from freehold.memory.prefix.hints import Hints
 from freehold.memory.prefix.holds import Holds
 from freehold.memory.tails import TailTable
 from freehold.memory.tiers.host import HostPages
@@ -412,7 +413,7 @@ BROKEN = [
     (PagePool, "allocate", OutOfPages), (PagePool, "move", OwnershipError), (PagePool, "free", OwnershipError),
     (TailTable, "take", LeaseError), (Holds, "pin", LeaseError), (Lease, "adopt", LeaseError),
     (Lease, "release", LeaseError), (LeaseTable, "open", LeaseError), (HostPages, "hold", KeyError),
-    (HostPages, "drop", LeaseError), (Epochs, "complete", ValueError), (SimulatedMover, "begin", RuntimeError),
+    (Hints, "retain", LeaseError), (HostPages, "drop", LeaseError), (Epochs, "complete", ValueError), (SimulatedMover, "begin", RuntimeError),
     (SimulatedEngine, "execute", RuntimeError),
 ]  # fmt: skip
 

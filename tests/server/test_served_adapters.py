@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from pathlib import Path
 
 import httpx
 import openai
@@ -45,6 +46,16 @@ def said(url: str, model: str | None = None, **fields) -> str:
     answer = httpx.post(f"{url}/v1/completions", json={**GREEDY, "model": model, **fields}, timeout=60)
     assert answer.status_code == 200, answer.text
     return answer.json()["choices"][0]["text"]
+
+
+def restart_engine(url: str) -> None:
+    """Kill it, and wait for the next one."""
+    engine_of(url).kill()
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        time.sleep(0.3)
+        if httpx.get(f"{url}/health").status_code == 200:
+            return
 
 
 def test_an_adapter_is_chosen_as_the_model(url, expected):
@@ -121,13 +132,20 @@ def test_adapters_come_and_go_while_the_server_runs(url, folders, expected):
 def test_an_engine_that_is_started_again_has_the_adapters_that_were_loaded(url, folders, expected):
     body = {"lora_name": "second", "lora_path": folders[1]}
     assert httpx.post(f"{url}/v1/load_lora_adapter", json=body, timeout=60).status_code == 200
-    engine_of(url).kill()
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        time.sleep(0.3)
-        if httpx.get(f"{url}/health").status_code == 200:
-            break
+    restart_engine(url)
     assert [said(url, name) for name in ("first", "second")] == [expected["first"], expected["second"]]
+
+
+def test_an_engine_that_is_started_again_leaves_out_an_adapter_that_is_gone(url, folders, expected):
+    folder = Path(folders[1])
+    aside = folder.rename(folder.with_name("aside"))
+    restart_engine(url)
+    assert said(url, "first") == expected["first"]
+    assert httpx.post(f"{url}/v1/completions", json={**GREEDY, "model": "second"}).status_code == 404
+    aside.rename(folder)
+    body = {"lora_name": "second", "lora_path": str(folder)}
+    assert httpx.post(f"{url}/v1/load_lora_adapter", json=body, timeout=60).status_code == 200
+    assert said(url, "second") == expected["second"]
 
 
 def test_requests_of_several_adapters_share_steps(url, expected):

@@ -29,15 +29,15 @@ CELL = Cell(True, 4, "ngram", "fcfs", "tight")
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("part", range(5))
+@pytest.mark.parametrize("part", range(10))
 def test_a_part_of_the_diagonal_of_the_matrix(part):
     """Every combination of the first axes once; `freehold simulate --matrix` takes all cells, and more seeds."""
-    cells = list(diagonal())[part::5]
+    cells = list(diagonal())[part::10]
     *_, tally = run_many(jobs_for(7_100, 1, None, cells), processes=1)
     assert tally.violation is None, tally.violation
     assert tally.scenarios == len(cells)
-    assert tally.steps > 2_000
-    assert tally.retractions > 20
+    assert tally.steps > 1_000
+    assert tally.retractions > 10
 
 
 @pytest.mark.thorough

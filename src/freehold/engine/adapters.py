@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +45,15 @@ class Adapters:
         with self._lock:
             self._check(name)
             self._loaded[name] = Adapter(name, fingerprint, factors)
+
+    def load_again(self, paths: Mapping[str, str]) -> None:
+        """Those of the process before, by name. One that can't be loaded any more is left out, and its requests are
+        refused."""
+        for name, path in paths.items():
+            try:
+                self.load(name, path)
+            except (InvalidParameter, OSError) as error:
+                print(f"freehold: serving without the adapter '{name}': {error}", file=sys.stderr, flush=True)
 
     def unload(self, name: str) -> None:
         """New requests don't find it; requests that began with it finish with it. Raises NotFound."""

@@ -303,13 +303,17 @@ class EngineLoop:
 
 def assembled(setup: EngineSetup) -> tuple[Assembly, StorageBackend]:
     """An engine as an operator has left it, and its storage. Raises what `assemble` raises: an engine that has served
-    before starts without its storage, if that can't be attached."""
-    wanted = Backend.of(setup.config)
-    config = dataclasses.replace(setup.config, hicache_storage_backend=None) if setup.has_served else setup.config
+    before starts without storage and adapters that are gone."""
+    config = wanted = setup.config
+    if setup.has_served:
+        config = dataclasses.replace(config, hicache_storage_backend=None, lora_modules=(), enable_lora=wanted.adapts)
     assembly = assemble(config, weights=setup.weights)
     storage = StorageBackend(assembly.scheduler.memory, assembly.mover, Backend.of(config))
-    if setup.has_served and wanted is not None:
-        storage.attach_again(wanted)
+    if setup.has_served:
+        if (backend := Backend.of(wanted)) is not None:
+            storage.attach_again(backend)
+        if assembly.adapters is not None:
+            assembly.adapters.load_again(wanted.adapter_paths)
     if setup.paused is not None:
         assembly.scheduler.pause(PauseMode(setup.paused))
     return assembly, storage

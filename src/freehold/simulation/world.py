@@ -168,7 +168,6 @@ class World:
         output = self.scheduler.step()
         assert not self._unsettled, f"transfers {self._unsettled} have ended, and still hold pages"
         self._mirror.follow()
-        self._mirror.check(self.memory)
         self._liveness.after(self._ballast_pages, output.ended)
         self._take(output)
         assert self.scheduler.stuck is None, f"stuck: {self.scheduler.stuck}"
@@ -177,6 +176,7 @@ class World:
         self.iteration += 1
         if self.iteration % AUDIT_INTERVAL == 0:
             self.memory.audit()
+            self._mirror.check(self.memory)
             self._check_content()
         if self.iteration % CENSUS_INTERVAL == 0:
             check_bounds(self.scheduler, len(self.requests) - self._first)
