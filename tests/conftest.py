@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import os
 
+import httpx
 import pytest
 from hypothesis import settings
 
 pytest_plugins = ["sampling"]
 settings.register_profile("freehold", deadline=None)  # no test is timed
 settings.load_profile("freehold")
+# httpx makes a context for TLS for each client, which takes 20 ms: one for equal arguments is enough.
+httpx._transports.default.create_ssl_context = functools.cache(httpx.create_ssl_context)
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 

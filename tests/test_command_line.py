@@ -6,19 +6,10 @@ import subprocess
 import sys
 
 import pytest
-from typer.testing import CliRunner
 
-from freehold.cli import app
+from commands import run
 from freehold.command_line import address, size
 from freehold.models.loading.resolve import resolve_model
-
-
-def run(*arguments: str, given: str = "") -> tuple[int, str]:
-    """In this process -> the code, and what was said. Raises what no command should raise."""
-    done = CliRunner().invoke(app, arguments, input=given, env={"COLUMNS": "200"}, prog_name="freehold")
-    if done.exception is not None and not isinstance(done.exception, SystemExit):
-        raise done.exception
-    return done.exit_code, done.output
 
 
 def run_alone(*arguments: str, given: str = "") -> tuple[int, str]:

@@ -19,6 +19,7 @@ def test_nothing_is_compiled_beside_where_kernels_are_kept(monkeypatch: pytest.M
     assert first_start.compile_beside("bfloat16", choose()) is None
 
 
+@pytest.mark.thorough
 def test_what_is_compiled_beside_is_kept_for_the_engine(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(first_start, "is_kept", lambda kernel: False)

@@ -62,6 +62,7 @@ def filled(groups, count: int, quota: float | None, hints: bool) -> Memory:
     return memory
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 @pytest.mark.parametrize("quota", [None, 0.001], ids=["", "quota"])
 @pytest.mark.parametrize("hints", [False, True], ids=["", "hints"])

@@ -413,8 +413,8 @@ BROKEN = [
     (PagePool, "allocate", OutOfPages), (PagePool, "move", OwnershipError), (PagePool, "free", OwnershipError),
     (TailTable, "take", LeaseError), (Holds, "pin", LeaseError), (Lease, "adopt", LeaseError),
     (Lease, "release", LeaseError), (LeaseTable, "open", LeaseError), (HostPages, "hold", KeyError),
-    (Hints, "retain", LeaseError), (HostPages, "drop", LeaseError), (Epochs, "complete", ValueError), (SimulatedMover, "begin", RuntimeError),
-    (SimulatedEngine, "execute", RuntimeError),
+    (Hints, "retain", LeaseError), (HostPages, "drop", LeaseError), (Epochs, "complete", ValueError),
+    (SimulatedMover, "begin", RuntimeError), (SimulatedEngine, "execute", RuntimeError),
 ]  # fmt: skip
 
 

@@ -1,12 +1,12 @@
 """Pausing, new weights, timeouts and explanations over HTTP."""
 
 import json
-import subprocess
-import sys
 import threading
 import time
 
 import httpx
+
+from commands import run
 
 
 def complete(url: str, **fields) -> httpx.Response:
@@ -90,8 +90,9 @@ def test_why_a_prompt_misses_and_what_a_request_went_through(url):
 
 def test_inspect_asks_the_same_questions(url):
     def inspect(*arguments: str) -> str:
-        command = [sys.executable, "-m", "freehold.cli", "inspect", "--url", url, *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+        code, said = run("inspect", "--url", url, *arguments)
+        assert code == 0, said
+        return said
 
     answer = complete(url).json()
     assert "pages" in inspect()

@@ -239,7 +239,7 @@ def test_a_ready_grammar_wakes_the_loop(bound, monkeypatch):
     before = time.monotonic()
     bound.loop._take_commands()
     assert time.monotonic() - before < 5
-    bound.loop.turn()
+    bound.loop._admit_parked()
     assert "a" in bound.scheduler.requests
 
 

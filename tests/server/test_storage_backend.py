@@ -1,13 +1,12 @@
 """Storage attached, detached and cleared while the server runs; sessions saved and restored; events to follow."""
 
 import json
-import subprocess
-import sys
 import time
 
 import httpx
 import pytest
 
+from commands import run
 from freehold.server.child import free_port, running_server
 
 BACKEND = "/hicache/storage-backend"
@@ -106,10 +105,8 @@ def test_storage_comes_and_goes_while_requests_run(url, tmp_path):
         assert ask(prompts[number]) == expected[prompts[number]]
         assert httpx.delete(f"{url}{BACKEND}", timeout=60).json()["state"] == "detached"
         assert ask(prompts[number]) == expected[prompts[number]]
-    checked = subprocess.run(
-        [sys.executable, "-m", "freehold.cli", "cache", "verify", str(tmp_path)], capture_output=True, check=False
-    )
-    assert checked.returncode == 0, checked.stdout
+    code, said = run("cache", "verify", tmp_path)
+    assert code == 0, said
 
 
 def test_what_can_not_be_done_is_refused(url, tmp_path):
@@ -182,11 +179,8 @@ def test_counts_of_tiers_are_shown(url):
         assert f'{name}{{kind="backup"' in metrics
     report = httpx.get(f"{url}/debug/memory").json()["tiers"]
     assert report["transfers"]["backup"]["ended"] > 0
-    shown = subprocess.run(
-        [sys.executable, "-m", "freehold.cli", "inspect", url], capture_output=True, text=True, check=True
-    )
-    assert "Host memory" in shown.stdout
-    assert "backup" in shown.stdout
+    code, said = run("inspect", url)
+    assert (code, "Host memory" in said, "backup" in said) == (0, True, True), said
 
 
 def test_without_a_host_tier_there_is_nothing_to_attach_to_or_to_save_to():

@@ -12,6 +12,7 @@ import time
 import httpx
 import pytest
 
+from commands import run
 from freehold.server.child import free_port, wait_until_healthy
 
 PROMPTS = [f"Once there was a lighthouse number {number}. " + "The sea was calm and the night was long. " * 12
@@ -73,10 +74,8 @@ def kill_again_and_again(folder, times: int) -> None:
     time.sleep(1)  # as long as it may take until the last page is stored
     for _ in range(times):
         load(server, rng.uniform(0.05, 1.5))
-        checked = subprocess.run(
-            [sys.executable, "-m", "freehold.cli", "cache", "verify", str(folder)], capture_output=True, check=False
-        )
-        assert checked.returncode == 0, checked.stdout.decode() + checked.stderr.decode()
+        code, said = run("cache", "verify", folder)
+        assert code == 0, said
         server = Killed(folder)
         stored = 0
         for prompt, text in expected.items():

@@ -2,16 +2,15 @@
 
 import pytest
 from test_stores import MANY, item, payloads
-from typer.testing import CliRunner
 
-from freehold.cli import app
+import commands
 from freehold.store.disk import DiskStore
 from freehold.store.location import open_store
 
 
 def run(*arguments) -> tuple[int, str]:
-    result = CliRunner().invoke(app, ["cache", *map(str, arguments)])
-    return result.exit_code, " ".join(result.output.split())
+    code, said = commands.run("cache", *arguments)
+    return code, " ".join(said.split())
 
 
 @pytest.fixture

@@ -49,11 +49,12 @@ def running_server(*flags: str) -> Iterator[str]:
 def wait_until_healthy(process: subprocess.Popen[bytes], url: str) -> None:
     """Until /health answers 200. Raises RuntimeError if the process ends or takes too long."""
     deadline = time.monotonic() + START_TIMEOUT_S
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            raise RuntimeError(f"the server ended with code {process.returncode} before it was ready")
-        with contextlib.suppress(httpx.HTTPError):
-            if httpx.get(f"{url}/health", timeout=5).status_code == 200:
-                return
-        time.sleep(0.1)
+    with httpx.Client(timeout=5) as client:
+        while time.monotonic() < deadline:
+            if process.poll() is not None:
+                raise RuntimeError(f"the server ended with code {process.returncode} before it was ready")
+            with contextlib.suppress(httpx.HTTPError):
+                if client.get(f"{url}/health").status_code == 200:
+                    return
+            time.sleep(0.1)
     raise RuntimeError(f"the server was not ready within {START_TIMEOUT_S} s")
