@@ -3,6 +3,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 BASE := .venv/.base
 SETUP := .venv/.setup
+# Every process would compile what it imports, if Python were told to keep no bytecode.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test thorough lint exact load soak hostile conformance mutants bench bench-check format clean
 .DEFAULT_GOAL := test
