@@ -13,7 +13,9 @@ pytest_plugins = ["sampling"]
 settings.register_profile("freehold", deadline=None)  # no test is timed
 settings.load_profile("freehold")
 # httpx makes a context for TLS for each client, which takes 20 ms: one for equal arguments is enough.
-httpx._transports.default.create_ssl_context = functools.cache(httpx.create_ssl_context)
+httpx._transports.default.create_ssl_context = functools.cache(  # pyright: ignore[reportPrivateImportUsage]
+    httpx.create_ssl_context
+)
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
