@@ -1,6 +1,6 @@
 """Print the branches of memory and scheduler that neither the simulator's matrix nor its exploration reaches.
 
-`python tests/simulation/branches.py`: blocks that end with a broken invariant are left out, and what docs/testing.md
+`python tests/simulation/branches.py`: blocks that end with a broken invariant are left out, and what docs/simulation.md
 explains, so the list should be empty: it ends with code 1 if it is not. With a folder, the files of coverage in it are
 read and nothing is run.
 """
@@ -30,7 +30,7 @@ BROKEN = {kind.__name__ for kind in (*BrokenInvariant.__subclasses__(), Impossib
 
 def explained() -> list[tuple[str, str]]:
     """(file, a part of the line or of "def" with its function's name) of each row of the table."""
-    rows = (ROOT / "docs/testing.md").read_text().split(TABLE)[1].strip().splitlines()[2:]
+    rows = (ROOT / "docs/simulation.md").read_text().split(TABLE)[1].strip().splitlines()[2:]
     cells = [[cell.strip().strip("`") for cell in row.strip("|").split("|")] for row in rows]
     return [(file, line) for file, line, _ in cells]
 
