@@ -1,14 +1,19 @@
 """Who may call what, and how much anybody may send: attacks of strangers beside a client that behaves."""
 
+import asyncio
 import json
 import socket
 import time
+from http.client import HTTPResponse
 
 import httpx
 import pytest
+import uvicorn
 from starlette.datastructures import Headers
+from uvicorn.server import ServerState
 
 from freehold.ipc.async_engine import AsyncEngine
+from freehold.server.access.connections import STANDSTILL_S, Connections
 from freehold.server.access.keys import Keys
 from freehold.server.access.rights import RIGHTS, Right, right_of
 from freehold.server.access.usage import Quota, Usage
@@ -243,14 +248,64 @@ def test_nothing_is_read_without_a_key(guarded, who):
         assert connection.recv(1000).startswith(b"HTTP/1.1 401")
 
 
+def status_of(connection: socket.socket) -> int:
+    """That of the next answer, which is read."""
+    answer = HTTPResponse(connection)
+    answer.begin()
+    answer.read()
+    return answer.status
+
+
+def test_a_refusal_can_be_read_by_a_client_that_still_sends(guarded):
+    """Its body is thrown away, and the connection goes on. A body that does not end is not waited for."""
+    host, port = guarded.removeprefix("http://").split(":")
+    whole, half = (socket.create_connection((host, int(port)), timeout=10) for _ in range(2))
+    with whole, half:
+        for connection, parts in ((whole, (150, 50)), (whole, (200,)), (half, (150,))):
+            connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 200\r\n\r\n")
+            assert status_of(connection) == 401
+            for size in parts:
+                connection.sendall(b"x" * size)
+        assert half.recv(1000) == b"", "closed after the time in which headers must come"
+        whole.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert status_of(whole) == 200
+
+
+def test_a_client_that_stood_still_with_the_server_has_its_time_anew():
+    """As in a machine that was suspended."""
+
+    async def answer(scope, receive, send):
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body"})
+
+    async def ask() -> bytes:
+        config = uvicorn.Config(answer, lifespan="off")
+        config.load()
+        settings = {"config": config, "server_state": ServerState(), "app_state": {}}
+        limits = Connections(9, 9, 0.05)
+        async with await asyncio.get_running_loop().create_server(
+            lambda: limits.protocol(**settings), "127.0.0.1", 0
+        ) as server:
+            reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+            await asyncio.sleep(0)
+            while not len(limits):
+                await asyncio.sleep(0)
+            time.sleep(0.05 + 1.2 * STANDSTILL_S)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            found = await reader.readline()
+            writer.close()
+            return found
+
+    assert asyncio.run(ask()).startswith(b"HTTP/1.1 204")
+
+
 def test_large_bodies_are_refused_with_and_without_a_length(guarded):
     body = json.dumps({"prompt": "a " * 3_000_000}).encode()
     for content in (body, iter([body[at : at + 65536] for at in range(0, len(body), 65536)])):
-        try:
-            answer = httpx.post(f"{guarded}/v1/completions", content=content, headers={
-                **headers("client"), "Content-Type": "application/json"}, timeout=30)  # fmt: skip
-        except httpx.WriteError:
-            continue  # the server has closed the connection, as it may
+        answer = httpx.post(f"{guarded}/v1/completions", content=content, headers={
+            **headers("client"), "Content-Type": "application/json"}, timeout=30)  # fmt: skip
         assert (answer.status_code, answer.json()["error"]["type"]) == (413, "request_too_large")
 
 

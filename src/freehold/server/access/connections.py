@@ -6,8 +6,10 @@ import asyncio
 from collections import Counter
 from typing import Any
 
+import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+STANDSTILL_S = 0.5
 BUSY = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 
@@ -72,10 +74,18 @@ class BoundedProtocol(H11Protocol):
         if not self._is_counted:
             return
         super().data_received(data)
-        if self.cycle is None or self.cycle.response_complete:
-            self._await_headers()
-        else:
+        if self.cycle is not None and not self.cycle.response_complete:
             self._stop_waiting()
+        elif self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]:
+            self._stop_waiting()  # that was the rest of a body whose request has been refused
+            self._wait_for_another()
+        else:
+            self._await_headers()
+
+    def _wait_for_another(self) -> None:
+        """As uvicorn waits for another request after a response."""
+        self._unset_keepalive_if_required()
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def _await_headers(self) -> None:
         if self._header_timer is None:
@@ -87,6 +97,11 @@ class BoundedProtocol(H11Protocol):
             self._header_timer = None
 
     def _give_up(self) -> None:
+        """Close the connection. If the loop stood still, so may the client have done: then it has its time anew."""
+        assert self._header_timer is not None
+        late = self.loop.time() - self._header_timer.when()
         self._header_timer = None
-        if self.cycle is None or self.cycle.response_complete:
+        if late > STANDSTILL_S:
+            self._await_headers()
+        elif self.cycle is None or self.cycle.response_complete:
             self.transport.close()

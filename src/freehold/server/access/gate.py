@@ -64,9 +64,8 @@ class Gate:
             if usage is not None:
                 usage.begin()
         except FreeholdError as error:
-            # The body is not read, so the connection can't be used again.
-            response = error_response(error, _route(scope), {"Connection": "close"})
-            return await response(scope, receive, send)
+            # The connection stays open: a client that still sends its body would not get to read the answer.
+            return await error_response(error, _route(scope))(scope, receive, send)
         scope.setdefault("state", {})["client"] = replace(client, address=_address(scope), usage=usage, record=record)
         try:
             await self._app(scope, body.receive, send)
@@ -122,7 +121,7 @@ class _Body:
             raise HTTPException(408, "the body did not arrive in time", {"Connection": "close"}) from None
         self._received += len(message.get("body", b""))
         if self._received > self._limit:
-            raise HTTPException(413, self._message(), {"Connection": "close"})
+            raise HTTPException(413, self._message())
         self._is_complete = message["type"] != "http.request" or not message.get("more_body", False)
         return message
 
