@@ -6,7 +6,7 @@ SETUP := .venv/.setup
 # Every process would compile what it imports, if Python were told to keep no bytecode.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test thorough lint exact load soak hostile conformance mutants bench bench-check format clean
+.PHONY: demo test thorough rest lint exact load soak hostile conformance mutants bench bench-check format clean
 .DEFAULT_GOAL := test
 
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
@@ -34,6 +34,10 @@ test: lint  ## Static checks, then the core of the tests: of large matrices a fe
 thorough: lint  ## Every cell of every test, sizes, storms, references: an hour
 	@$(BIN)/python -m freehold.models.loading.bundled
 	@$(BIN)/pytest -n 2 --dist worksteal --thorough -m "$(HOURS)"
+
+PART ?= 8
+rest: $(SETUP)  ## An eighth of what `make test` leaves out, others with each commit (PART=8)
+	@$(BIN)/pytest -n 2 --dist worksteal --rest $(PART) -m "$(HOURS)"
 
 lint: $(SETUP)
 	@$(BIN)/ruff check .

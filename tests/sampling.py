@@ -2,7 +2,7 @@
 
 `@pytest.mark.sampled(n)` marks a parametrized test: the core runs n of its cells, spread evenly over all. The next
 commit runs those behind them, so a few commits run every cell. `@pytest.mark.thorough` marks what the core leaves out.
-`--thorough` runs everything, and so does naming a test with `::`.
+`--thorough` runs everything, and so does naming a test with `::`. `--rest N` runs an N-th of what the core leaves out.
 """
 
 from __future__ import annotations
@@ -27,6 +27,11 @@ def chosen(cells: int, count: int, number: int) -> set[int]:
     return set(range(number % stretch, cells, stretch))
 
 
+def chosen_of(rest: list[pytest.Item], parts: int, number: int) -> set[pytest.Item]:
+    """One part of what is left out; so many numbers in a row have all parts."""
+    return {rest[at] for at in range(number % parts, len(rest), parts)}
+
+
 def left_out(items: list[pytest.Item], number: int) -> set[pytest.Item]:
     """What the core does not run."""
     out, cells = set(), defaultdict(list)
@@ -43,6 +48,7 @@ def left_out(items: list[pytest.Item], number: int) -> set[pytest.Item]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--thorough", action="store_true", help="every cell of every test, and what takes long")
+    parser.addoption("--rest", type=int, metavar="N", help="an N-th of what the core leaves out")
     parser.addoption("--core", action="store_true", help="what the core runs, of tests that are named, too")
 
 
@@ -50,6 +56,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     is_named = any("::" in argument for argument in config.args)
     if config.option.thorough or (is_named and not config.option.core):
         return
-    out = left_out(items, commit_number())
+    number = commit_number()
+    out = left_out(items, number)
+    if config.option.rest:
+        rest = [item for item in items if item in out]
+        out = set(items) - chosen_of(rest, config.option.rest, number)
     config.hook.pytest_deselected(items=[item for item in items if item in out])
     items[:] = [item for item in items if item not in out]

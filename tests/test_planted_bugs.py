@@ -50,5 +50,14 @@ def test_random_mutants_have_names_of_their_own():
     assert len(set(names)) == len(names)
 
 
+def test_what_has_changed_is_tried_first():
+    first, *rest = mutants_of("store/entry.py")
+    found = sample(4, 7, ("store",), {first.edit.file: set(first.edit.lines)})
+    on_them = [one for one in (first, *rest) if set(one.edit.lines) & set(first.edit.lines)]
+    assert found[0] in on_them
+    assert len(found) == len(set(found)) == 4
+    assert not set(sample(4, 7, ("store",))) - set(sample(400, 7, ("store",)))
+
+
 def test_a_seed_gives_the_same_sample():
     assert sample(5, 7, ("store",)) == sample(5, 7, ("store",)) != sample(5, 8, ("store",))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -40,7 +41,7 @@ def chosen(options: argparse.Namespace) -> list[Mutant]:
         return [mutant for mutant in every if any(name in mutant.name for name in options.names)]
     number, _, count = options.share.partition("/")
     planted = [bug for bug in PLANTED if bug.isa in available()][int(number) - 1 :: int(count)] if int(number) else []
-    pairs = zip_longest(planted, sample(options.sample, options.seed, tuple(options.folders)))
+    pairs = zip_longest(planted, sample(options.sample, options.seed, tuple(options.folders), changed_lines()))
     return [mutant for mutant in chain.from_iterable(pairs) if mutant is not None]
 
 
@@ -92,11 +93,26 @@ def main(options: argparse.Namespace) -> int:
     return int(any(verdict.caught_by is None and isinstance(verdict.mutant, PlantedBug) for verdict in verdicts))
 
 
+def git(*arguments: str) -> str:
+    """What it says; nothing outside a repository."""
+    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False).stdout
+
+
 def commit() -> int:
-    run = subprocess.run(
-        ["git", "rev-parse", "--short=8", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    return int(run.stdout.strip() or "0", 16)
+    return int(git("rev-parse", "--short=8", "HEAD").strip() or "0", 16)
+
+
+def changed_lines() -> dict[str, set[int]]:
+    """Those of the last commit, by file below src/freehold."""
+    lines: defaultdict[str, set[int]] = defaultdict(set)
+    file = ""
+    for line in git("diff", "--unified=0", "HEAD~1", "HEAD", "--", "src/freehold").splitlines():
+        if line.startswith("+++ "):
+            file = line.removeprefix("+++ b/src/freehold/")
+        elif found := re.match(r"@@ -\S+ \+(\d+)(?:,(\d+))? @@", line):
+            first, count = int(found[1]), int(found[2] or 1)
+            lines[file].update(range(first, first + count))
+    return lines
 
 
 if __name__ == "__main__":

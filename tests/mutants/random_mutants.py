@@ -9,8 +9,9 @@ import ast
 import copy
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from edit import Edit, Source, files
 
@@ -40,10 +41,15 @@ class RandomMutant:
     isa: str = "portable"
 
 
-def sample(count: int, seed: int, folders: tuple[str, ...] = SAMPLED) -> list[RandomMutant]:
-    """In random order: what is cut short is a sample too."""
+def sample(
+    count: int, seed: int, folders: tuple[str, ...] = SAMPLED, changed: Mapping[str, set[int]] = MappingProxyType({})
+) -> list[RandomMutant]:
+    """In random order: what is cut short is a sample too. Half of them on `changed` lines of files, and first, if there
+    are so many."""
     every = [mutant for folder in folders for file in files(folder) for mutant in mutants_of(file)]
-    return random.Random(seed).sample(every, min(count, len(every)))
+    mixed = random.Random(seed).sample(every, len(every))
+    first = [one for one in mixed if changed.get(one.edit.file, set()).intersection(one.edit.lines)][: count // 2]
+    return [*first, *(one for one in mixed if one not in first)][:count]
 
 
 def mutants_of(file: str) -> list[RandomMutant]:
