@@ -3,10 +3,11 @@
 import io
 import itertools
 import json
+import math
 import random
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from freehold.simulation import command
 from freehold.simulation.groups import GROUPS
 from freehold.simulation.happenings import Happening, Verb
 from freehold.simulation.runs import jobs_for, run_many, uncovered
-from freehold.simulation.scenario import Cell, Scenario, diagonal, matrix
+from freehold.simulation.scenario import AXES, Cell, Scenario, diagonal, matrix
 from freehold.simulation.shrink import shrink
 from freehold.simulation.world import Violation, World
 
@@ -47,6 +48,13 @@ def test_the_diagonal_reaches_every_change_of_state():
     assert len({cell.groups for cell in cells}) == len(GROUPS)
     assert tally.violation is None, tally.violation
     assert not uncovered(tally.cover)
+
+
+def test_a_short_part_of_the_matrix_has_something_of_every_axis():
+    cells = list(matrix())
+    assert len(set(cells)) == len(cells) == math.prod(map(len, AXES))
+    for values, axis in zip(zip(*map(astuple, cells[:42]), strict=True), AXES, strict=True):
+        assert all(values.count(value) >= 42 // len(axis) - 1 for value in axis)
 
 
 def test_time_bounds_the_first_seeds_too(monkeypatch):

@@ -93,9 +93,13 @@ AXES = (
     tuple(GROUPS),
 )
 
+STRIDE = 557  # between cells that follow each other; has no divisor in common with their number
+
 
 def matrix() -> Iterator[Cell]:
-    return (Cell(*values) for values in itertools.product(*AXES))
+    """All cells, in an order in which the first few have something of every axis."""
+    cells = [Cell(*values) for values in itertools.product(*AXES)]
+    return (cells[number * STRIDE % len(cells)] for number in range(len(cells)))
 
 
 def diagonal() -> Iterator[Cell]:
