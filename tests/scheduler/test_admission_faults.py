@@ -104,6 +104,7 @@ JOINED = "memory/tiers/storage.py:Storage.join"
 MOVES = {"scheduler/loading.py:Loading.begin", "scheduler/admission.py:Admission._lease"}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["turn with a load", "prompt"])
 def test_every_call_of_an_admission_fails_once(kind, monkeypatch):
     prompt, session = ([*PROMPT, *range(100, 110)], "s") if kind == "turn with a load" else ([9] * 21, None)

@@ -334,6 +334,7 @@ def end_of_order(kind: Kind, how: str) -> Callable[[Life, Nth, pytest.MonkeyPatc
     return install
 
 
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("how", ["nothing", "all but one", "never"])
 @pytest.mark.parametrize("kind", Kind)

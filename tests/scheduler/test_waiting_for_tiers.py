@@ -104,15 +104,16 @@ def turns(h, count):
         assert pins <= len(h.memory.tiers.transfers)
 
 
-def test_copies_are_taken_in_while_5000_steps_only_decode_then_60_s_of_rest_then_a_pause():
+@pytest.mark.parametrize("steps", [500, pytest.param(5000, marks=pytest.mark.thorough)])
+def test_copies_are_taken_in_while_a_row_only_decodes_then_60_s_of_rest_then_a_pause(steps):
     h = Tiered(num_pages=400, page_size=16, token_limit=6000)
     for number in range(8):
         h.ask([number, *PROMPT])
-    request = h.ask(max_tokens=5500)
+    request = h.ask(max_tokens=steps + 500)
     while any(one.id != request.id for one in h.scheduler.requests.values()):
         h.step()
     assert h.memory.awaits_transfers, "everything is being copied"
-    turns(h, 5000)
+    turns(h, steps)
     assert request.state is RequestState.RUNNING
     assert not h.memory.awaits_transfers
     h.scheduler.abort(request.id)
