@@ -48,5 +48,5 @@ def test_a_compilation_that_began_before_is_not_named(capsys: pytest.CaptureFixt
 
 def test_the_second_process_sums_nothing_up(capsys: pytest.CaptureFixture[str]) -> None:
     with CompileProgress(sums_up=False), event.trigger_event("freehold:compile", data={"name": "kernel"}):
-        time.sleep(0.4)
+        time.sleep(0.4)  # as long as a kernel worth a line takes
     assert [line.split(" in ")[0] for line in capsys.readouterr().err.splitlines()] == ["freehold: compiled kernel"]

@@ -360,7 +360,7 @@ def test_a_compiler_that_hangs_is_left_behind(monkeypatch):
 
     def slow(self, constraint):
         if "hang" in constraint.grammar:
-            time.sleep(3.0)
+            time.sleep(3.0)  # longer than it may take
         return hanging(self, constraint)
 
     monkeypatch.setattr(Grammars, "_compile", slow)
@@ -379,7 +379,7 @@ def test_a_compiler_that_hangs_is_left_behind(monkeypatch):
         source.result(Constraint("start: /hanging/", "regex"))
     with pytest.raises(Unavailable):
         source.get(Constraint("start: /b/", "regex"))
-    time.sleep(3.1)
+    time.sleep(3.1)  # until it has ended all the same
     assert source.result(Constraint("start: /b/", "regex")).field == "regex"
 
 

@@ -68,7 +68,7 @@ def test_closing_waits_for_what_was_begun(tmp_path):
     put = begun(io, 1, Kind.STORE)
     closing = threading.Thread(target=io.close)
     closing.start()
-    time.sleep(0.05)
+    time.sleep(0.05)  # nothing may happen
     assert not store.is_closed
     store.gate.set()
     closing.join(10)

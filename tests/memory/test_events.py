@@ -219,7 +219,7 @@ def test_a_follower_hears_each_batch_once(tmp_path, since):
         follower, heard = Follower(config, since), []
         await asyncio.sleep(0.3)  # its subscription has arrived
         publisher.publish([Removed([b"k" * 32], Medium.HOST)])  # comes live, and is kept as well
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.3)  # it has arrived
         try:
             async for news in follower.batches(idle_ms=20):
                 if news is None or not heard:

@@ -290,7 +290,7 @@ def test_a_client_that_stood_still_with_the_server_has_its_time_anew():
             await asyncio.sleep(0)
             while not len(limits):
                 await asyncio.sleep(0)
-            time.sleep(0.05 + 1.2 * STANDSTILL_S)
+            time.sleep(0.05 + 1.2 * STANDSTILL_S)  # the loop stands still
             await asyncio.sleep(0)
             await asyncio.sleep(0)
             writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")

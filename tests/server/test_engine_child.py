@@ -18,7 +18,7 @@ def with_a_command_under_way(then) -> None:
         socket = context.socket(zmq.PAIR)
         child = EngineChild(socket, None)
         sending = asyncio.create_task(child.send(Abort("a")))
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.05)  # nothing may happen
         assert not sending.done()
         try:
             await then(child, sending)

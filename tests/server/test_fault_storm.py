@@ -158,7 +158,7 @@ async def cut(storm: Storm) -> None:
     with contextlib.suppress(OSError):
         _, writer = await asyncio.open_connection("127.0.0.1", storm.server.port)
         writer.write(whole[: storm.rng.randrange(len(whole) + 1)])
-        await asyncio.sleep(storm.rng.random() * 0.1)
+        await asyncio.sleep(storm.rng.random() * 0.1)  # anywhere in the request
         writer.close()
 
 
@@ -167,7 +167,7 @@ async def slow(storm: Storm) -> None:
     with contextlib.suppress(OSError):
         _, writer = await asyncio.open_connection("127.0.0.1", storm.server.port)
         writer.write(HEAD % (b"/tokenize", 999) + b"{")
-        await asyncio.sleep(3)
+        await asyncio.sleep(3)  # longer than a body may take
         writer.close()
 
 

@@ -89,7 +89,7 @@ def test_an_engine_that_is_killed_is_started_again_and_sessions_go_on(server):
     session = httpx.post(f"{server.url}/v1/sessions", json={}).json()["id"]
     assert server.complete(session_id=session).status_code == 200
     thread, found = in_background(lambda: server.complete(max_tokens=500, ignore_eos=True))
-    time.sleep(0.5)
+    wait_for(lambda: is_running(server))
     os.kill(server.engine(), signal.SIGKILL)
     thread.join(10)
     assert found[0].status_code == 503
@@ -127,7 +127,7 @@ def test_a_server_whose_engine_is_lost_ends_with_a_code(server):
 def test_an_engine_that_has_stopped_is_not_waited_for(server):
     pid = server.engine()
     thread, found = in_background(lambda: server.complete(max_tokens=500, ignore_eos=True, timeout=3))
-    time.sleep(0.3)
+    wait_for(lambda: is_running(server))
     os.kill(pid, signal.SIGSTOP)
     before = time.monotonic()
     wait_for(lambda: status(server) == 503, 8)
@@ -147,12 +147,12 @@ def test_a_server_that_was_stopped_goes_on(server):
     pid = server.engine()
     for one in (server.process.pid, pid):
         os.kill(one, signal.SIGSTOP)
-    time.sleep(8)
+    time.sleep(8)  # longer than the engine may be silent
     server.process.send_signal(signal.SIGCONT)
     time.sleep(0.5)  # the server is first to see what time it is
     os.kill(pid, signal.SIGCONT)
     assert server.complete().status_code == 200
-    time.sleep(1.5)
+    time.sleep(1.5)  # in which its silence would be noticed
     assert server.engine() == pid
 
 
@@ -166,7 +166,7 @@ def test_what_runs_is_finished_and_what_comes_is_refused(server):
     thread, found = in_background(lambda: server.complete(max_tokens=300, ignore_eos=True))
     wait_for(lambda: is_running(server))
     server.process.send_signal(signal.SIGTERM)
-    time.sleep(0.3)
+    wait_for(lambda: status(server) == 503)
     assert server.complete().status_code == 503
     assert status(server) == 503
     thread.join(30)

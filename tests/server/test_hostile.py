@@ -58,7 +58,7 @@ class Crowd:
             if response.status_code != 200:
                 self.tally[f"refused {response.status_code}"] += 1
                 assert response.status_code in (400, 503), await response.aread()
-                await asyncio.sleep(0.2)
+                await asyncio.sleep(0.2)  # before it asks again
                 return False
             async for line in response.aiter_lines():
                 if line.startswith("data: {"):
@@ -113,7 +113,7 @@ class Attackers:
         if number < PINS:
             await self._post("/v1/cache/pins", {"prompt": [number % 300 + 100] * 20, "id": f"pin {number}"})
         else:
-            await asyncio.sleep(1)
+            await asyncio.sleep(1)  # nothing follows
 
     async def leave(self, rng: random.Random) -> None:
         with contextlib.suppress(httpx.TimeoutException):
@@ -126,7 +126,7 @@ class Attackers:
             b'{"prompt": "a", "max_tokens": 99999999999999999999}', b'{"prompt": "a", "logit_bias": {"-1": 5}}',
         ]  # fmt: skip
         await self._post("/v1/completions", rng.choice(bodies))
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.05)  # a client's pace
 
 
 async def abort_while_paused(client: httpx.AsyncClient) -> None:
@@ -179,7 +179,7 @@ def test_hostile_clients_cost_the_others_little_and_leave_nothing():
         assert loud <= 2 * quiet
         for name, (*_, middle, end) in sizes.items():
             assert end <= 1.05 * middle, f"{name} grows: {sizes}"
-        time.sleep(2)
+        time.sleep(2)  # until counts have been taken
         assert httpx.get(f"{url}/health").status_code == 200
         for pin in httpx.get(f"{url}/v1/cache/pins", timeout=30).json()["data"]:
             httpx.delete(f"{url}/v1/cache/pins/{pin['id']}", timeout=30)

@@ -177,7 +177,7 @@ def test_queued_aborts_and_flushing_during_a_pause(url):
     answers = []
     thread = threading.Thread(target=lambda: answers.append(generate(url, text="Wait", rid="queued")))
     thread.start()
-    time.sleep(0.4)
+    time.sleep(0.4)  # it is in the queue
     assert requests.post(f"{url}/flush_cache").status_code == 200, "the queue behind a pause does not block"
     assert requests.get(f"{url}/health_generate").status_code == 200
     post(url, "/abort_request", rid="queued")

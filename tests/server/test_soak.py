@@ -212,7 +212,7 @@ class Operator:
 
     async def work(self, until: float) -> None:
         rng = random.Random(0)
-        await asyncio.sleep(ACT_S)
+        await asyncio.sleep(ACT_S)  # clients have begun
         await self.server.kill_server()
         for act in itertools.cycle([self.pause, self.attach, self.adapt, self.pin, self.flush]):
             await asyncio.sleep(rng.random() * ACT_S)
@@ -228,7 +228,7 @@ class Operator:
     async def pause(self, rng: random.Random) -> None:
         await self.server.ask("/pause_generation", {"mode": rng.choice(["retract", "in_place"])})
         await self.kill()
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(0.5)  # of a pause
         await self.server.ask("/continue_generation", {})
 
     async def attach(self, rng: random.Random) -> None:
@@ -252,7 +252,7 @@ class Operator:
     async def pin(self, rng: random.Random) -> None:
         await self.kill()
         pin = (await self.server.ask("/v1/cache/pins", {"prompt": TEXT * 4})).json()
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(0.5)  # of a pin
         await self.server.ask(f"/v1/cache/pins/{pin['id']}", method="DELETE")
 
     async def flush(self, rng: random.Random) -> None:
@@ -283,7 +283,7 @@ class Watch:
     seen: list[tuple[float, dict[str, int]]] = field(default_factory=list)
 
     async def live(self, since: float, until: float) -> None:
-        await asyncio.sleep(since - time.monotonic())
+        await asyncio.sleep(since - time.monotonic())  # its turn to begin
         while time.monotonic() < until:
             with contextlib.suppress(psutil.NoSuchProcess):  # it has just been killed
                 self.seen.append((time.monotonic(), rss_by_process(self.url)))

@@ -61,7 +61,7 @@ def load(server: Killed, seconds: float) -> None:
     clients = [threading.Thread(target=client, args=(number,)) for number in range(4)]
     for one in clients:
         one.start()
-    time.sleep(max(stop - time.monotonic(), 0))
+    time.sleep(max(stop - time.monotonic(), 0))  # a random moment
     server.kill()
     for one in clients:
         one.join()
@@ -96,7 +96,7 @@ def test_a_server_that_is_killed_starts_warm_and_is_right(tmp_path):
 def test_a_prompt_can_be_fetched_before_anybody_asks_for_it(tmp_path):
     server = Killed(tmp_path)
     expected = server.ask(PROMPTS[0])
-    time.sleep(1)
+    time.sleep(1)  # as long as it may take until the last page is stored
     server.kill()
     server = Killed(tmp_path)
     try:

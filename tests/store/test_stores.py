@@ -161,7 +161,7 @@ def test_a_server_that_stands_still_costs_no_more_than_the_deadline(remote):
         with at_most(3), pytest.raises(StoreUnavailable):
             call()
     server.signal(signal.SIGCONT)
-    time.sleep(0.6)
+    time.sleep(0.6)  # it answers what it was asked
     assert payloads(store, [item(1)]) == [item(1).payload], "late answers belong to nobody"
 
 
