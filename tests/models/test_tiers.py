@@ -11,6 +11,8 @@ import pytest
 
 from engine.exactness import always_drafting
 from freehold import LLM, SamplingParams
+from freehold.engine.cpu.page_bytes import PageBytes
+from freehold.store.disk import DiskStore
 
 KINDS = {"full": "qwen2", "window": "gemma3", "state": "falcon-h1", "latent": "deepseek-v2", "draft": "mistral"}
 STORES = ["host", "file", "redis", "s3"]
@@ -188,6 +190,45 @@ def test_a_store_in_trouble_costs_hits_and_nothing_else(store, trouble, folders,
         memory = llm.scheduler.memory
         memory.flush()
         assert all(pages.pool.free_count == pages.pool.capacity for pages in memory.tiers.host.pages)
+
+
+CALLS = [(PageBytes, "gather"), (PageBytes, "scatter"), (DiskStore, "put"), (DiskStore, "get"), (DiskStore, "contains")]
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("kind", ["window", "state"])
+@pytest.mark.parametrize("phase", range(3))
+@pytest.mark.parametrize(("owner", "name"), CALLS)
+def test_every_third_call_of_the_mover_fails(owner, name, phase, kind, folders, cold, location):
+    """With each phase, so that every call does. Answers are those of a cold run, and no page is lost."""
+    options = {
+        **options_of(kind, 16, "float32"), "enable_hierarchical_cache": True, "hicache_ratio": 2.0, "num_pages": 24,
+        "hicache_storage_prefetch_policy": "wait_complete", "max_running_requests": 1, **location("file"),
+    }  # fmt: skip
+    call, calls = getattr(owner, name), 0
+
+    def failing(*arguments, **named):
+        nonlocal calls
+        calls += 1
+        result = call(*arguments, **named)  # what it does before it fails is done
+        if calls % 3 == phase:
+            raise OSError("told to fail")
+        return result
+
+    with LLM(str(folders(KINDS[kind])), **options) as llm, mock.patch.object(owner, name, failing):
+        for number in range(4):
+            for prompt, expected in zip(prompts(), cold(kind, "float32"), strict=True):
+                (output,) = llm.generate([prompt], GREEDY)
+                assert said(output) == expected
+                settle(llm)
+            if number == 2:  # what is stored is asked for
+                llm.scheduler.memory.flush()
+        assert calls > 2
+        llm.scheduler.memory.flush()
+        llm.scheduler.audit()
+        memory = llm.scheduler.memory
+        for pool in (*memory.pools, *(pages.pool for pages in memory.tiers.host.pages)):
+            assert pool.free_count == pool.capacity
 
 
 def test_other_weights_find_nothing(folders, cold, tmp_path):
