@@ -31,6 +31,7 @@ from freehold.simulation.model import SimulatedGrammar
 from freehold.simulation.operator import Operator
 from freehold.simulation.oracle import check_end
 from freehold.simulation.scenario import EOS_TOKENS, LONGEST, Scenario
+from freehold.simulation.victims import Victims
 from freehold.step import Step, TokenLogprobs
 
 AUDIT_INTERVAL = 8  # iterations
@@ -121,6 +122,7 @@ class World:
         self._ballast: Lease | None = None
         self._release_at: int | None = None
         self._first = len(self.requests)  # of those that this engine has got
+        Victims(self.memory)
         self.engine.observe = self._observe
         look_up = self.memory.look_up
 

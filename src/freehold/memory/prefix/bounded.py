@@ -174,7 +174,7 @@ class BoundedPages:
         given, aside = 0, list[Node]()
         while given < count and (node := self.inner.peek()) is not None:
             unread = self.inner_columns(node)
-            columns = unread if may_be_read else unread[~self._in_use(node, unread)]
+            columns = unread if may_be_read else unread[~self.in_use(node, unread)]
             if len(columns):
                 given += self._take(node, columns[: count - given], freed)
             else:
@@ -189,7 +189,7 @@ class BoundedPages:
         given, aside = 0, list[Node]()
         while given < count and (node := self.ends.peek()) is not None and node.level <= level:
             unread = self.all_columns(node)
-            if len(unread) and (may_be_read or not self._in_use(node, unread).any()):
+            if len(unread) and (may_be_read or not self.in_use(node, unread).any()):
                 given += self._take(node, unread, freed)
             else:
                 self.ends.pop()
@@ -198,7 +198,7 @@ class BoundedPages:
             self.ends.put(node)
         return given
 
-    def _in_use(self, node: Node, columns: Int64) -> Bool:
+    def in_use(self, node: Node, columns: Int64) -> Bool:
         """Whether a step in flight may read them, bool [n]."""
         return self._read_until[node.pages[self.number][columns]] > self.pool.epochs.completed
 
