@@ -9,6 +9,7 @@ from freehold.memory import Memory, MemoryShape, OwnershipError
 from freehold.memory.explain import NEIGHBOURS_MAX, explain_miss
 from freehold.memory.explain import explain as explain_page
 from freehold.memory.ledger import owner
+from freehold.memory.prefix.history import PageAges
 from freehold.memory.tails import TailTable
 
 
@@ -155,6 +156,15 @@ def test_ages_of_hits():
     lease.use()
     lease.release()
     assert memory.tree.history.ages.as_dict()["hit"] == {"<16": 4}
+
+
+def test_ages_are_told_by_powers_of_two():
+    ages = PageAges()
+    for count, age in enumerate((0, 1, 2, 3, 4, 2**22 - 1, 2**22, 2**40), 1):
+        ages.hit[ages.bucket(age)] += count
+    assert ages.as_dict() == {
+        "hit": {"<1": 1, "<2": 2, "<4": 3 + 4, "<8": 5, "<4194304": 6, "<8388608": 7 + 8}, "evicted": {}
+    }  # fmt: skip
 
 
 def test_only_one_thread_moves_pages():

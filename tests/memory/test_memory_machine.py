@@ -306,8 +306,10 @@ class MemoryMachine(RuleBasedStateMachine):
         memory.leases.give_back_excess()
         hit = memory.look_up(salt, np.array([*tokens, 0], np.int32), session=data.draw(st.sampled_from([None, "s", "t"])))
         could = memory.room.can_be_made([pages], hit, may_unpin)
-        lease = memory.leases.open(hit.match)
+        lease, before = memory.leases.open(hit.match), memory.counts()
         made, counts = memory.room.make_for([pages], may_unpin, hit.tail), memory.counts()
+        if could:
+            assert counts.free + counts.limbo == max(before.free + before.limbo, pages), "more than was asked for"
         assert could == (counts.free + counts.limbo >= pages)
         assert made == (counts.free >= pages)
         assert could or not counts.tree, "there was more to be had"

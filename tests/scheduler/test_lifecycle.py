@@ -59,11 +59,11 @@ def test_waiting_and_running_have_limits_of_their_own():
     for now[0] in (0.0, 1.9):
         h.step()
     assert waiting.finish is None
-    now[0] = 2.1
+    now[0] = 2.0
     h.step()
     assert waiting.finish.message == "timed out in the waiting queue after 2 s"
     assert running.finish is None, "it was scheduled in time"
-    now[0] = 5.1
+    now[0] = 5.0
     h.step()
     assert running.finish.message == "timed out running after 5 s"
     h.run()

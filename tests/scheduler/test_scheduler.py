@@ -1,5 +1,7 @@
 """Requests in every stage of their lives, on the simulated engine."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -207,6 +209,31 @@ def test_a_request_that_can_never_fit_is_refused_at_once(prompt, params, field, 
         h.submit([1] * prompt, params)
     assert caught.value.field == field
     assert not h.scheduler.has_work
+
+
+@pytest.mark.parametrize(
+    ("pages", "prompt", "params"),
+    [
+        (400, 999, greedy(5)),
+        (100, 400, greedy(5)),
+        (100, 300, greedy(101, ignore_eos=True)),
+        (100, 300, greedy(300, min_tokens=101)),
+        (100, 300, greedy(300, ignore_eos=True, stop=("<no>",))),
+        (100, 300, greedy(None, ignore_eos=True)),
+    ],
+)
+def test_a_request_that_just_fits_is_accepted_and_one_of_a_token_more_is_not(pages, prompt, params):
+    h = harness(num_pages=pages)
+    h.submit([1] * prompt, params)
+    h.scheduler.abort_all()
+    h.run()
+    if params.min_tokens or (params.ignore_eos and params.max_tokens and not params.stop):
+        more = replace(params, max_tokens=params.max_tokens + 1, min_tokens=params.min_tokens and params.min_tokens + 1)
+        with pytest.raises(InvalidParameter, match="max_tokens: the request needs KV memory for 401 tokens"):
+            h.submit([1] * prompt, more)
+    elif prompt > 300:
+        with pytest.raises(InvalidParameter, match="prompt: the "):
+            h.submit([1] * (prompt + 1), params)
 
 
 def test_a_full_queue_refuses_and_loses_nothing():

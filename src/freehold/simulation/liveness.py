@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from freehold.scheduler.fair_steps import PROMPT_MIN
-from freehold.scheduler.request import Request
+from freehold.scheduler.request import FinishKind, Request
 from freehold.scheduler.scheduler import Scheduler
 from freehold.scheduler.states import Event, RequestState
 
@@ -88,6 +88,10 @@ class Liveness:
         for request in ended:
             self._admissions.pop(request.id, None)
         now = scheduler.lifecycle.clock()
+        for request in ended:
+            is_timeout = request.finish is not None and request.finish.kind is FinishKind.TIMEOUT
+            if is_timeout and (request.timeout is None or now < request.arrival + request.timeout):
+                raise Late(f"{request.id} was given up before its time")
         for request in scheduler.requests.values():
             if request.timeout is not None and now >= request.arrival + request.timeout:
                 raise Late(f"{request.id} is {request.state} {now - request.arrival - request.timeout:.3f} s too late")
@@ -116,6 +120,26 @@ class Liveness:
             for other in self._scheduler.requests.values()
             if other.is_queued and other.id in self._waits
         )
+
+    def check_retraction(self, row: int, why: Event) -> None:
+        """Before a request goes back to the queue: for want of memory the least important one, else one that is less
+        important than one that waits, or whose client was served more. Raises Unfair."""
+        scheduler, running = self._scheduler, self._scheduler.running
+        request, others = running.request(row), [running.request(one) for one in running.order.tolist()]
+        if why is Event.RETRACTED and not self._config.forward_retract_interval:
+            least = min(others, key=lambda one: (one.priority, -one.order))
+            if request is not least or len(others) == 1:
+                raise Unfair(f"{request.id} is sent back, and not {least.id}, the least important of {len(others)}")
+        waiting = [one for one in scheduler.requests.values() if one.is_queued]
+        if why is Event.PREEMPTED and not any(self._gives_way(request, one) for one in waiting):
+            raise Unfair(f"{request.id} gives way to nobody who may have its place")
+
+    def _gives_way(self, request: Request, waiting: Request) -> bool:
+        threshold, served = self._config.priority_scheduling_preemption_threshold, self._scheduler.shares.served
+        if threshold is not None and request.priority <= waiting.priority - threshold:
+            return True
+        is_more = self._config.schedule_policy == "priority" and request.priority > waiting.priority
+        return not is_more and served(request.client_number) > served(waiting.client_number)
 
     def _check_trust(self, request: Request) -> None:
         """Only want of memory costs trust."""

@@ -34,16 +34,16 @@ class Victims:
         self._evicting: BoundedPages | None = None
         self._left = 0  # pages that it has to give
         self._stage = 0
-        pop = self._tree.candidates.pop
+        peek = self._tree.candidates.peek
 
-        def popped() -> Node | None:
+        def next_one() -> Node | None:
             worst = self._worst()
-            node = pop()
+            node = peek()
             if node not in worst and (worst or node is not None):
                 raise WrongVictim(f"{node!r} goes by '{self._policy}' instead of {worst}")
             return node
 
-        self._tree.candidates.pop = popped
+        self._tree.candidates.peek = next_one
         for bounded in self._tree.bounded:
             self._watch(bounded)
         self._tree.watchers.append(self)

@@ -124,7 +124,11 @@ class World:
         self._first = len(self.requests)  # of those that this engine has got
         Victims(self.memory)
         self.engine.observe = self._observe
-        look_up = self.memory.look_up
+        look_up, retract = self.memory.look_up, self.scheduler.lifecycle.retract
+
+        def retract_checked(row: int, why: Event) -> None:
+            self._liveness.check_retraction(row, why)
+            retract(row, why)
 
         def look_up_or_fail(salt: str, tokens: Int32, *rest: Any, **named: Any) -> Hit:
             for name in self._cursed:
@@ -133,6 +137,7 @@ class World:
             return look_up(salt, tokens, *rest, **named)
 
         self.memory.look_up = look_up_or_fail
+        self.scheduler.lifecycle.retract = retract_checked
         self._operator.take_over(server)
 
     def run(self) -> Summary:
@@ -315,6 +320,9 @@ class World:
         check_end(request, VOCAB_SIZE, EOS_TOKENS, limit)
         finish, by_tier = request.finish, request.cached_by_tier
         assert min(by_tier.values()) >= 0, f"{request.id}: cached tokens by tier: {by_tier}"
+        is_right = request.accepted in (0, request.drafted) if self.scenario.draft_rate in (0.0, 1.0) else True
+        assert 0 <= request.accepted <= request.drafted, f"{request.id}: {request.accepted} of {request.drafted} drafts"
+        assert is_right or request.params.constraint is not None, f"{request.id}: {request.accepted} drafts were right"
         assert finish is not None
         if request.session is not None:
             self._conversations.commit(request.session, request)
@@ -363,6 +371,7 @@ class World:
             self.scheduler.step()
         self.memory.audit()
         self._conversations.check()
+        self._operator.check_counts()
         counts = self.memory.counts()
         assert counts.lease == counts.pinned == counts.limbo == counts.transfer == 0, f"leaked: {counts}"
         self.memory.flush()

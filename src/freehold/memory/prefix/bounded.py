@@ -92,7 +92,7 @@ class BoundedPages:
             self.offer(self._tree.node(owner.id_of(by)))
 
     def needed(self, match: Match) -> Int32:
-        """The pages that a sequence needs to go on from a match."""
+        """The pages that a sequence needs to go on from a match, in any order."""
         return np.empty(0, np.int32) if match.node is None else self.needed_at(match.node, match.length)
 
     def needed_at(self, node: Node, end: int) -> Int32:
@@ -104,7 +104,7 @@ class BoundedPages:
             begin = node.start // size
             parts.append(node.pages[self.number][max(first - begin, 0) : max(end // size - begin, 0)])
             node = node.parent
-        return np.concatenate(parts[::-1]) if parts else np.empty(0, np.int32)
+        return np.concatenate([*parts, np.empty(0, np.int32)])
 
     def unread_count(self, match: Match) -> int:
         """Pages that a match needs and nobody reads yet."""
