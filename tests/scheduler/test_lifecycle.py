@@ -6,10 +6,12 @@ from concurrent.futures import Future
 import pytest
 
 from freehold.config import EngineConfig
+from freehold.errors import BadRequest
 from freehold.sampling_params import SamplingParams
 from freehold.scheduler.request import FinishKind, Request
 from freehold.scheduler.scheduler import PauseMode
 from freehold.scheduler.states import TRANSITIONS, Event, ImpossibleEvent, RequestState
+from freehold.simulation.engine import TORN
 from harness import Harness
 
 
@@ -169,6 +171,18 @@ def test_new_weights_retract_and_forget():
     again = h.submit(list(range(40)), greedy(1))
     h.run()
     assert again.cached_tokens == 36, "what the new weights computed is found"
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [("alien", "another model's"), ("torn", "torn can't be loaded: half a file"), ("file", "no such file")],
+)
+def test_weights_that_can_not_be_loaded_are_refused_with_their_name(source, message, monkeypatch):
+    monkeypatch.setitem(TORN, "file", OSError("no such file"))
+    h = harness()
+    with pytest.raises(BadRequest, match=f"^model_path: {message}$|^{message}$"):
+        h.scheduler.update_weights(source)
+    assert "weights" not in h.scheduler.waits_for()
 
 
 def test_while_weights_are_loaded_nothing_is_computed(monkeypatch):

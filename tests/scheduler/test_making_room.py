@@ -95,3 +95,49 @@ def test_what_a_new_row_needs_is_what_it_lacks_once_it_is_leased(seed):
     lease.keep_checkpoints(*checkpoints)
     shortage = leases.lacking(np.array([lease.row]), np.array([target]), np.zeros(1, np.bool_))
     assert leases.needs_of_a_row(covered, target, checkpoints) == list(shortage.pages)
+
+
+def more_pages(h: Harness, length: int, longest: int, share: float, have: int) -> list[int]:
+    """Of each group, for a row with pages in `have` columns."""
+    size, needs = h.memory.page_size, h.memory.shape.row_needs
+    columns = max(-(-(length + int(share * (longest - length))) // size) - have, 0)
+    return [
+        min(columns, max(most - have, 0)) if group.is_bounded else columns
+        for group, most in zip(h.memory.groups, needs, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_requests_will_need_is_the_sum_over_them(seed):
+    rng = np.random.default_rng(seed)
+    groups = (FULL, CacheGroup("window", 9, False, 400), CacheGroup("state", 1, True, 200))
+    config = EngineConfig(page_size=4, num_pages=400, max_running_requests=6, chunked_prefill_size=16)
+    h = Harness(config, token_limit=200, model=SimulatedModel(groups=groups[: 1 + seed % 3]))
+    admission, leases, running = h.scheduler._planner.admission, h.memory.leases, h.scheduler.running
+    for number in range(10):
+        request = Request(f"r{number}", rng.integers(0, 3, int(rng.integers(1, 60))).astype(np.int32), greedy(90))
+        request.setbacks = int(rng.integers(0, 4))
+        h.scheduler.add(request)
+    for _ in range(12):
+        h.step()
+        share = admission.growth.share = float(rng.choice([0.05, 0.3, 0.77]))
+        each = [
+            more_pages(
+                h, int(running.length[row]), int(running.max_length[row]),
+                share if running.request(row).is_trusted else 1.0, int(leases.allocated[row]) // 4,
+            )
+            for row in running.order.tolist()
+        ]  # fmt: skip
+        assert admission.reserved_page_counts().tolist() == np.sum(each, axis=0).tolist()
+        for request in (one for one in h.scheduler.requests.values() if one.is_queued):
+            match, longest = admission.match(request), len(request.prompt) + 90
+            share_of_it = share if request.is_trusted else 1.0
+            length = len(request.tokens)
+            columns = -(-(length + 1 + int(share_of_it * (longest - length))) // 4) - match.length // 4
+            expected = [
+                min(columns, most) if group.is_bounded else columns
+                for group, most in zip(h.memory.groups, h.memory.shape.row_needs, strict=True)
+            ]
+            assert admission.page_counts_of(request, match).tolist() == expected
+    h.scheduler.abort_all()
+    h.run()

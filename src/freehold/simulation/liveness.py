@@ -138,8 +138,27 @@ class Liveness:
         threshold, served = self._config.priority_scheduling_preemption_threshold, self._scheduler.shares.served
         if threshold is not None and request.priority <= waiting.priority - threshold:
             return True
-        is_more = self._config.schedule_policy == "priority" and request.priority > waiting.priority
-        return not is_more and served(request.client_number) > served(waiting.client_number)
+        if self._config.schedule_policy == "priority" and request.priority > waiting.priority:
+            return False
+        theirs, left = self._holds(request.client), self._holds(waiting.client) + self._needs(waiting)
+        stays = theirs - self._weight(request) >= left
+        return stays and served(request.client_number) > served(waiting.client_number)
+
+    def _weight(self, request: Request) -> int:
+        """What a running request holds: a row if none is free, or else pages."""
+        leases, lease = self._scheduler.memory.leases, request.lease
+        assert lease is not None
+        return 1 if leases.free_row_count == 0 else lease.allocated // self._scheduler.memory.page_size
+
+    def _holds(self, client: str) -> int:
+        running = self._scheduler.running
+        requests = [running.request(row) for row in running.order.tolist()]
+        return sum(self._weight(request) for request in requests if request.client == client)
+
+    def _needs(self, request: Request) -> int:
+        """At least: what it knows, and a token more."""
+        memory = self._scheduler.memory
+        return 1 if memory.leases.free_row_count == 0 else -(-(len(request.tokens) + 1) // memory.page_size)
 
     def _check_trust(self, request: Request) -> None:
         """Only want of memory costs trust."""
@@ -201,7 +220,7 @@ class Liveness:
             if shares.served(client) <= mine:
                 continue
             theirs = [row for row in rows if running.request(row).client_number == client]
-            weights = {row: 1 if leases.free_row_count == 0 else int(leases.allocated[row]) // size for row in theirs}
+            weights = {row: self._weight(running.request(row)) for row in theirs}
             left = sum(weights.values())
             for row in sorted(theirs, key=lambda row: (running.request(row).priority, -running.request(row).order)):
                 left -= weights[row]
