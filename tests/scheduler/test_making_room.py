@@ -7,7 +7,7 @@ from freehold.config import EngineConfig
 from freehold.memory import CacheGroup, WritePolicy
 from freehold.memory.lease_table import LeaseTable
 from freehold.sampling_params import SamplingParams
-from freehold.scheduler.request import Request
+from freehold.scheduler.request import Request, RequestState
 from freehold.simulation.assembly import SimulatedModel, SimulatedTiers
 from harness import Harness
 
@@ -95,6 +95,27 @@ def test_what_a_new_row_needs_is_what_it_lacks_once_it_is_leased(seed):
     lease.keep_checkpoints(*checkpoints)
     shortage = leases.lacking(np.array([lease.row]), np.array([target]), np.zeros(1, np.bool_))
     assert leases.needs_of_a_row(covered, target, checkpoints) == list(shortage.pages)
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_pins_of_operators_give_way_to_a_request_that_is_alone_and_to_no_other(is_alone):
+    config = EngineConfig(page_size=4, num_pages=20, max_running_requests=2, cache_pinned_share=1.0)
+    h = Harness(config, token_limit=200)
+    prompt = list(range(60))
+    h.submit(prompt, greedy(1))
+    h.run()
+    assert h.memory.pin("kept", "", np.array(prompt, np.int32), None).tokens == 60
+    beside = None if is_alone else h.submit([7] * 5, greedy(6))
+    h.step()
+    large = h.submit([900] * 40, greedy(2))
+    while h.scheduler.has_work:
+        running = beside is not None and beside.finish is None
+        h.step()
+        assert large.state is RequestState.WAITING or not running
+        assert len(h.memory.pins) == 1 or not running
+    assert large.finish.kind == "length"
+    assert not len(h.memory.pins)
+    assert h.memory.pins.given_up_count == 1
 
 
 def more_pages(h: Harness, length: int, longest: int, share: float, have: int) -> list[int]:
