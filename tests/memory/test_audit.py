@@ -236,6 +236,8 @@ def test_pages_are_compared_to_the_last_whatever_a_slice_is(capacity, monkeypatc
         assert [sum(len(pages) for pages, _ in part) for part in parts] == [4] * (capacity // 4) + [capacity % 4] * (
             capacity % 4 > 0
         )
+        thirds = [(pool.free_pages()[at : at + 3], owners.FREE) for at in (0, 1, 2, 3)]
+        assert [sum(len(pages) for pages, _ in part) for part in in_slices(iter(thirds))] == [6, 6]
         for part in parts:
             claims.take(part)
         assert len(list(claims.finish())) == -(-(capacity + 1) // 4)

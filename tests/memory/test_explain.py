@@ -142,6 +142,17 @@ def test_another_namespace_or_other_weights_have_it():
     keep.release()
 
 
+def test_another_namespace_that_has_no_more_is_no_reason():
+    memory = make()
+    compute(memory, PROMPT + 100, "tenant")
+    assert explain(memory, PROMPT).reason == "never_seen"
+    for salt in ("", "tenant"):
+        compute(memory, PROMPT[:8], salt)
+    assert explain(memory, PROMPT).reason == "never_seen"
+    compute(memory, PROMPT[:12], "tenant")
+    assert explain(memory, PROMPT).reason == "namespace"
+
+
 def test_switched_off():
     assert explain(make(prefix_cache=False), PROMPT).reason == "disabled"
 
