@@ -304,7 +304,8 @@ class MemoryMachine(RuleBasedStateMachine):
         salt, *tokens = data.draw(st.sampled_from([("",), *sorted(self.tree, key=str)]))
         memory, may_unpin = self.memory, not self.sequences
         memory.leases.give_back_excess()
-        hit = memory.look_up(salt, np.array([*tokens, 0], np.int32), session=data.draw(st.sampled_from([None, "s", "t"])))
+        session = data.draw(st.sampled_from([None, "s", "t"]))
+        hit = memory.look_up(salt, np.array([*tokens, 0], np.int32), session=session)
         could = memory.room.can_be_made([pages], hit, may_unpin)
         lease, before = memory.leases.open(hit.match), memory.counts()
         made, counts = memory.room.make_for([pages], may_unpin, hit.tail), memory.counts()

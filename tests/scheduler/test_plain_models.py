@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from freehold.sampling_params import SamplingParams
+from freehold.scheduler.admission import GrowthEstimate
 from freehold.scheduler.chunk_budget import ChunkBudget, PromptBudget
 from freehold.scheduler.queue import RANKED_MAX, WaitingQueue
 from freehold.scheduler.request import Request
@@ -263,7 +264,9 @@ def test_prompts_have_the_tokens_that_their_time_allows(limit, target, token, ne
 
 
 @given(
-    st.integers(0, 40), st.none() | st.dictionaries(st.integers(0, 2), st.integers(0, 30)), st.none() | st.integers(1, 60),
+    st.integers(0, 40),
+    st.none() | st.dictionaries(st.integers(0, 2), st.integers(0, 30)),
+    st.none() | st.integers(1, 60),
     st.lists(st.tuples(st.integers(0, 3), st.integers(1, 30), st.booleans()), max_size=8),
 )  # fmt: skip
 def test_no_client_gets_more_of_a_step_than_its_share(tokens, shares, together, asked):
@@ -287,8 +290,23 @@ def test_no_client_gets_more_of_a_step_than_its_share(tokens, shares, together, 
             total += offer
 
 
+@given(st.lists(st.booleans(), max_size=30), st.sampled_from([0.05, 0.3, 0.9]))
+def test_the_estimate_of_growth_rises_when_memory_runs_out_and_falls_slowly(steps, share):
+    growth = GrowthEstimate()
+    assert growth.share == 0.3
+    growth.share = share
+    for ran_out in steps:
+        if ran_out:
+            growth.ran_out()
+            share = min(share + 0.25, 1.0)
+        else:
+            growth.went_well()
+            share = max(share * 0.998, 0.05)
+        assert growth.share == pytest.approx(share)
+
+
 class Experience:
-    """Of one row: drafts that were right and that were tried, as one who remembers nine tenths of each step has them."""
+    """Of one row: drafts that were right, and drafts that were tried. Nine tenths of it survive a step."""
 
     def __init__(self):
         self.right, self.tried = 2.0, 4.0

@@ -193,6 +193,14 @@ def test_without_max_tokens_the_output_is_what_fits():
     assert len(request.output) == 39
 
 
+@pytest.mark.parametrize("options", [{}, {"speculative_algorithm": "ngram"}, {"disable_overlap_schedule": True}])
+def test_prompt_and_output_fill_the_context_to_the_last_token(options):
+    h = Harness(EngineConfig(page_size=4, num_pages=100, chunked_prefill_size=16, **options), token_limit=40)
+    requests = [h.submit([5] * length, greedy(None, ignore_eos=True)) for length in (1, 30, 38, 39)]
+    h.run()
+    assert [len(request.tokens) for request in requests] == [40] * 4
+
+
 @pytest.mark.parametrize(
     ("prompt", "params", "field", "message"),
     [

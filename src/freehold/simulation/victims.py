@@ -104,12 +104,10 @@ class Victims:
         bounded = self._evicting
         if bounded is None or group != bounded.number or len(columns) == 0:
             return
-        for self._stage in range(self._stage, len(STAGES)):
-            could = list(self._could_go(bounded, *STAGES[self._stage]))
-            if could:
-                break
-        else:
-            raise WrongVictim(f"{node!r} has nothing of group {group} to give")
+        while not (could := list(self._could_go(bounded, *STAGES[self._stage]))):
+            self._stage += 1
+            if self._stage == len(STAGES):
+                raise WrongVictim(f"{node!r} has nothing of group {group} to give")
         first, wanted = min(could, key=lambda one: self._bounded_key(one[0], STAGES[self._stage][0]))
         if STAGES[self._stage][0]:
             wanted = wanted[: self._left]
