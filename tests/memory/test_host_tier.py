@@ -1,16 +1,21 @@
 """Host memory under the prefix tree: who owns what while pages are on their way, and what is found."""
 
 import threading
+from collections import Counter
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from test_groups import advance
 from tier_bench import FULL, SIZE, STATE, TOKENS, WINDOW, Bench, namespaced
 
 from freehold.memory import LeaseError, OwnershipError, PinKind, PrefetchPolicy, WritePolicy
 from freehold.memory.explain import explain
 from freehold.memory.ledger import owner
+from freehold.memory.ledger.epochs import Epochs
 from freehold.memory.tiers.counts import count_tiers, describe_tiers
+from freehold.memory.tiers.host import HostPages
 from freehold.memory.tiers.transfer import LATE_S, TransferCounts
 from freehold.mover import Kind
 
@@ -235,6 +240,52 @@ def test_the_beginning_of_a_prefix_is_kept_longer_than_its_end_while_the_device_
     bench.settle()
     bench.evict_all()
     assert bench.load() == 16
+
+
+@settings(max_examples=100)
+@given(st.data())
+def test_entries_go_in_the_order_of_their_uses(data):
+    """First what the device has as well. Of keys that come or are read together the first counts as the newest."""
+    pages = HostPages(6, 4, Epochs())
+    keys, there, mirrors, reads, by = [bytes([n]) for n in range(9)], [], set(), [], owner.transfer(1)
+    for _ in range(data.draw(st.integers(1, 25))):
+        verb = data.draw(st.sampled_from(["add", "add", "hold", "hold", "drop", "appeared", "vanished"]))
+        some = data.draw(st.lists(st.sampled_from(keys), min_size=1, max_size=3, unique=True))
+        if verb == "add":
+            some = [key for key in some if key not in there]
+            read = {key for one, _ in reads for key in one}
+            order = sorted(there, key=lambda key: (key not in mirrors, there.index(key)))
+            goes = [key for key in order if key not in read][: max(len(there) + len(some) - 6, 0)]
+            got = pages.allocate(len(some), by)
+            there = [key for key in there if key not in goes]
+            some = some[: len(got)]
+            assert len(got) == min(len(some), 6 - len(there))
+            pages.add(some, got, by)
+            there += some[::-1]
+        elif verb == "hold":
+            some = [key for key in some if key in there]
+            reads.append((some, pages.hold(some)))
+            there = [key for key in there if key not in some] + some[::-1]
+        elif verb == "drop" and reads:
+            pages.drop(reads.pop()[1])
+        elif verb == "appeared":
+            pages.appeared(some)
+            there = [key for key in there if key not in some or key in mirrors] + [
+                key for key in some if key in there and key not in mirrors
+            ]
+            mirrors.update(some)
+        elif verb == "vanished":
+            some = [key for key in some if key in mirrors]
+            pages.vanished(some)
+            there = [key for key in there if key not in some] + [key for key in some[::-1] if key in there]
+            mirrors.difference_update(some)
+        told = [key for key, _ in pages.entries()]
+        assert told == sorted(there, key=lambda key: (key not in mirrors, there.index(key)))
+        assert [pages.is_mirror(key) for key in told] == [key in mirrors for key in told]
+        assert pages.has(keys).tolist() == [key in pages for key in keys] == [key in there for key in keys]
+        assert (len(pages), pages.mirror_count) == (len(there), len(mirrors & set(there)))
+        counted = Counter(int(page) for _, part in reads for page in part)
+        assert pages.readers.tolist() == [counted[page] for page in range(7)]
 
 
 def test_a_second_copy_under_a_key_is_freed():

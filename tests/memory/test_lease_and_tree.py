@@ -206,6 +206,7 @@ def test_a_tail_continues_its_own_sequence_only():
     assert memory.look_up("", longer, session="other").tail is None
     assert memory.look_up("", prompt, session="chat").tail is None, "the last token is always computed"
     assert memory.look_up("", longer, 9, session="chat").tail is None, "the limit is within it"
+    assert memory.look_up("", longer, 10, session="chat").tail is hit.tail
     different = longer.copy()
     different[9] = 99
     assert memory.look_up("", different, session="chat").tail is None
