@@ -3,6 +3,7 @@
 import itertools
 from concurrent.futures import Future
 
+import numpy as np
 import pytest
 
 from freehold.config import EngineConfig
@@ -11,7 +12,9 @@ from freehold.sampling_params import SamplingParams
 from freehold.scheduler.request import FinishKind, Request
 from freehold.scheduler.scheduler import PauseMode
 from freehold.scheduler.states import TRANSITIONS, Event, ImpossibleEvent, RequestState
+from freehold.simulation.assembly import SimulatedModel
 from freehold.simulation.engine import TORN
+from freehold.step import NOT_SCORED
 from harness import Harness
 
 
@@ -103,6 +106,63 @@ def test_preemption_for_nothing_does_not_happen():
         h.step()
     assert low.retractions == equal.retractions == 0
     h.run()
+
+
+def heard(h: Harness, request: Request) -> tuple:
+    """What the engine hears when the request takes a row, besides its tokens."""
+    steps = []
+    h.engine.observe = steps.append
+    while not steps or not steps[-1].row_starts:
+        h.step()
+    (start,) = steps[-1].row_starts
+    assert start.row == request.lease.row
+    assert start.tokens.tolist() == request.tokens.tolist()
+    assert (start.params, start.seed, start.namespace) == (request.params, request.seed, request.namespace)
+    assert (start.adapter, start.grammar) == (request.adapter, request.grammar)
+    return start.prompt_length, start.stop_tokens, start.max_length, start.cached, start.scored_from, start.pooled_from
+
+
+@pytest.mark.parametrize(
+    ("asked", "stops", "first", "second"),
+    [
+        ({}, (3, 5, 9), (NOT_SCORED, NOT_SCORED), (NOT_SCORED, NOT_SCORED)),
+        ({"ignore_eos": True}, (9,), (NOT_SCORED, NOT_SCORED), (NOT_SCORED, NOT_SCORED)),
+        ({"logprobs": 1, "prompt_logprobs_start": 10}, (3, 5, 9), (10, NOT_SCORED), (NOT_SCORED, NOT_SCORED)),
+        ({"pooling": "mean"}, (3, 5, 9), (NOT_SCORED, 0), (NOT_SCORED, NOT_SCORED)),
+        ({"pooling": "last"}, (3, 5, 9), (NOT_SCORED, 20), (NOT_SCORED, NOT_SCORED)),
+    ],
+)
+def test_the_engine_hears_all_of_a_request_each_time_it_takes_a_row(asked, stops, first, second):
+    model = SimulatedModel(eos_tokens=(3, 5))
+    h = Harness(EngineConfig(page_size=4, num_pages=100, max_running_requests=2), model=model)
+    h.submit(list(range(100, 122)), greedy(1), namespace="salt")
+    h.run()
+    params = SamplingParams(temperature=0, max_tokens=30, min_tokens=20, stop_token_ids=(9,), **asked)
+    prompt = np.arange(100, 121, dtype=np.int32)
+    request = Request("all", prompt, params, seed=7, namespace="salt", adapter=None)
+    h.scheduler.add(request)
+    cached = min(20, *first) // 4 * 4
+    assert heard(h, request) == (21, stops, 51, cached, *first)
+    assert (request.cached_tokens, request.embedding) == (cached, None)
+    while request.state is not RequestState.RUNNING:
+        h.step()
+    h.scheduler.pause(PauseMode.RETRACT)
+    h.scheduler.resume()
+    assert heard(h, request) == (21, stops, 51, (len(request.tokens) - 1) // 4 * 4, *second)
+    h.run()
+
+
+def test_what_important_requests_computed_is_evicted_last_by_priority():
+    config = EngineConfig(page_size=4, num_pages=100, max_running_requests=2, eviction_policy="priority")
+    h = Harness(config)
+    for first, priority in ((100, 0), (200, 2), (300, 1)):
+        h.submit(list(range(first, first + 9)), greedy(5), priority=priority)
+        h.run()
+    for left in (["high", "middle"], ["high"], []):
+        h.memory.tree.evictor.evict(3, "a test")
+        found = {name: h.memory.match("", np.arange(first, first + 9, dtype=np.int32)).length for name, first in
+                 (("low", 100), ("high", 200), ("middle", 300))}  # fmt: skip
+        assert [name for name, length in found.items() if length] == left
 
 
 @pytest.mark.parametrize("overlap", [True, False])
