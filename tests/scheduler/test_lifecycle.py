@@ -8,6 +8,7 @@ import pytest
 
 from freehold.config import EngineConfig
 from freehold.errors import BadRequest
+from freehold.memory import Retention
 from freehold.sampling_params import SamplingParams
 from freehold.scheduler.request import FinishKind, Request
 from freehold.scheduler.scheduler import PauseMode
@@ -271,3 +272,14 @@ def test_a_story_of_seconds_and_misses():
     assert set(request.seconds_in) == {RequestState.WAITING, RequestState.PREFILLING, RequestState.RUNNING}
     assert "0 of 10 tokens cached; no sequence that continues like this" in request.miss
     assert [state for state, _ in request.transitions] == list(request.seconds_in)
+    assert request.arrival < request.first_scheduled < request.first_token < request.ended
+
+
+def test_what_a_hint_keeps_is_told():
+    h = harness()
+    prompt = np.arange(30, dtype=np.int32)
+    for name, retention, kept in (("none", None, 0), ("all", Retention(), 32), ("part", Retention(end=10), 8)):
+        request = Request(name, prompt, greedy(5), retention=retention)
+        h.scheduler.add(request)
+        h.run()
+        assert request.retained_tokens == kept

@@ -31,6 +31,7 @@ from freehold.simulation.model import SimulatedGrammar
 from freehold.simulation.operator import Operator
 from freehold.simulation.oracle import check_end
 from freehold.simulation.scenario import EOS_TOKENS, LONGEST, Scenario
+from freehold.simulation.totals import Totals
 from freehold.simulation.victims import Victims
 from freehold.step import Step, TokenLogprobs
 
@@ -119,6 +120,7 @@ class World:
         self._compiling = Compiling(self.scheduler)
         self._liveness = Liveness(self.scheduler, scenario.token_seconds > 0)
         self._fair_shares = FairShares(self.scheduler, scenario.token_seconds > 0)
+        self._totals = Totals(self.scheduler, scenario.cell.speculation == "plain" and not scenario.forced)
         self._ballast: Lease | None = None
         self._release_at: int | None = None
         self._first = len(self.requests)  # of those that this engine has got
@@ -306,6 +308,7 @@ class World:
             self._delivered[request.id].append(token)
             if i in output.logprobs:
                 self._delivered_logprobs[request.id].append(output.logprobs[i])
+        self._totals.take(output)
         for request in output.ended:
             self._check(request)
         self._log.update(repr((self.iteration, output.tokens, [request.id for request in output.ended])).encode())
@@ -372,6 +375,7 @@ class World:
         self.memory.audit()
         self._conversations.check()
         self._operator.check_counts()
+        self._totals.check(list(self.requests.values())[self._first :])
         counts = self.memory.counts()
         assert counts.lease == counts.pinned == counts.limbo == counts.transfer == 0, f"leaked: {counts}"
         self.memory.flush()
