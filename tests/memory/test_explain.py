@@ -153,6 +153,12 @@ def test_another_namespace_that_has_no_more_is_no_reason():
     assert explain(memory, PROMPT).reason == "namespace"
 
 
+@pytest.mark.parametrize(("limit", "reason"), [(None, "never_seen"), (4, "never_seen"), (3, "scored"), (0, "scored")])
+def test_what_is_scored_is_no_miss(limit, reason):
+    memory = make()
+    assert explain_miss(memory, memory.match("", PROMPT, limit), PROMPT, limit).reason == reason
+
+
 def test_switched_off():
     assert explain(make(prefix_cache=False), PROMPT).reason == "disabled"
 

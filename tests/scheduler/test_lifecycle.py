@@ -10,7 +10,7 @@ from freehold.config import EngineConfig
 from freehold.errors import BadRequest
 from freehold.memory import Retention
 from freehold.sampling_params import SamplingParams
-from freehold.scheduler.request import FinishKind, Request
+from freehold.scheduler.request import FinishKind, Request, make_requests
 from freehold.scheduler.scheduler import PauseMode
 from freehold.scheduler.states import TRANSITIONS, Event, ImpossibleEvent, RequestState
 from freehold.simulation.assembly import SimulatedModel
@@ -273,6 +273,18 @@ def test_a_story_of_seconds_and_misses():
     assert "0 of 10 tokens cached; no sequence that continues like this" in request.miss
     assert [state for state, _ in request.transitions] == list(request.seconds_in)
     assert request.arrival < request.first_scheduled < request.first_token < request.ended
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_several_samples_are_requests_with_seeds_of_their_own(count):
+    prompt = np.arange(5, dtype=np.int32)
+    requests = make_requests("r", prompt, SamplingParams(n=count, seed=7))
+    assert [request.id for request in requests] == (["r"] if count == 1 else [f"r-{i}" for i in range(count)])
+    assert [request.seed for request in requests] == [7 + i for i in range(count)]
+    assert [request.params.n for request in requests] == [1] * count
+    drawn = {request.seed for _ in range(20) for request in make_requests("r", prompt, SamplingParams(n=count))}
+    assert len(drawn) == 20 * count
+    assert 0 <= min(drawn) < max(drawn) < 2**63 + count
 
 
 def test_what_a_hint_keeps_is_told():
