@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from freehold.arrays import Int64
 from freehold.memory import Memory
 from freehold.memory.prefix.bounded import BoundedPages
+from freehold.memory.prefix.eviction import POLICIES
 from freehold.memory.prefix.node import Node
 
 # Of a bounded group: pages behind the end of a node (inner) or all of it, up to which level, and whether a step in
 # flight may read them. One stage follows the other.
 STAGES = ((True, 100, False), (False, 0, False), (True, 100, True), (False, 0, True), (False, 100, True))
+
+
+# What comes after the level. Other policies are taken at their word.
+KEYS: dict[str, Callable[[Node], tuple[int, ...]]] = {
+    "lru": lambda node: (node.last_used,),
+    "lfu": lambda node: (node.hits, node.last_used),
+    "fifo": lambda node: (node.created,),
+    "priority": lambda node: (node.priority, node.last_used),
+}
 
 
 class WrongVictim(AssertionError):
@@ -78,13 +88,7 @@ class Victims:
         return min(heads, key=lambda node: (node.level, worth(node.hits, tick - node.last_used), node.last_used))
 
     def _key(self, node: Node) -> tuple[int, ...]:
-        values = {
-            "lru": (node.last_used,),
-            "lfu": (node.hits, node.last_used),
-            "fifo": (node.created,),
-            "priority": (node.priority, node.last_used),
-        }
-        return (node.level, *values[self._policy])
+        return (node.level, *(KEYS.get(self._policy) or POLICIES[self._policy])(node))
 
     # -- pages of bounded groups ------------------------------------------------------------------------
 
