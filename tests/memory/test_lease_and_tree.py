@@ -388,9 +388,9 @@ def test_both_halves_of_a_split_are_as_old_and_as_wanted_as_the_whole():
     lease.publish(prompt, priority=3)
     memory.retain(lease, Retention(40, ttl=9.0), 1.0)
     lease.release()
-    for _ in range(3):
+    for priority in (4, 5, 1):
         lease = memory.leases.open(memory.match("", prompt))
-        lease.use(priority=5)
+        lease.use(priority)
         lease.release()
     node = memory.match("", prompt).node
     names = ("created", "last_used", "used_at", "hits", "priority", "fence", "level", "ttl", "fades_at")

@@ -238,9 +238,13 @@ class MemoryMachine(RuleBasedStateMachine):
             if end > lease.shared:
                 self.parked[session] = sequence.namespace, tokens[:end]
             lease.park(session, np.array(tokens, np.int32))
-        reachable = room.reachable + room.gained_by(np.array([lease.row]))[0]
+        gained, released = room.gained_by(np.array([lease.row]))
+        salt, *others = data.draw(st.sampled_from([(sequence.namespace, *tokens), *sorted(self.tree, key=str)]))
+        match = self.memory.match(salt, np.array([*others, 0], np.int32))
+        reachable, taken = room.reachable + gained, room.taken_by(match, released)
         self.sequences.remove(sequence)
         lease.release()
+        assert (room.taken_by(match) == taken).all(), "who comes next takes more or less than was said"
         assert (room.reachable == reachable).all(), "an end gives more or less than was said"
         self.note_tree()
 
