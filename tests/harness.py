@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from freehold.adapter import Adapter
 from freehold.config import EngineConfig
 from freehold.errors import EngineStuck
 from freehold.memory.events import EventLog
@@ -46,6 +47,7 @@ class Harness:
         namespace: str = "",
         priority: int = 0,
         client: str = "",
+        adapter: Adapter | None = None,
     ) -> Request:
         self._count += 1
         request = Request(
@@ -55,6 +57,7 @@ class Harness:
             namespace=namespace,
             priority=priority,
             client=client,
+            adapter=adapter,
         )
         self.scheduler.add(request)
         return request

@@ -6,6 +6,9 @@ import pytest
 from freehold.memory import AuditError, CacheGroup, Memory, MemoryShape, PinKind, Retention
 from freehold.memory.audit import NODES_AT_ONCE, recounting
 from freehold.memory.ledger import owner as owners
+from freehold.memory.ledger.claims import Claims, in_slices
+from freehold.memory.ledger.epochs import Epochs
+from freehold.memory.ledger.pool import PagePool
 
 
 def prompt(first: int, count: int = 19) -> np.ndarray:
@@ -221,6 +224,26 @@ def test_the_audit_finds(name, prefixes):
     break_it(memory)
     with pytest.raises(AuditError, match=message):
         memory.audit()
+
+
+@pytest.mark.parametrize("capacity", [7, 8, 9])
+def test_pages_are_compared_to_the_last_whatever_a_slice_is(capacity, monkeypatch):
+    monkeypatch.setattr("freehold.memory.ledger.claims.PAGES_AT_ONCE", 4)
+    for page in range(1, capacity + 1):
+        pool = PagePool(capacity, 4, Epochs())
+        claims = Claims(pool, "pool")
+        parts = list(in_slices(iter([(pool.free_pages(), owners.FREE)])))
+        assert [sum(len(pages) for pages, _ in part) for part in parts] == [4] * (capacity // 4) + [capacity % 4] * (
+            capacity % 4 > 0
+        )
+        thirds = [(pool.free_pages()[at : at + 3], owners.FREE) for at in (0, 1, 2, 3)]
+        assert [sum(len(pages) for pages, _ in part) for part in in_slices(iter(thirds))] == [6, 6]
+        for part in parts:
+            claims.take(part)
+        assert len(list(claims.finish())) == -(-(capacity + 1) // 4)
+        pool.owner[page] = owners.lease(1)
+        with pytest.raises(AuditError, match=f"page {page} is registered to lease 1 but held by free"):
+            list(claims.finish())
 
 
 def test_an_audit_goes_on_while_memory_is_used():

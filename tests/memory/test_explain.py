@@ -9,6 +9,7 @@ from freehold.memory import Memory, MemoryShape, OwnershipError
 from freehold.memory.explain import NEIGHBOURS_MAX, explain_miss
 from freehold.memory.explain import explain as explain_page
 from freehold.memory.ledger import owner
+from freehold.memory.prefix.history import PageAges
 from freehold.memory.tails import TailTable
 
 
@@ -141,6 +142,23 @@ def test_another_namespace_or_other_weights_have_it():
     keep.release()
 
 
+def test_another_namespace_that_has_no_more_is_no_reason():
+    memory = make()
+    compute(memory, PROMPT + 100, "tenant")
+    assert explain(memory, PROMPT).reason == "never_seen"
+    for salt in ("", "tenant"):
+        compute(memory, PROMPT[:8], salt)
+    assert explain(memory, PROMPT).reason == "never_seen"
+    compute(memory, PROMPT[:12], "tenant")
+    assert explain(memory, PROMPT).reason == "namespace"
+
+
+@pytest.mark.parametrize(("limit", "reason"), [(None, "never_seen"), (4, "never_seen"), (3, "scored"), (0, "scored")])
+def test_what_is_scored_is_no_miss(limit, reason):
+    memory = make()
+    assert explain_miss(memory, memory.match("", PROMPT, limit), PROMPT, limit).reason == reason
+
+
 def test_switched_off():
     assert explain(make(prefix_cache=False), PROMPT).reason == "disabled"
 
@@ -155,6 +173,15 @@ def test_ages_of_hits():
     lease.use()
     lease.release()
     assert memory.tree.history.ages.as_dict()["hit"] == {"<16": 4}
+
+
+def test_ages_are_told_by_powers_of_two():
+    ages = PageAges()
+    for count, age in enumerate((0, 1, 2, 3, 4, 2**22 - 1, 2**22, 2**40), 1):
+        ages.hit[ages.bucket(age)] += count
+    assert ages.as_dict() == {
+        "hit": {"<1": 1, "<2": 2, "<4": 3 + 4, "<8": 5, "<4194304": 6, "<8388608": 7 + 8}, "evicted": {}
+    }  # fmt: skip
 
 
 def test_only_one_thread_moves_pages():

@@ -325,6 +325,25 @@ def test_pages_that_a_step_in_flight_may_read_wait_for_it():
     memory.audit()
 
 
+def test_pages_of_a_leaf_wait_for_the_last_step_that_may_read_one_of_them():
+    """Two readers end whose windows overlap, while a step of each is in flight; then the whole prefix is evicted."""
+    memory = memory_of(FULL, window(9))
+    tokens = np.arange(13, dtype=np.int32)
+    compute(memory, tokens[:12]).release()
+    for end in (9, 13):
+        reader = memory.leases.open(memory.match("", tokens[:end]))
+        assert reader.shared == end - 1
+        memory.leases.submit(np.array([reader.row]), memory.epochs.submit())
+        reader.release()
+    first, second = memory.epochs.submitted - 1, memory.epochs.submitted
+    assert memory.tree.evictor.evict(3, "a test") == 3
+    assert [pool.limbo_count for pool in memory.pools] == [3, 3]
+    memory.complete(first)
+    assert [pool.limbo_count for pool in memory.pools] == [3, 3], "the second may still read them"
+    memory.complete(second)
+    assert [pool.free_count for pool in memory.pools] == [64, 40]
+
+
 def test_what_a_step_in_flight_reads_goes_last():
     """Or a row that reads on would wait in each step for the pages that it gave back in the one before."""
     memory = memory_of(FULL, window(5))

@@ -1,16 +1,22 @@
 """Host memory under the prefix tree: who owns what while pages are on their way, and what is found."""
 
 import threading
+from collections import Counter
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from test_groups import advance
 from tier_bench import FULL, SIZE, STATE, TOKENS, WINDOW, Bench, namespaced
 
-from freehold.memory import LeaseError, OwnershipError, PinKind, WritePolicy
+from freehold.memory import LeaseError, OwnershipError, PinKind, PrefetchPolicy, WritePolicy
 from freehold.memory.explain import explain
 from freehold.memory.ledger import owner
-from freehold.memory.tiers.transfer import LATE_S
+from freehold.memory.ledger.epochs import Epochs
+from freehold.memory.tiers.counts import count_tiers, describe_tiers
+from freehold.memory.tiers.host import HostPages
+from freehold.memory.tiers.transfer import LATE_S, TransferCounts
 from freehold.mover import Kind
 
 GROUPS = {
@@ -236,6 +242,52 @@ def test_the_beginning_of_a_prefix_is_kept_longer_than_its_end_while_the_device_
     assert bench.load() == 16
 
 
+@settings(max_examples=100)
+@given(st.data())
+def test_entries_go_in_the_order_of_their_uses(data):
+    """First what the device has as well. Of keys that come or are read together the first counts as the newest."""
+    pages = HostPages(6, 4, Epochs())
+    keys, there, mirrors, reads, by = [bytes([n]) for n in range(9)], [], set(), [], owner.transfer(1)
+    for _ in range(data.draw(st.integers(1, 25))):
+        verb = data.draw(st.sampled_from(["add", "add", "hold", "hold", "drop", "appeared", "vanished"]))
+        some = data.draw(st.lists(st.sampled_from(keys), min_size=1, max_size=3, unique=True))
+        if verb == "add":
+            some = [key for key in some if key not in there]
+            read = {key for one, _ in reads for key in one}
+            order = sorted(there, key=lambda key: (key not in mirrors, there.index(key)))
+            goes = [key for key in order if key not in read][: max(len(there) + len(some) - 6, 0)]
+            got = pages.allocate(len(some), by)
+            there = [key for key in there if key not in goes]
+            some = some[: len(got)]
+            assert len(got) == min(len(some), 6 - len(there))
+            pages.add(some, got, by)
+            there += some[::-1]
+        elif verb == "hold":
+            some = [key for key in some if key in there]
+            reads.append((some, pages.hold(some)))
+            there = [key for key in there if key not in some] + some[::-1]
+        elif verb == "drop" and reads:
+            pages.drop(reads.pop()[1])
+        elif verb == "appeared":
+            pages.appeared(some)
+            there = [key for key in there if key not in some or key in mirrors] + [
+                key for key in some if key in there and key not in mirrors
+            ]
+            mirrors.update(some)
+        elif verb == "vanished":
+            some = [key for key in some if key in mirrors]
+            pages.vanished(some)
+            there = [key for key in there if key not in some] + [key for key in some[::-1] if key in there]
+            mirrors.difference_update(some)
+        told = [key for key, _ in pages.entries()]
+        assert told == sorted(there, key=lambda key: (key not in mirrors, there.index(key)))
+        assert [pages.is_mirror(key) for key in told] == [key in mirrors for key in told]
+        assert pages.has(keys).tolist() == [key in pages for key in keys] == [key in there for key in keys]
+        assert (len(pages), pages.mirror_count) == (len(there), len(mirrors & set(there)))
+        counted = Counter(int(page) for _, part in reads for page in part)
+        assert pages.readers.tolist() == [counted[page] for page in range(7)]
+
+
 def test_a_second_copy_under_a_key_is_freed():
     bench = Bench()
     pages = bench.tiers.host.pages[0]
@@ -243,6 +295,23 @@ def test_a_second_copy_under_a_key_is_freed():
         pages.add([b"a", b"b", b"b"], pages.allocate(3, owner.transfer(1)), owner.transfer(1))
     assert (len(pages), pages.pool.free_count) == (2, 62)
     bench.memory.audit()
+
+
+@pytest.mark.parametrize("capacity", [4, 5, 8, 9])
+def test_every_entry_is_looked_at_whatever_a_slice_is(capacity, monkeypatch):
+    for name in ("ENTRIES_AT_ONCE", "CLEARED_AT_ONCE"):
+        monkeypatch.setattr(f"freehold.memory.tiers.host.{name}", 4)
+    pages = Bench(host=capacity).tiers.host.pages[0]
+    keys = [bytes([number]) for number in range(capacity)]
+    pages.add(keys, pages.allocate(capacity, owner.transfer(1)), owner.transfer(1))
+    slices = [part.tolist() for part in pages.pages_of_entries()]
+    assert sorted(page for part in slices for page in part) == list(range(1, capacity + 1))
+    assert [len(part) for part in slices] == [4] * (capacity // 4) + [capacity % 4] * (capacity % 4 > 0)
+    assert sorted(pages.keys_of_entries()) == keys
+    read = pages.hold(keys[1:2])
+    assert len(list(pages.clearing())) == -(-capacity // 4)
+    assert [key for key, _ in pages.entries()] == keys[1:2], "a transfer reads it"
+    pages.drop(read)
 
 
 def test_the_beginning_of_a_prefix_is_kept_longer_than_its_end():
@@ -440,3 +509,48 @@ def test_a_page_in_transfer_is_explained():
     assert "about to be copied to the host" in explain(bench.memory, page)
     bench.turn()
     assert "a backup of 8 pages" in explain(bench.memory, page)
+
+
+def test_all_numbers_of_the_tiers():
+    """Two prefixes of eight pages: one is copied but for a page, of the other a copy is given up, and one page of it
+    waits. Then part of the first is loaded, stored but for a page, and given up on the host."""
+    bench = Bench(host=9, storage=PrefetchPolicy.WAIT_COMPLETE)
+    bench.compute()
+    bench.turn()
+    bench.mover.end(whole=[[True] * 7 + [False]])
+    bench.turn()
+    told = count_tiers(bench.tiers)
+    assert told.host_pages == {"full": {"capacity": 9, "free": 2, "mirror": 7, "alone": 0, "transfer": 0}}
+    assert told.moved_pages == {"backup": 7, "load": 0, "store": 0, "fetch": 0}
+    assert told.transfers["backup"] == TransferCounts(0, 1, 1, 0.01)
+    assert told.transfers["store"] == TransferCounts(1, 0, 0, 0.0)
+    assert told.queued_pages == {"backup": 0, "store": 0}
+    bench.mover.end(whole=[[True] * 5 + [False] * 2])
+    bench.turn()
+    bench.evict_all()
+    assert bench.load(TOKENS[:12]) == 12
+    told = count_tiers(bench.tiers)
+    assert told.host_pages["full"] == {"capacity": 9, "free": 2, "mirror": 3, "alone": 4, "transfer": 0}
+    assert told.moved_pages == {"backup": 7, "load": 3, "store": 5, "fetch": 0}
+    assert told.lost_pages == {"host_full": 0, "abandoned": 0, "not_stored": 2, "host_evicted": 0}
+    bench.compute(TOKENS + 50)
+    assert count_tiers(bench.tiers).queued_pages == {"backup": 8, "store": 0}
+    bench.turn()
+    told = count_tiers(bench.tiers)
+    assert told.host_pages["full"] == {"capacity": 9, "free": 0, "mirror": 0, "alone": 1, "transfer": 8}
+    assert told.lost_pages == {"host_full": 0, "abandoned": 0, "not_stored": 2, "host_evicted": 6}
+    assert [told.transfers["backup"].in_flight, told.transfers["backup"].ended] == [1, 1]
+    bench.turn(LATE_S[Kind.BACKUP] + 1)
+    assert count_tiers(bench.tiers).lost_pages["abandoned"] == 8
+    bench.compute(TOKENS + 90)
+    bench.turn()
+    assert count_tiers(bench.tiers).lost_pages["host_full"] == 7, "one page can be given up"
+    bench.settle()
+    told = describe_tiers(bench.tiers)
+    assert told["moved_pages"] == {"backup": 8, "load": 3, "store": 6, "fetch": 0}
+    assert told["transfers"]["backup"] == {"in_flight": 0, "ended": 3, "failed": 1, "seconds": pytest.approx(0.03)}
+    assert sum(told["host_page_ages_in_steps"]["full"]["evicted"].values()) == 7
+    assert sum(told["host_page_ages_in_steps"]["full"]["hit"].values()) == 3
+    bench.tiers.detach()
+    told = count_tiers(bench.tiers)
+    assert (told.moved_pages["store"], told.lost_pages["not_stored"], told.queued_pages["store"]) == (0, 0, 0)

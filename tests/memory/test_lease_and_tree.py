@@ -206,6 +206,7 @@ def test_a_tail_continues_its_own_sequence_only():
     assert memory.look_up("", longer, session="other").tail is None
     assert memory.look_up("", prompt, session="chat").tail is None, "the last token is always computed"
     assert memory.look_up("", longer, 9, session="chat").tail is None, "the limit is within it"
+    assert memory.look_up("", longer, 10, session="chat").tail is hit.tail
     different = longer.copy()
     different[9] = 99
     assert memory.look_up("", different, session="chat").tail is None
@@ -387,9 +388,9 @@ def test_both_halves_of_a_split_are_as_old_and_as_wanted_as_the_whole():
     lease.publish(prompt, priority=3)
     memory.retain(lease, Retention(40, ttl=9.0), 1.0)
     lease.release()
-    for _ in range(3):
+    for priority in (4, 5, 1):
         lease = memory.leases.open(memory.match("", prompt))
-        lease.use(priority=5)
+        lease.use(priority)
         lease.release()
     node = memory.match("", prompt).node
     names = ("created", "last_used", "used_at", "hits", "priority", "fence", "level", "ttl", "fades_at")

@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from freehold.config import EVICTION_POLICIES
 from freehold.memory import Memory, MemoryShape, OutOfPages, Retention
 from freehold.memory.ledger.owner import FREE, OwnerKind, kind_of
+from freehold.simulation.victims import Victims
 
 ALPHABET = 3  # few distinct tokens, so that prefixes are shared and diverge inside nodes
 
@@ -36,10 +37,14 @@ class MemoryMachine(RuleBasedStateMachine):
         self.size = page_size
         self.now = 0
         self.memory = Memory(MemoryShape(pages, page_size, 4, pages * page_size, policy, tenant_quota=quota))
+        Victims(self.memory)
         self.sequences = []
         self.content = {}
         self.in_flight = {}
         self.tree = {}
+        self.levels = {}  # by prefix: its level, every how many seconds it is halved, and when next
+        self.parked = {}  # by name: the namespace and tokens of a tail
+        self.used = 0  # pages, so often as requests started with them
 
     # -- the oracle's view ----------------------------------------------------------------------------
 
@@ -67,7 +72,7 @@ class MemoryMachine(RuleBasedStateMachine):
                 found[(node.namespace.salt, *tokens[:end])] = page
         return found
 
-    def note_tree(self, may_shrink=False):
+    def note_tree(self, may_shrink=False, keep=None):
         found = self.tree_prefixes()
         for prefix in self.tree.keys() - found.keys():
             assert may_shrink, f"{prefix} left the tree unasked"
@@ -78,6 +83,24 @@ class MemoryMachine(RuleBasedStateMachine):
             path = np.concatenate([part.tokens for part in self.memory.tree.path(pin.node)]).tolist()
             assert (pin.salt, *path) in found, "a prefix was evicted under an operator's pin"
         self.tree = found
+        self.check_levels(found)
+        kept = {name: self.parked[name] for name, _ in self.memory.tails}
+        stayed = [name in kept for name in self.parked if name != keep]
+        assert stayed == sorted(stayed), "a tail went before an older one"
+        assert keep is None or keep in kept, "the tail that a row goes on from was given up for it"
+        self.parked = kept
+
+    def check_levels(self, found):
+        """What hints ask for, and no more, is kept for as long as they say."""
+        self.levels = {prefix: level for prefix, level in self.levels.items() if prefix in found and level[0]}
+        levels = {}
+        for node in self.memory.tree.nodes():
+            if node.parent is not None and node.level > 0:
+                path = np.concatenate([part.tokens for part in self.memory.tree.path(node)]).tolist()
+                for end in range(node.start + self.size, node.end + 1, self.size):
+                    levels[(node.namespace.salt, *path[:end])] = [node.level, node.ttl, node.fades_at]
+        assert levels == self.levels
+        assert len(levels) <= self.memory.shape.pages(0.5)
 
     # -- operations -----------------------------------------------------------------------------------
 
@@ -85,8 +108,10 @@ class MemoryMachine(RuleBasedStateMachine):
     @rule(
         tokens=st.lists(st.integers(0, ALPHABET - 1), min_size=1, max_size=80),
         namespace=st.sampled_from(["", "salt"]),
+        session=st.sampled_from([None, "s", "t"]),
+        is_used=st.booleans(),
     )
-    def open(self, tokens, namespace):
+    def open(self, tokens, namespace, session, is_used):
         tokens = tokens[: self.memory.leases.token_limit]
         array = np.array(tokens, np.int32)
         match = self.memory.match(namespace, array)
@@ -96,10 +121,31 @@ class MemoryMachine(RuleBasedStateMachine):
         while longest + self.size < len(tokens) and (namespace, *tokens[: longest + self.size]) in self.tree:
             longest += self.size
         assert match.length == longest
+        hit, room = self.memory.look_up(namespace, array, session=session), self.memory.room
+        reachable = room.reachable - room.taken_by(match)
         sequence = Sequence(self.memory.leases.open(match), namespace, tokens)
+        assert (room.reachable == reachable).all(), "a match takes more or less than was said"
         assert sequence.lease.shared == sequence.lease.committed == sequence.lease.allocated == longest
+        if is_used:
+            sequence.lease.use()
+            self.used += longest // self.size
         self.sequences.append(sequence)
+        self.take_up(sequence, hit, self.parked.get(session))
         self.note_tree()
+        assert sum(self.memory.tree.history.ages.hit) == self.used
+
+    def take_up(self, sequence, hit, parked):
+        """The tail of a session continues the match, or is left alone."""
+        at, tokens = sequence.lease.shared, sequence.tokens
+        fits = parked is not None and parked[0] == sequence.namespace and len(parked[1]) < len(tokens)
+        fits = fits and parked[1] == tokens[: len(parked[1])] and at == (len(parked[1]) - 1) // self.size * self.size
+        assert (hit.tail is not None) == fits
+        assert (hit.length, hit.covered(self.size)) == (len(parked[1]) if fits else at, at + self.size * fits)
+        if fits and self.memory.epochs.passed(hit.tail.fence):
+            sequence.lease.adopt(hit.tail)
+            del self.parked[hit.tail.name]
+            assert sequence.lease.committed == sequence.lease.reserved == hit.length
+            self.check_prefix(sequence)
 
     def pick(self, data):
         return data.draw(st.sampled_from(self.sequences))
@@ -180,13 +226,26 @@ class MemoryMachine(RuleBasedStateMachine):
         self.check_prefix(sequence)
 
     @precondition(lambda self: self.sequences)
-    @rule(data=st.data(), publish=st.booleans())
-    def release(self, data, publish):
-        sequence = self.pick(data)
+    @rule(data=st.data(), publish=st.booleans(), session=st.sampled_from([None, "s", "t"]))
+    def release(self, data, publish, session):
+        sequence, room = self.pick(data), self.memory.room
+        lease, tokens = sequence.lease, sequence.tokens
         if publish:
-            sequence.lease.publish(np.array(sequence.tokens, np.int32))
+            lease.publish(np.array(tokens, np.int32))
+        if publish and session is not None:
+            end = min(lease.committed, len(tokens))
+            self.parked.pop(session, None)
+            if end > lease.shared:
+                self.parked[session] = sequence.namespace, tokens[:end]
+            lease.park(session, np.array(tokens, np.int32))
+        gained, released = room.gained_by(np.array([lease.row]))
+        salt, *others = data.draw(st.sampled_from([(sequence.namespace, *tokens), *sorted(self.tree, key=str)]))
+        match = self.memory.match(salt, np.array([*others, 0], np.int32))
+        reachable, taken = room.reachable + gained, room.taken_by(match, released)
         self.sequences.remove(sequence)
-        sequence.lease.release()
+        lease.release()
+        assert (room.taken_by(match) == taken).all(), "who comes next takes more or less than was said"
+        assert (room.reachable == reachable).all(), "an end gives more or less than was said"
         self.note_tree()
 
     @rule()
@@ -202,7 +261,14 @@ class MemoryMachine(RuleBasedStateMachine):
     def retain(self, data, priority, end, ttl):
         sequence = self.pick(data)
         kept = self.memory.retain(sequence.lease, Retention(priority, ttl, end), self.now)
-        assert kept <= sequence.lease.shared
+        asked = min(sequence.lease.shared, 80 if end is None else end) // self.size
+        prefixes = [(sequence.namespace, *sequence.tokens[: self.size * (i + 1)]) for i in range(asked)]
+        fresh = [prefix for prefix in prefixes if prefix not in self.levels]
+        fits = priority and len(self.levels) + len(fresh) <= self.memory.shape.pages(0.5)
+        assert kept == asked * self.size if fits else kept <= asked * self.size
+        for prefix in prefixes[: kept // self.size]:
+            if priority >= self.levels.get(prefix, [0])[0]:
+                self.levels[prefix] = [priority, ttl, self.now + ttl]
         self.check_prefix(sequence)
         self.note_tree()
 
@@ -222,12 +288,38 @@ class MemoryMachine(RuleBasedStateMachine):
     def pass_time(self, seconds):
         self.now += seconds
         self.memory.pass_time(self.now)
+        for level in self.levels.values():
+            while level[0] and level[2] <= self.now:
+                level[0], level[2] = level[0] // 2, level[2] + level[1]
+        self.note_tree()
 
     @rule(pages=st.integers(1, 10))
     def evict(self, pages):
-        could = self.memory.tree.evictable_page_count
+        could, ages = self.memory.tree.evictable_page_count, self.memory.tree.history.ages
+        before = sum(ages.evicted)
         assert self.memory.tree.evictor.evict(pages, "a test") == min(pages, could)
+        assert sum(ages.evicted) - before == min(pages, could)
         self.note_tree(may_shrink=True)
+
+    @precondition(lambda self: self.memory.leases.free_row_count)
+    @rule(data=st.data(), pages=st.integers(1, 30))
+    def make_room(self, data, pages):
+        """For a new row that goes on from what is cached. What is in limbo counts as on its way."""
+        salt, *tokens = data.draw(st.sampled_from([("",), *sorted(self.tree, key=str)]))
+        memory, may_unpin = self.memory, not self.sequences
+        memory.leases.give_back_excess()
+        session = data.draw(st.sampled_from([None, "s", "t"]))
+        hit = memory.look_up(salt, np.array([*tokens, 0], np.int32), session=session)
+        could = memory.room.can_be_made([pages], hit, may_unpin)
+        lease, before = memory.leases.open(hit.match), memory.counts()
+        made, counts = memory.room.make_for([pages], may_unpin, hit.tail), memory.counts()
+        if could:
+            assert counts.free + counts.limbo == max(before.free + before.limbo, pages), "more than was asked for"
+        assert could == (counts.free + counts.limbo >= pages)
+        assert made == (counts.free >= pages)
+        assert could or not counts.tree, "there was more to be had"
+        lease.withdraw()
+        self.note_tree(may_shrink=True, keep=None if hit.tail is None else hit.tail.name)
 
     # -- what always holds ------------------------------------------------------------------------------
 
@@ -238,7 +330,7 @@ class MemoryMachine(RuleBasedStateMachine):
         self.memory.audit()
         pool = self.memory.pools[0]
         counts = self.memory.counts()
-        assert counts.free + counts.limbo + counts.lease + counts.pinned + counts.tree == counts.capacity
+        assert sum(counts.as_dict().values()) == 2 * counts.capacity
         for pages in self.in_flight.values():
             assert all(pool.owner[page] != FREE for page in pages), "a page that a step touches is free"
         assert counts.free == sum(kind_of(int(owner)) is OwnerKind.FREE for owner in pool.owner)
@@ -251,7 +343,8 @@ class MemoryMachine(RuleBasedStateMachine):
         self.memory.pins.give_up()
         for step in sorted(self.in_flight):
             self.memory.complete(step)
-        self.memory.flush()
+        held = self.memory.shape.page_count - self.memory.counts().free
+        assert self.memory.flush() == held
         self.memory.audit()
         assert self.memory.counts().free == self.memory.shape.page_count, "leaked"
 

@@ -188,6 +188,7 @@ def test_a_pin_keeps_what_it_can_within_its_budget():
     compute(memory, tokens(100))
     assert memory.pin("b", "", tokens(100), None) is None, "the budget is used up"
     assert memory.pin("c", "", tokens(0, 6), None), "what is pinned already costs nothing"
+    assert memory.pin("d", "nobody", tokens(0, 6), None) is None, "nothing is cached there"
     with pytest.raises(ValueError, match="already"):
         memory.pin("a", "", tokens(0, 6), None)
     assert memory.pins.unpin("a")

@@ -1,6 +1,11 @@
 """Eviction by what was learned of how long prefixes wait for their next use."""
 
+import math
+
 import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from freehold.memory import Memory, MemoryShape
 from freehold.memory.prefix.node import Namespace
@@ -67,6 +72,43 @@ def test_worth_is_hits_for_a_tick():
         learn(statistics, 0, 100, reused=True)
     assert 0.5 / 100 < statistics.worth(0, 0) < 2 / 100
     assert statistics.worth(0, 90) > 2 * statistics.worth(0, 0)
+
+
+def best_rate(reused: list[float], waited: list[float], first: int) -> float:
+    """The most hits for a tick, of all buckets of age in which one may stop to keep a page that has reached `first`."""
+    left, hits, ticks, best = 1.0, 0.0, 0.0, 0.0
+    for bucket in range(first, 25):
+        low, high = 2.0 ** (bucket - 1) if bucket else 0.0, 2.0**bucket
+        rate = (reused[bucket] + 1) / (waited[bucket] + high)
+        chance = 1 - math.exp(-rate * (high - low))
+        hits, ticks, left = hits + left * chance, ticks + left * chance / rate, left * (1 - chance)
+        best = max(best, hits / ticks)
+    return best
+
+
+@settings(max_examples=25)
+@given(st.data())
+def test_worth_is_the_best_rate_of_what_was_seen(data):
+    """Counted one by one; what is older counts less with each batch."""
+    waits = st.tuples(st.integers(0, 5), st.integers(0, 40), st.integers(0, 300), st.integers(1, 9), st.booleans())
+    statistics = ReuseStatistics()
+    reused, waited = ([[0.0] * 25 for _ in range(4)] for _ in range(2))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("freehold.memory.prefix.reuse.BATCH", 6)
+        for _ in range(data.draw(st.integers(0, 3))):
+            for counts in (*reused, *waited):
+                counts[:] = [0.98 * count for count in counts]
+            for hits, start, more, pages, is_reused in data.draw(st.lists(waits, min_size=6, max_size=6)):
+                statistics.wait(hits, start, start + more, pages, is_reused)
+                for bucket in range(25):
+                    low, high = 2.0 ** (bucket - 1) if bucket else 0.0, 2.0**bucket
+                    waited[min(hits, 3)][bucket] += max(min(start + more, high) - max(start, low), 0) * pages
+                    reused[min(hits, 3)][bucket] += pages * (is_reused and low <= start + more < high)
+    for hits in range(5):
+        for bucket, age in enumerate([0, *(2**exponent for exponent in range(24))]):
+            expected = best_rate(reused[min(hits, 3)], waited[min(hits, 3)], bucket)
+            assert statistics.worth(hits, age) == pytest.approx(expected)
+            assert statistics.worth(hits, max(2 * age - 1, 0)) == pytest.approx(expected), "the same bucket"
 
 
 def test_what_was_learned_is_forgotten_when_the_world_changes():

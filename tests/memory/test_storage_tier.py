@@ -102,6 +102,21 @@ def test_pages_of_a_fetch_are_its_own_until_it_has_ended():
     assert bench.load() == len(TOKENS), "it is found by the next one that asks"
 
 
+def test_a_prefetch_is_late_when_its_newest_order_is():
+    bench = again(stored())
+    fetched = prefetch(bench)
+    bench.turn(LATE_S[Kind.PROBE] - 1)
+    assert bench.tiers.storage.is_coming(fetched)
+    bench.mover.end()  # the question
+    bench.turn(0.0)
+    bench.turn(LATE_S[Kind.FETCH])
+    assert bench.tiers.storage.is_coming(fetched)
+    bench.turn(0.01)
+    assert not bench.tiers.storage.is_coming(fetched)
+    bench.settle()
+    assert not bench.tiers.storage.is_coming(fetched)
+
+
 def test_two_requests_share_a_fetch():
     bench = again(stored())
     one, two = prefetch(bench), prefetch(bench)

@@ -68,6 +68,7 @@ PYTEST = ["-m", "pytest", "-q", "-p", "pytest_timeout", "-p", "no:cacheprovider"
 ENVIRONMENT = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 KEPT = ROOT / "build" / "coverage"
 DATA, REPORT = "lines", "times.xml"
+HERE, CONTEXTS = Path(__file__).parent, "contexts"
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,6 @@ class CoverageMap:
     def __init__(self, edits: Iterable[Edit], jobs: int) -> None:
         self._seconds: dict[str, float] = {}
         self._data = CoverageData(no_disk=True)
-        self._files = {path.stem: str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py")}
         suites = dict.fromkeys(suite_of(edit.file) for edit in edits)
         files = dict.fromkeys(file for suite in suites for file in _files_of(suite))
         source = _hash_of(PACKAGE)
@@ -105,16 +105,7 @@ class CoverageMap:
         return Tests([*quickest, *suite.beyond], slowest)
 
     def _nodes(self, contexts: Iterable[list[str]]) -> set[str]:
-        return {node for of_line in contexts for one in of_line if one and (node := self._node(one)) is not None}
-
-    def _node(self, context: str) -> str | None:
-        """test_pool.test_x -> tests/memory/test_pool.py::test_x"""
-        module, _, name = context.partition(".")
-        path = self._files.get(module)
-        if path is None:
-            return None
-        known = f"{path}::{name}"
-        return known if known in self._seconds else path
+        return {node for of_line in contexts for node in of_line if node}
 
 
 def suite_of(file: str) -> Suite:
@@ -137,7 +128,8 @@ def _measured(path: str, source: bytes) -> Path:
     """A folder with the lines that each test of a file runs, and its time. Raises SystemExit if one fails."""
     beside = {file for folder in (ROOT / "tests", (ROOT / path).parent) for file in folder.glob("*.py")}
     shared = sorted(file for file in beside if not file.name.startswith("test_"))
-    content = hashlib.sha256(source + b"".join(map(_hash_of, [ROOT / path, *shared]))).hexdigest()[:16]
+    hashes = map(_hash_of, [ROOT / path, *shared, HERE / f"{CONTEXTS}.py"])
+    content = hashlib.sha256(source + b"".join(hashes)).hexdigest()[:16]
     name = path.replace("/", "-").removesuffix(".py")
     folder = KEPT / f"{name}@{content}"
     if (folder / REPORT).exists():
@@ -149,11 +141,12 @@ def _measured(path: str, source: bytes) -> Path:
     parts = ",".join(
         f"{PACKAGE / suite.part}{'' if '.' in suite.part else '/**'}" for suite in SUITES if suite.measured
     )
-    settings.write_text(f"[run]\ninclude = {parts}\ndata_file = {folder / DATA}\ndynamic_context = test_function\n")
+    settings.write_text(f"[run]\ninclude = {parts}\ndata_file = {folder / DATA}\n")
     left_out = [f"--deselect={test}" for suite in SUITES for test in suite.beyond if test.startswith(f"{path}::")]
-    command = [sys.executable, "-m", "coverage", "run", f"--rcfile={settings}", *PYTEST,
+    command = [sys.executable, "-m", "coverage", "run", f"--rcfile={settings}", *PYTEST, "-p", CONTEXTS,
                f"--junitxml={folder / 'running.xml'}", *left_out, path]  # fmt: skip
-    ran = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    environment = {**ENVIRONMENT, "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])}
+    ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     if ran.returncode:
         raise SystemExit(f"the tests fail without any planted bug:\n{ran.stdout[-3000:]}")
     (folder / "running.xml").rename(folder / REPORT)
@@ -164,9 +157,9 @@ def _seconds(report: Path) -> dict[str, float]:
     """By test function, all its parameters together."""
     seconds: defaultdict[str, float] = defaultdict(float)
     for case in ElementTree.parse(report).getroot().iter("testcase"):
-        path = str(case.get("classname")).replace(".", "/")
-        name = str(case.get("name")).partition("[")[0]
+        path, names = str(case.get("classname")).replace(".", "/"), [str(case.get("name")).partition("[")[0]]
         while path and not (ROOT / f"{path}.py").exists():  # a test in a class
-            path = path.rpartition("/")[0]
-        seconds[f"{path}.py::{name}"] += float(case.get("time") or 0)
+            path, _, outer = path.rpartition("/")
+            names.insert(0, outer)
+        seconds["::".join([f"{path}.py", *names])] += float(case.get("time") or 0)
     return dict(seconds)

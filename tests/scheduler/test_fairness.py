@@ -11,7 +11,7 @@ from freehold.errors import InvalidParameter
 from freehold.memory import OwnershipError
 from freehold.sampling_params import SamplingParams
 from freehold.scheduler.queue import RANKED_MAX, WaitingQueue
-from freehold.scheduler.request import SETBACKS_TRUSTED, Request
+from freehold.scheduler.request import PROGRESS_TOKENS, SETBACKS_TRUSTED, Request
 from freehold.scheduler.scheduler import PauseMode
 from freehold.scheduler.states import Event, RequestState
 from harness import Harness
@@ -391,6 +391,42 @@ def test_trust_comes_back_with_progress():
     h.scheduler.lifecycle.retract(request.lease.row, Event.RETRACTED)
     assert request.is_trusted
     h.run()
+
+
+@pytest.mark.parametrize(("progress", "setbacks"), [(PROGRESS_TOKENS - 1, 2), (PROGRESS_TOKENS, 1)])
+def test_progress_is_so_many_tokens_since_the_request_came_back(progress, setbacks):
+    h = harness(num_pages=200, disable_overlap_schedule=True)
+    request, running = h.submit([1, 2, 3], greedy(300)), h.scheduler.running
+    for wanted in (4, progress):
+        while len(running) == 0 or running.length[0] - running.prefill_end[0] < wanted:
+            h.step()
+        assert running.length[0] - running.prefill_end[0] == wanted
+        h.scheduler.lifecycle.retract(request.lease.row, Event.RETRACTED)
+    assert request.setbacks == setbacks
+    h.run()
+
+
+def test_what_an_engine_waits_for_is_told_in_numbers():
+    h = harness(num_pages=40, max_running_requests=3)
+    assert h.scheduler.waits_for() == "requests"
+    h.submit(list(range(40)), greedy(1))
+    h.run()
+    running = h.submit([7] * 9, greedy(60))
+    h.step()
+    assert h.scheduler.waits_for() == "the engine to complete step 2 with 9 tokens"
+    h.scheduler.drain()
+    h.submit([8] * 120, greedy(10), "large")
+    counts = h.memory.counts()
+    assert (counts.free, counts.tree, counts.lease) == (27, 10, 1)
+    assert h.scheduler.waits_for() == (
+        "room for request 'large' of 120 tokens beside 1 running ones: "
+        "27 pages free, 0 in limbo, 10 evictable, 1 leased, 2 rows free"
+    )
+    h.scheduler.pause(PauseMode.IN_PLACE)
+    assert h.scheduler.waits_for() == "generation to be continued (paused, mode in_place)"
+    h.scheduler.resume()
+    h.run()
+    assert running.finish.is_complete
 
 
 # -- an engine that hangs ---------------------------------------------------------------------------------------

@@ -3,13 +3,19 @@
 import itertools
 from concurrent.futures import Future
 
+import numpy as np
 import pytest
 
 from freehold.config import EngineConfig
+from freehold.errors import BadRequest
+from freehold.memory import Retention
 from freehold.sampling_params import SamplingParams
-from freehold.scheduler.request import FinishKind, Request
+from freehold.scheduler.request import FinishKind, Request, make_requests
 from freehold.scheduler.scheduler import PauseMode
 from freehold.scheduler.states import TRANSITIONS, Event, ImpossibleEvent, RequestState
+from freehold.simulation.assembly import SimulatedModel
+from freehold.simulation.engine import TORN
+from freehold.step import NOT_SCORED
 from harness import Harness
 
 
@@ -59,11 +65,11 @@ def test_waiting_and_running_have_limits_of_their_own():
     for now[0] in (0.0, 1.9):
         h.step()
     assert waiting.finish is None
-    now[0] = 2.1
+    now[0] = 2.0
     h.step()
     assert waiting.finish.message == "timed out in the waiting queue after 2 s"
     assert running.finish is None, "it was scheduled in time"
-    now[0] = 5.1
+    now[0] = 5.0
     h.step()
     assert running.finish.message == "timed out running after 5 s"
     h.run()
@@ -101,6 +107,63 @@ def test_preemption_for_nothing_does_not_happen():
         h.step()
     assert low.retractions == equal.retractions == 0
     h.run()
+
+
+def heard(h: Harness, request: Request) -> tuple:
+    """What the engine hears when the request takes a row, besides its tokens."""
+    steps = []
+    h.engine.observe = steps.append
+    while not steps or not steps[-1].row_starts:
+        h.step()
+    (start,) = steps[-1].row_starts
+    assert start.row == request.lease.row
+    assert start.tokens.tolist() == request.tokens.tolist()
+    assert (start.params, start.seed, start.namespace) == (request.params, request.seed, request.namespace)
+    assert (start.adapter, start.grammar) == (request.adapter, request.grammar)
+    return start.prompt_length, start.stop_tokens, start.max_length, start.cached, start.scored_from, start.pooled_from
+
+
+@pytest.mark.parametrize(
+    ("asked", "stops", "first", "second"),
+    [
+        ({}, (3, 5, 9), (NOT_SCORED, NOT_SCORED), (NOT_SCORED, NOT_SCORED)),
+        ({"ignore_eos": True}, (9,), (NOT_SCORED, NOT_SCORED), (NOT_SCORED, NOT_SCORED)),
+        ({"logprobs": 1, "prompt_logprobs_start": 10}, (3, 5, 9), (10, NOT_SCORED), (NOT_SCORED, NOT_SCORED)),
+        ({"pooling": "mean"}, (3, 5, 9), (NOT_SCORED, 0), (NOT_SCORED, NOT_SCORED)),
+        ({"pooling": "last"}, (3, 5, 9), (NOT_SCORED, 20), (NOT_SCORED, NOT_SCORED)),
+    ],
+)
+def test_the_engine_hears_all_of_a_request_each_time_it_takes_a_row(asked, stops, first, second):
+    model = SimulatedModel(eos_tokens=(3, 5))
+    h = Harness(EngineConfig(page_size=4, num_pages=100, max_running_requests=2), model=model)
+    h.submit(list(range(100, 122)), greedy(1), namespace="salt")
+    h.run()
+    params = SamplingParams(temperature=0, max_tokens=30, min_tokens=20, stop_token_ids=(9,), **asked)
+    prompt = np.arange(100, 121, dtype=np.int32)
+    request = Request("all", prompt, params, seed=7, namespace="salt", adapter=None)
+    h.scheduler.add(request)
+    cached = min(20, *first) // 4 * 4
+    assert heard(h, request) == (21, stops, 51, cached, *first)
+    assert (request.cached_tokens, request.embedding) == (cached, None)
+    while request.state is not RequestState.RUNNING:
+        h.step()
+    h.scheduler.pause(PauseMode.RETRACT)
+    h.scheduler.resume()
+    assert heard(h, request) == (21, stops, 51, (len(request.tokens) - 1) // 4 * 4, *second)
+    h.run()
+
+
+def test_what_important_requests_computed_is_evicted_last_by_priority():
+    config = EngineConfig(page_size=4, num_pages=100, max_running_requests=2, eviction_policy="priority")
+    h = Harness(config)
+    for first, priority in ((100, 0), (200, 2), (300, 1)):
+        h.submit(list(range(first, first + 9)), greedy(5), priority=priority)
+        h.run()
+    for left in (["high", "middle"], ["high"], []):
+        h.memory.tree.evictor.evict(3, "a test")
+        found = {name: h.memory.match("", np.arange(first, first + 9, dtype=np.int32)).length for name, first in
+                 (("low", 100), ("high", 200), ("middle", 300))}  # fmt: skip
+        assert [name for name, length in found.items() if length] == left
 
 
 @pytest.mark.parametrize("overlap", [True, False])
@@ -171,6 +234,18 @@ def test_new_weights_retract_and_forget():
     assert again.cached_tokens == 36, "what the new weights computed is found"
 
 
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [("alien", "another model's"), ("torn", "torn can't be loaded: half a file"), ("file", "no such file")],
+)
+def test_weights_that_can_not_be_loaded_are_refused_with_their_name(source, message, monkeypatch):
+    monkeypatch.setitem(TORN, "file", OSError("no such file"))
+    h = harness()
+    with pytest.raises(BadRequest, match=f"^model_path: {message}$|^{message}$"):
+        h.scheduler.update_weights(source)
+    assert "weights" not in h.scheduler.waits_for()
+
+
 def test_while_weights_are_loaded_nothing_is_computed(monkeypatch):
     h, weights = harness(), Future()
     monkeypatch.setattr(h.engine, "load_weights", lambda source: weights)
@@ -197,3 +272,26 @@ def test_a_story_of_seconds_and_misses():
     assert set(request.seconds_in) == {RequestState.WAITING, RequestState.PREFILLING, RequestState.RUNNING}
     assert "0 of 10 tokens cached; no sequence that continues like this" in request.miss
     assert [state for state, _ in request.transitions] == list(request.seconds_in)
+    assert request.arrival < request.first_scheduled < request.first_token < request.ended
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_several_samples_are_requests_with_seeds_of_their_own(count):
+    prompt = np.arange(5, dtype=np.int32)
+    requests = make_requests("r", prompt, SamplingParams(n=count, seed=7))
+    assert [request.id for request in requests] == (["r"] if count == 1 else [f"r-{i}" for i in range(count)])
+    assert [request.seed for request in requests] == [7 + i for i in range(count)]
+    assert [request.params.n for request in requests] == [1] * count
+    drawn = {request.seed for _ in range(20) for request in make_requests("r", prompt, SamplingParams(n=count))}
+    assert len(drawn) == 20 * count
+    assert 0 <= min(drawn) < max(drawn) < 2**63 + count
+
+
+def test_what_a_hint_keeps_is_told():
+    h = harness()
+    prompt = np.arange(30, dtype=np.int32)
+    for name, retention, kept in (("none", None, 0), ("all", Retention(), 32), ("part", Retention(end=10), 8)):
+        request = Request(name, prompt, greedy(5), retention=retention)
+        h.scheduler.add(request)
+        h.run()
+        assert request.retained_tokens == kept

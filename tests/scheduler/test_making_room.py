@@ -7,7 +7,7 @@ from freehold.config import EngineConfig
 from freehold.memory import CacheGroup, WritePolicy
 from freehold.memory.lease_table import LeaseTable
 from freehold.sampling_params import SamplingParams
-from freehold.scheduler.request import Request
+from freehold.scheduler.request import Request, RequestState
 from freehold.simulation.assembly import SimulatedModel, SimulatedTiers
 from harness import Harness
 
@@ -95,3 +95,70 @@ def test_what_a_new_row_needs_is_what_it_lacks_once_it_is_leased(seed):
     lease.keep_checkpoints(*checkpoints)
     shortage = leases.lacking(np.array([lease.row]), np.array([target]), np.zeros(1, np.bool_))
     assert leases.needs_of_a_row(covered, target, checkpoints) == list(shortage.pages)
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_pins_of_operators_give_way_to_a_request_that_is_alone_and_to_no_other(is_alone):
+    config = EngineConfig(page_size=4, num_pages=20, max_running_requests=2, cache_pinned_share=1.0)
+    h = Harness(config, token_limit=200)
+    prompt = list(range(60))
+    h.submit(prompt, greedy(1))
+    h.run()
+    assert h.memory.pin("kept", "", np.array(prompt, np.int32), None).tokens == 60
+    beside = None if is_alone else h.submit([7] * 5, greedy(6))
+    h.step()
+    large = h.submit([900] * 40, greedy(2))
+    while h.scheduler.has_work:
+        running = beside is not None and beside.finish is None
+        h.step()
+        assert large.state is RequestState.WAITING or not running
+        assert len(h.memory.pins) == 1 or not running
+    assert large.finish.kind == "length"
+    assert not len(h.memory.pins)
+    assert h.memory.pins.given_up_count == 1
+
+
+def more_pages(h: Harness, length: int, longest: int, share: float, have: int) -> list[int]:
+    """Of each group, for a row with pages in `have` columns."""
+    size, needs = h.memory.page_size, h.memory.shape.row_needs
+    columns = max(-(-(length + int(share * (longest - length))) // size) - have, 0)
+    return [
+        min(columns, max(most - have, 0)) if group.is_bounded else columns
+        for group, most in zip(h.memory.groups, needs, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_requests_will_need_is_the_sum_over_them(seed):
+    rng = np.random.default_rng(seed)
+    groups = (FULL, CacheGroup("window", 9, False, 400), CacheGroup("state", 1, True, 200))
+    config = EngineConfig(page_size=4, num_pages=400, max_running_requests=6, chunked_prefill_size=16)
+    h = Harness(config, token_limit=200, model=SimulatedModel(groups=groups[: 1 + seed % 3]))
+    admission, leases, running = h.scheduler._planner.admission, h.memory.leases, h.scheduler.running
+    for number in range(10):
+        request = Request(f"r{number}", rng.integers(0, 3, int(rng.integers(1, 60))).astype(np.int32), greedy(90))
+        request.setbacks = int(rng.integers(0, 4))
+        h.scheduler.add(request)
+    for _ in range(12):
+        h.step()
+        share = admission.growth.share = float(rng.choice([0.05, 0.3, 0.77]))
+        each = [
+            more_pages(
+                h, int(running.length[row]), int(running.max_length[row]),
+                share if running.request(row).is_trusted else 1.0, int(leases.allocated[row]) // 4,
+            )
+            for row in running.order.tolist()
+        ]  # fmt: skip
+        assert admission.reserved_page_counts().tolist() == np.sum(each, axis=0).tolist()
+        for request in (one for one in h.scheduler.requests.values() if one.is_queued):
+            match, longest = admission.match(request), len(request.prompt) + 90
+            share_of_it = share if request.is_trusted else 1.0
+            length = len(request.tokens)
+            columns = -(-(length + 1 + int(share_of_it * (longest - length))) // 4) - match.length // 4
+            expected = [
+                min(columns, most) if group.is_bounded else columns
+                for group, most in zip(h.memory.groups, h.memory.shape.row_needs, strict=True)
+            ]
+            assert admission.page_counts_of(request, match).tolist() == expected
+    h.scheduler.abort_all()
+    h.run()

@@ -1,5 +1,7 @@
 """Requests in every stage of their lives, on the simulated engine."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -191,6 +193,14 @@ def test_without_max_tokens_the_output_is_what_fits():
     assert len(request.output) == 39
 
 
+@pytest.mark.parametrize("options", [{}, {"speculative_algorithm": "ngram"}, {"disable_overlap_schedule": True}])
+def test_prompt_and_output_fill_the_context_to_the_last_token(options):
+    h = Harness(EngineConfig(page_size=4, num_pages=100, chunked_prefill_size=16, **options), token_limit=40)
+    requests = [h.submit([5] * length, greedy(None, ignore_eos=True)) for length in (1, 30, 38, 39)]
+    h.run()
+    assert [len(request.tokens) for request in requests] == [40] * 4
+
+
 @pytest.mark.parametrize(
     ("prompt", "params", "field", "message"),
     [
@@ -207,6 +217,31 @@ def test_a_request_that_can_never_fit_is_refused_at_once(prompt, params, field, 
         h.submit([1] * prompt, params)
     assert caught.value.field == field
     assert not h.scheduler.has_work
+
+
+@pytest.mark.parametrize(
+    ("pages", "prompt", "params"),
+    [
+        (400, 999, greedy(5)),
+        (100, 400, greedy(5)),
+        (100, 300, greedy(101, ignore_eos=True)),
+        (100, 300, greedy(300, min_tokens=101)),
+        (100, 300, greedy(300, ignore_eos=True, stop=("<no>",))),
+        (100, 300, greedy(None, ignore_eos=True)),
+    ],
+)
+def test_a_request_that_just_fits_is_accepted_and_one_of_a_token_more_is_not(pages, prompt, params):
+    h = harness(num_pages=pages)
+    h.submit([1] * prompt, params)
+    h.scheduler.abort_all()
+    h.run()
+    if params.min_tokens or (params.ignore_eos and params.max_tokens and not params.stop):
+        more = replace(params, max_tokens=params.max_tokens + 1, min_tokens=params.min_tokens and params.min_tokens + 1)
+        with pytest.raises(InvalidParameter, match="max_tokens: the request needs KV memory for 401 tokens"):
+            h.submit([1] * prompt, more)
+    elif prompt > 300:
+        with pytest.raises(InvalidParameter, match="prompt: the "):
+            h.submit([1] * (prompt + 1), params)
 
 
 def test_a_full_queue_refuses_and_loses_nothing():

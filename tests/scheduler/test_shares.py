@@ -233,6 +233,18 @@ def test_a_long_prompt_is_cut_to_what_those_who_decode_ask_for():
     h.run()
 
 
+def test_who_asks_for_least_has_all_of_it_and_each_other_half_as_much():
+    h = timed(num_pages=2000, chunked_prefill_size=512)
+    seen = parts(h)
+    for client, length in (("long", 60), ("modest", 16), ("longest", 80)):
+        h.submit([500 + length] * length, greedy(1), client=client)
+    h.step()
+    ((_, tokens),) = seen
+    assert tokens["modest"] == pytest.approx(16, abs=1)
+    assert tokens["long"] == tokens["longest"] == pytest.approx(8, abs=1)
+    h.run()
+
+
 def test_between_its_requests_a_client_still_competes():
     h = timed(num_pages=2000, max_running_requests=32)
     flood(h, count=60, max_tokens=300)

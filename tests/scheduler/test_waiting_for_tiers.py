@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from freehold.adapter import Adapter
 from freehold.config import EngineConfig
 from freehold.memory import PinKind, PrefetchPolicy, WritePolicy
 from freehold.memory.tiers.transfer import LATE_S
@@ -15,6 +16,7 @@ from freehold.simulation.mover import Faults, SimulatedStorage
 from harness import Harness
 
 PROMPT = list(range(40))
+OTHER = Adapter("other", "other", None)
 
 
 class Tiered(Harness):
@@ -268,22 +270,38 @@ def test_nobody_is_retracted_while_pages_are_on_their_way():
 # -- storage ----------------------------------------------------------------------------------------------------
 
 
-def restarted(policy=PrefetchPolicy.WAIT_COMPLETE) -> Tiered:
+def restarted(policy=PrefetchPolicy.WAIT_COMPLETE, **options) -> Tiered:
     """A server whose storage has the prompt."""
     storage = SimulatedStorage()
     before = Tiered(prefetch=policy, storage=storage)
-    before.ask()
+    before.ask(**options)
     before.run()
     assert storage.pages
     return Tiered(prefetch=policy, storage=storage)
 
 
-def test_a_restart_starts_warm():
-    h = restarted()
-    request = h.ask()
+@pytest.mark.parametrize("salt", ["", "tenant"])
+@pytest.mark.parametrize("adapter", [None, Adapter("first", "first", None)])
+def test_a_restart_starts_warm(salt, adapter):
+    h = restarted(namespace=salt, adapter=adapter)
+    request = h.ask(namespace=salt, adapter=adapter)
+    strangers = [h.ask(namespace=salt + "other", adapter=adapter), h.ask(namespace=salt, adapter=OTHER)]
     h.run()
     assert request.cached_by_tier == {"device": 0, "storage": 36}
-    assert request.cached_tokens == 36
+    assert (request.cached_tokens, request.loaded_tokens, request.fetched_tokens) == (36, 36, 36)
+    assert [one.cached_tokens for one in strangers] == [0, 0]
+
+
+def test_what_each_tier_had_is_told():
+    """Of nine pages the device has three, the host three more, and storage the rest."""
+    h = restarted()
+    h.ask(PROMPT[:25], max_tokens=1)
+    h.run()
+    h.memory.tree.evictor.evict(3, "a test")
+    request = h.ask()
+    h.run()
+    assert request.cached_by_tier == {"device": 12, "host": 12, "storage": 12}
+    assert (request.cached_tokens, request.loaded_tokens, request.fetched_tokens) == (36, 24, 12)
 
 
 def test_best_effort_does_not_wait():

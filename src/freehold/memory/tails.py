@@ -109,7 +109,7 @@ class TailTable:
             name = next((name for name, tail in self._tails.items() if tail is not keep), None)
             if name is None:
                 return
-            page_count -= len(self._tails[name].pages[0])
+            page_count -= 1
             self.given_up_count += 1
             self.forget(name)
 

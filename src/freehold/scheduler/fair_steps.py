@@ -85,8 +85,6 @@ class FairSteps:
     def _allowed_parts(self, decoding: Int64, prompts: Int64, now: float) -> _Parts:
         """`decoding` [clients] are the rows of each that decode. Who asks for nothing at the moment, because it waits
         for the end of a request or has just had it, counts as decoding a row: most will be back."""
-        if not self._time.is_known:
-            return _Parts({}, 0.0)
         client_of, todo = self._running.client, self._running.todo(prompts)
         asked: dict[int, float] = {}
         for request in islice(self._queue.in_turn(), WAITING_MAX):

@@ -137,9 +137,8 @@ class Planner:
             budget.spend(clients[i], tokens)
             sizes[i] += tokens
 
-        if len(rows) > 1 or somebody_waits:
-            first = int(np.lexsort((running.arrival[rows], -running.priority[rows]))[0])
-            give(first, min(int(todo[first]), max(budget.together // 2, 1)))
+        first = int(np.lexsort((running.arrival[rows], -running.priority[rows]))[0])
+        give(first, min(int(todo[first]), max(budget.together // 2, 1)))
         for i in np.lexsort((running.arrival[rows], todo, -running.priority[rows])).tolist():
             if not (somebody_waits and todo[i] > budget.together):
                 give(i, int(todo[i] - sizes[i]))

@@ -4,9 +4,9 @@
                        |  computed or |   known, not  |       sampled by the steps      |
                        |  in flight   |   scheduled   |            in flight            |
 
-A row has work to do while `scheduled < most`. A prompt, its chunks, and decoding differ only in how much.
-A step that verifies drafts gives one token at least and all of them at most: those are `unsure`, and the
-result settles them.
+A row has work to do, for `scheduled < most`, until `most - unsure` is all that it may have. A prompt, its chunks, and
+decoding differ only in how much. A step that verifies drafts gives one token at least and all of them at most: those
+are `unsure`, and the result settles them.
 """
 
 from __future__ import annotations
@@ -95,8 +95,7 @@ class RunningTable:
         """Rows with tokens to compute, in order of admission. A row that will be finished by length
         when the steps in flight are done has none: nothing is allocated for it any more."""
         rows = self.order
-        most = self.most[rows]
-        return rows[(most > self.scheduled[rows]) & (most - self.unsure[rows] < self.max_length[rows])]
+        return rows[self.most[rows] - self.unsure[rows] < self.max_length[rows]]
 
     def todo(self, rows: Int64) -> Int64:
         """Tokens of prompts [n] that are not scheduled yet."""

@@ -72,7 +72,6 @@ class Scheduler:
     ):
         self.config = config
         self.memory = memory
-        self.vocabulary = vocabulary
         self.shares = Shares()
         self.queue = WaitingQueue(config.schedule_policy, config.max_overtaken, self.shares)
         self.running = RunningTable(memory.shape.row_count, memory.shape.token_limit)

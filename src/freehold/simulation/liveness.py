@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from freehold.scheduler.fair_steps import PROMPT_MIN
-from freehold.scheduler.request import Request
+from freehold.scheduler.request import FinishKind, Request
 from freehold.scheduler.scheduler import Scheduler
 from freehold.scheduler.states import Event, RequestState
 
@@ -88,6 +88,10 @@ class Liveness:
         for request in ended:
             self._admissions.pop(request.id, None)
         now = scheduler.lifecycle.clock()
+        for request in ended:
+            is_timeout = request.finish is not None and request.finish.kind is FinishKind.TIMEOUT
+            if is_timeout and (request.timeout is None or now < request.arrival + request.timeout):
+                raise Late(f"{request.id} was given up before its time")
         for request in scheduler.requests.values():
             if request.timeout is not None and now >= request.arrival + request.timeout:
                 raise Late(f"{request.id} is {request.state} {now - request.arrival - request.timeout:.3f} s too late")
@@ -116,6 +120,45 @@ class Liveness:
             for other in self._scheduler.requests.values()
             if other.is_queued and other.id in self._waits
         )
+
+    def check_retraction(self, row: int, why: Event) -> None:
+        """Before a request goes back to the queue: for want of memory the least important one, else one that is less
+        important than one that waits, or whose client was served more. Raises Unfair."""
+        scheduler, running = self._scheduler, self._scheduler.running
+        request, others = running.request(row), [running.request(one) for one in running.order.tolist()]
+        if why is Event.RETRACTED and not self._config.forward_retract_interval:
+            least = min(others, key=lambda one: (one.priority, -one.order))
+            if request is not least or len(others) == 1:
+                raise Unfair(f"{request.id} is sent back, and not {least.id}, the least important of {len(others)}")
+        waiting = [one for one in scheduler.requests.values() if one.is_queued]
+        if why is Event.PREEMPTED and not any(self._gives_way(request, one) for one in waiting):
+            raise Unfair(f"{request.id} gives way to nobody who may have its place")
+
+    def _gives_way(self, request: Request, waiting: Request) -> bool:
+        threshold, served = self._config.priority_scheduling_preemption_threshold, self._scheduler.shares.served
+        if threshold is not None and request.priority <= waiting.priority - threshold:
+            return True
+        if self._config.schedule_policy == "priority" and request.priority > waiting.priority:
+            return False
+        theirs, left = self._holds(request.client), self._holds(waiting.client) + self._needs(waiting)
+        stays = theirs - self._weight(request) >= left
+        return stays and served(request.client_number) > served(waiting.client_number)
+
+    def _weight(self, request: Request) -> int:
+        """What a running request holds: a row if none is free, or else pages."""
+        leases, lease = self._scheduler.memory.leases, request.lease
+        assert lease is not None
+        return 1 if leases.free_row_count == 0 else lease.allocated // self._scheduler.memory.page_size
+
+    def _holds(self, client: str) -> int:
+        running = self._scheduler.running
+        requests = [running.request(row) for row in running.order.tolist()]
+        return sum(self._weight(request) for request in requests if request.client == client)
+
+    def _needs(self, request: Request) -> int:
+        """At least: what it knows, and a token more."""
+        memory = self._scheduler.memory
+        return 1 if memory.leases.free_row_count == 0 else -(-(len(request.tokens) + 1) // memory.page_size)
 
     def _check_trust(self, request: Request) -> None:
         """Only want of memory costs trust."""
@@ -177,7 +220,7 @@ class Liveness:
             if shares.served(client) <= mine:
                 continue
             theirs = [row for row in rows if running.request(row).client_number == client]
-            weights = {row: 1 if leases.free_row_count == 0 else int(leases.allocated[row]) // size for row in theirs}
+            weights = {row: self._weight(running.request(row)) for row in theirs}
             left = sum(weights.values())
             for row in sorted(theirs, key=lambda row: (running.request(row).priority, -running.request(row).order)):
                 left -= weights[row]

@@ -18,6 +18,7 @@ from freehold.simulation.model import UInt64
 
 DELAYS = (0, 1, 1, 2, 4)
 NEVER = 1 << 40
+ORDER_S = 0.001  # that an order says it took
 
 
 class DifferentContent(AssertionError):
@@ -68,6 +69,9 @@ class SimulatedMover:
         self._pending: list[_Pending] = []
         self._iteration = 0
         self.moved = dict.fromkeys(Kind, 0)  # pages
+        self.ordered = dict.fromkeys(Kind, 0)  # pages of orders that have ended
+        self.ended = dict.fromkeys(Kind, 0)
+        self.failed = dict.fromkeys(Kind, 0)
         self.lost_s = 0.0  # for which somebody may have waited for orders that never end
 
     def begin(self, order: Order, report: Report) -> None:
@@ -123,7 +127,10 @@ class SimulatedMover:
         has_failed = order.kind is not Kind.PROBE and not all(part.all() for part in whole)
         if order.kind is Kind.PROBE and self._faults.failing and order.number % 5 == 0:
             has_failed, whole = True, [np.zeros_like(part) for part in whole]
-        outcome = Outcome(order.number, whole, 0.001, "told to fail" if has_failed else None)
+        outcome = Outcome(order.number, whole, ORDER_S, "told to fail" if has_failed else None)
+        self.ended[order.kind] += 1
+        self.failed[order.kind] += has_failed
+        self.ordered[order.kind] += sum(order.page_counts)
         for _ in range(2 if self._rng.random() < 0.1 else 1):
             one.report(outcome)
 

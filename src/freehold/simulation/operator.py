@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import replace
@@ -13,13 +14,15 @@ from freehold.adapter import fingerprint_of
 from freehold.errors import BadRequest
 from freehold.memory import Memory, Namespace, PrefetchPolicy
 from freehold.memory.explain import explain, explain_miss
-from freehold.memory.tiers.counts import describe_tiers
+from freehold.memory.tiers.counts import count_tiers, describe_tiers
 from freehold.memory.tiers.tiers import Tiers
+from freehold.mover import Kind
 from freehold.scheduler.request import Request
 from freehold.scheduler.scheduler import PauseMode
 from freehold.simulation.assembly import SimulatedServer, SimulatedTiers
 from freehold.simulation.engine import TORN
 from freehold.simulation.happenings import Verb
+from freehold.simulation.mover import ORDER_S
 
 LOOKS = 20  # at how far saving has come
 PAGES = 8  # explained at a time, of each group
@@ -38,6 +41,7 @@ class Operator:
         """A new engine is brought to where the last one was. What went on there in slices is lost."""
         self._scheduler, self._memory, self._mover = server.scheduler, server.memory, server.mover
         self._slices: list[Generator[None, None, Any]] = []
+        self._has_changed_storage = False
         for verb, arguments in self._settings.items():
             self._set(verb, arguments)
 
@@ -108,10 +112,31 @@ class Operator:
         adapter = fingerprint_of(request.adapter)
         str(explain_miss(memory, memory.match(request.namespace, request.tokens, adapter=adapter), request.tokens))
         if memory.tiers is not None:
-            describe_tiers(memory.tiers)
+            told = describe_tiers(memory.tiers)
+            assert sum(one["in_flight"] for one in told["transfers"].values()) == len(memory.tiers.transfers)
+            for pages in told["host_pages"].values():
+                assert sum(pages.values()) == 2 * pages["capacity"]
         assert self._scheduler.waits_for()
         assert not (self._scheduler.is_idle and self._scheduler.in_flight_count)
         assert _traces(memory) == before, "an explanation has changed what it explains"
+
+    def check_counts(self) -> None:
+        """What is told of the tiers, once all is at rest, is what the mover has done."""
+        tiers, mover = self._memory.tiers, self._mover
+        if tiers is None or mover is None:
+            return
+        told = count_tiers(tiers)
+        for kind in Kind:
+            counts = told.transfers[kind.value]
+            assert (counts.in_flight, counts.ended, counts.failed) == (0, mover.ended[kind], mover.failed[kind]), kind
+            assert math.isclose(counts.seconds, ORDER_S * counts.ended, abs_tol=1e-9), f"{counts.seconds} s of {kind}"
+            moved = told.moved_pages.get(kind.value, 0)
+            is_known = kind in (Kind.FETCH, Kind.STORE) and not self._has_changed_storage and tiers.storage is not None
+            is_known |= kind is Kind.BACKUP and tiers.backup.abandoned == 0
+            assert moved == mover.moved[kind] if is_known else moved <= mover.moved[kind], f"{moved} pages of {kind}"
+        if not self._has_changed_storage and tiers.storage is not None:
+            lost = mover.ordered[Kind.STORE] - mover.moved[Kind.STORE]
+            assert told.lost_pages["not_stored"] == lost, f"{told.lost_pages}, {lost} were not stored"
 
     def _namespace(self, request: Request) -> Namespace:
         return self._memory.tree.namespace(request.namespace, fingerprint_of(request.adapter))
@@ -132,6 +157,7 @@ class Operator:
         has forgotten all at once."""
         yield
         assert self.tiers is not None
+        self._has_changed_storage = True
         if verb is Verb.ATTACH and tiers.storage is None:
             policy = PrefetchPolicy(arguments["policy"])
             tiers.attach(policy)

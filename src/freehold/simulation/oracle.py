@@ -8,6 +8,7 @@ import numpy as np
 
 from freehold.scheduler.request import Finish, FinishKind, Request
 from freehold.simulation.model import SimulatedGrammar, expected_embedding, expected_logprobs, expected_output
+from freehold.step import NOT_SCORED
 
 
 def expected_end(
@@ -61,6 +62,7 @@ def check_logprobs(request: Request) -> None:
         assert scores == expected[first : first + len(scores)], f"{request.id}: scores of the prompt lost or shifted"
         has_all = len(scores) == max(len(request.prompt) - first, 0)
         assert has_all or not request.output.size, f"{request.id}: {len(scores)} scores of the prompt"
+        assert not has_all or request.scored_from == NOT_SCORED, f"{request.id}: is scored again"
 
 
 def check_embedding(request: Request) -> None:
@@ -68,6 +70,7 @@ def check_embedding(request: Request) -> None:
     if request.params.pooling is not None and request.output.size:
         got, expected = request.embedding, expected_embedding(request)
         assert got == expected, f"{request.id}: the embedding is {got} instead of {expected}"
+        assert request.pooled_from == NOT_SCORED, f"{request.id}: is embedded again"
 
 
 def check_end(request: Request, vocab_size: int, eos_tokens: tuple[int, ...], limit: int) -> None:

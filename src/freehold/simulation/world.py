@@ -31,6 +31,8 @@ from freehold.simulation.model import SimulatedGrammar
 from freehold.simulation.operator import Operator
 from freehold.simulation.oracle import check_end
 from freehold.simulation.scenario import EOS_TOKENS, LONGEST, Scenario
+from freehold.simulation.totals import Totals
+from freehold.simulation.victims import Victims
 from freehold.step import Step, TokenLogprobs
 
 AUDIT_INTERVAL = 8  # iterations
@@ -118,11 +120,17 @@ class World:
         self._compiling = Compiling(self.scheduler)
         self._liveness = Liveness(self.scheduler, scenario.token_seconds > 0)
         self._fair_shares = FairShares(self.scheduler, scenario.token_seconds > 0)
+        self._totals = Totals(self.scheduler, scenario.cell.speculation == "plain" and not scenario.forced)
         self._ballast: Lease | None = None
         self._release_at: int | None = None
         self._first = len(self.requests)  # of those that this engine has got
+        Victims(self.memory)
         self.engine.observe = self._observe
-        look_up = self.memory.look_up
+        look_up, retract = self.memory.look_up, self.scheduler.lifecycle.retract
+
+        def retract_checked(row: int, why: Event) -> None:
+            self._liveness.check_retraction(row, why)
+            retract(row, why)
 
         def look_up_or_fail(salt: str, tokens: Int32, *rest: Any, **named: Any) -> Hit:
             for name in self._cursed:
@@ -131,6 +139,7 @@ class World:
             return look_up(salt, tokens, *rest, **named)
 
         self.memory.look_up = look_up_or_fail
+        self.scheduler.lifecycle.retract = retract_checked
         self._operator.take_over(server)
 
     def run(self) -> Summary:
@@ -299,6 +308,7 @@ class World:
             self._delivered[request.id].append(token)
             if i in output.logprobs:
                 self._delivered_logprobs[request.id].append(output.logprobs[i])
+        self._totals.take(output)
         for request in output.ended:
             self._check(request)
         self._log.update(repr((self.iteration, output.tokens, [request.id for request in output.ended])).encode())
@@ -313,6 +323,9 @@ class World:
         check_end(request, VOCAB_SIZE, EOS_TOKENS, limit)
         finish, by_tier = request.finish, request.cached_by_tier
         assert min(by_tier.values()) >= 0, f"{request.id}: cached tokens by tier: {by_tier}"
+        is_right = request.accepted in (0, request.drafted) if self.scenario.draft_rate in (0.0, 1.0) else True
+        assert 0 <= request.accepted <= request.drafted, f"{request.id}: {request.accepted} of {request.drafted} drafts"
+        assert is_right or request.params.constraint is not None, f"{request.id}: {request.accepted} drafts were right"
         assert finish is not None
         if request.session is not None:
             self._conversations.commit(request.session, request)
@@ -361,6 +374,8 @@ class World:
             self.scheduler.step()
         self.memory.audit()
         self._conversations.check()
+        self._operator.check_counts()
+        self._totals.check(list(self.requests.values())[self._first :])
         counts = self.memory.counts()
         assert counts.lease == counts.pinned == counts.limbo == counts.transfer == 0, f"leaked: {counts}"
         self.memory.flush()

@@ -92,7 +92,7 @@ class BoundedPages:
             self.offer(self._tree.node(owner.id_of(by)))
 
     def needed(self, match: Match) -> Int32:
-        """The pages that a sequence needs to go on from a match."""
+        """The pages that a sequence needs to go on from a match, in any order."""
         return np.empty(0, np.int32) if match.node is None else self.needed_at(match.node, match.length)
 
     def needed_at(self, node: Node, end: int) -> Int32:
@@ -104,7 +104,7 @@ class BoundedPages:
             begin = node.start // size
             parts.append(node.pages[self.number][max(first - begin, 0) : max(end // size - begin, 0)])
             node = node.parent
-        return np.concatenate(parts[::-1]) if parts else np.empty(0, np.int32)
+        return np.concatenate([*parts, np.empty(0, np.int32)])
 
     def unread_count(self, match: Match) -> int:
         """Pages that a match needs and nobody reads yet."""
@@ -174,7 +174,7 @@ class BoundedPages:
         given, aside = 0, list[Node]()
         while given < count and (node := self.inner.peek()) is not None:
             unread = self.inner_columns(node)
-            columns = unread if may_be_read else unread[~self._in_use(node, unread)]
+            columns = unread if may_be_read else unread[~self.in_use(node, unread)]
             if len(columns):
                 given += self._take(node, columns[: count - given], freed)
             else:
@@ -189,7 +189,7 @@ class BoundedPages:
         given, aside = 0, list[Node]()
         while given < count and (node := self.ends.peek()) is not None and node.level <= level:
             unread = self.all_columns(node)
-            if len(unread) and (may_be_read or not self._in_use(node, unread).any()):
+            if len(unread) and (may_be_read or not self.in_use(node, unread).any()):
                 given += self._take(node, unread, freed)
             else:
                 self.ends.pop()
@@ -198,7 +198,7 @@ class BoundedPages:
             self.ends.put(node)
         return given
 
-    def _in_use(self, node: Node, columns: Int64) -> Bool:
+    def in_use(self, node: Node, columns: Int64) -> Bool:
         """Whether a step in flight may read them, bool [n]."""
         return self._read_until[node.pages[self.number][columns]] > self.pool.epochs.completed
 

@@ -11,12 +11,12 @@ from freehold.memory.prefix.reuse import CLASSES, ReuseStatistics, class_of
 if TYPE_CHECKING:
     from freehold.memory.prefix.node import Node
 
-Key = tuple[int, int, int]
+Key = tuple[int, ...]
 
 
 def lru(node: Node) -> Key:
     """Least recently used."""
-    return node.level, node.last_used, 0
+    return node.level, node.last_used
 
 
 def lfu(node: Node) -> Key:
@@ -26,7 +26,7 @@ def lfu(node: Node) -> Key:
 
 def fifo(node: Node) -> Key:
     """Oldest first."""
-    return node.level, node.created, 0
+    return node.level, node.created
 
 
 def priority(node: Node) -> Key:
@@ -82,13 +82,6 @@ class ReuseQueue:
         """The one to go next, or None."""
         heads = [node for queue in self._queues if (node := queue.peek()) is not None]
         return min(heads, key=self._worth) if heads else None
-
-    def pop(self) -> Node | None:
-        """The same, taken out."""
-        node = self.peek()
-        if node is not None:
-            self.forget(node)
-        return node
 
     def _worth(self, node: Node) -> tuple[int, float, int]:
         age = self._clock() - node.last_used
@@ -159,14 +152,10 @@ class FairEviction:
         for queue in self._queues.values():
             yield from queue.heaps() if isinstance(queue, ReuseQueue) else [queue]
 
-    def pop(self) -> Node | None:
-        """The next to go, or None."""
-        salt = "" if self._quota is None else self._tenants.peek()
-        queue = None if salt is None else self._queues.get(salt)
-        node = None if queue is None else queue.pop()
-        if salt is not None and queue is not None:
-            self._settle(salt)
-        return node
+    def peek(self) -> Node | None:
+        """The next to go, or None. It is a candidate until it leaves the tree."""
+        queue = self._queues.get(self._tenants.peek() or "")
+        return None if queue is None else queue.peek()
 
     def _tenant_key(self, salt: str) -> tuple[int, ...] | None:
         """Those beyond the quota first, the largest before the others; then by the key of what would go."""

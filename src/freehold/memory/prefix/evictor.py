@@ -51,7 +51,7 @@ class Evictor:
         Those that a step in flight may read go through limbo. `cause` is kept for who asks why they are gone."""
         evicted, given = 0, [FreedPages() for _ in self._tree.pools]
         while evicted < page_count:
-            node = self._tree.candidates.pop()
+            node = self._tree.candidates.peek()
             if node is None:
                 break
             evicted += self._take(node, page_count - evicted, cause, given)

@@ -28,12 +28,12 @@ class Reach:
         self.full = [number for number, group in enumerate(groups) if not group.is_bounded]
 
     def on_device(self, match: Match, columns: int) -> Present:
-        """Where the device has a page, of what the match knows."""
+        """Where the device has a page, of what the match knows: no more than so many columns."""
         present: Present = []
         for group in range(len(self._groups)):
             found: Bool = np.zeros(columns, np.bool_)
             if match.last is not None:
-                pages = self._tree.pages_to(match.last, match.known, group)[:columns]
+                pages = self._tree.pages_to(match.last, match.known, group)
                 found[: len(pages)] = pages != 0
             present.append(found)
         return present
