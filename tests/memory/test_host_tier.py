@@ -493,6 +493,17 @@ def test_a_node_that_is_copied_grows_into_few_nodes():
     lease.release()
 
 
+@pytest.mark.parametrize("most", [3, 4, 7, 8])
+def test_a_long_node_is_copied_in_parts(most, monkeypatch):
+    monkeypatch.setattr("freehold.memory.tiers.backup.PAGES_MAX", most)
+    bench = Bench()
+    bench.compute()
+    bench.turn()
+    assert len(bench.mover.orders[0][0].keys[0]) == most
+    bench.settle()
+    assert len(bench.tiers.host.pages[0]) == 8
+
+
 def test_what_a_split_cuts_off_is_copied_too():
     bench = Bench()
     bench.compute()

@@ -297,7 +297,16 @@ def test_the_audit_finds_what_the_ledger_does_not_know():
         memory.audit()
 
 
+def accepts(page_size: int) -> bool:
+    try:
+        MemoryShape(8, page_size)
+    except ValueError:
+        return False
+    return True
+
+
 def test_shapes_that_cannot_work_are_refused():
+    assert [size for size in range(300) if size and accepts(size)] == [1, 2, 4, 16, 64, 256]
     with pytest.raises(ValueError, match="page_size must be one of"):
         make(page_size=3)
     with pytest.raises(ValueError, match="eviction policy must be one of"):

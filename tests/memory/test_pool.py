@@ -1,9 +1,12 @@
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from freehold.memory import OutOfPages, OwnershipError, PagePool
 from freehold.memory.ledger import owner as owners
 from freehold.memory.ledger.epochs import Epochs
+from freehold.memory.ledger.recorder import FlightRecorder
 
 
 def lease(serial: int, count: int) -> np.ndarray:
@@ -91,3 +94,21 @@ def test_the_recorder_is_bounded_and_keeps_the_newest():
     history = pool.recorder.history(int(page[0]))
     assert len(history) == 8
     assert str(history[-1]) == "step 0: lease 19 -> free"
+
+
+@settings(max_examples=50)
+@given(
+    st.lists(st.tuples(st.lists(st.integers(1, 5), min_size=1, max_size=5, unique=True), st.booleans()), max_size=12)
+)
+def test_the_recorder_tells_the_newest_moves_of_each_page(batches):
+    """Seven moves are kept; a batch may lie across the end of the ring. Owners are one for all pages, or one each."""
+    recorder, moves = FlightRecorder(5, 7), []
+    for step, (pages, is_each) in enumerate(batches):
+        source, target = (np.array(pages) * factor + step if is_each else factor + step for factor in (100, 1000))
+        recorder.record(step, np.array(pages, np.int32), source, target)
+        for page in pages:
+            factors = [100 * page, 1000 * page] if is_each else [100, 1000]
+            moves.append((step, page, *(factor + step for factor in factors)))
+    for page in range(6):
+        assert recorder.history(page) == [move for move in moves[-7:] if move[1] == page]
+        assert recorder.history(page, 1) == [move for move in moves[-7:] if move[1] == page][-1:]

@@ -43,6 +43,17 @@ def test_storage_outlives_the_process():
     assert prefetch(bench) is None
 
 
+@pytest.mark.parametrize("most", [3, 4, 8])
+def test_a_long_prefix_is_asked_for_and_fetched_in_parts(most, monkeypatch):
+    for name in ("PROBED_COLUMNS", "FETCHED_PAGES", "STORED_PAGES"):
+        monkeypatch.setattr(f"freehold.memory.tiers.storage.{name}", most)
+    bench = again(stored())
+    assert prefetch(bench).probed == 0
+    assert len(bench.mover.orders[0][0].keys[0]) == most
+    bench.settle()
+    assert bench.load() == len(TOKENS)
+
+
 def test_only_what_is_needed_is_fetched():
     first = Bench(FULL, WINDOW, storage=PrefetchPolicy.WAIT_COMPLETE)
     first.compute()
