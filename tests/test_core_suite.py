@@ -28,9 +28,9 @@ def test_so_many_parts_are_the_rest():
 def sleeps_of(tree: ast.AST, is_polling: bool = False) -> Iterator[ast.Call]:
     """Calls of `sleep` with some seconds, outside of loops."""
     for node in ast.iter_child_nodes(tree):
-        is_sleep = isinstance(node, ast.Call) and ast.unparse(node.func).endswith("sleep")
-        if is_sleep and not is_polling and ast.unparse(node.args[0]) != "0":
-            yield node
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("sleep") and not is_polling:
+            if ast.unparse(node.args[0]) != "0":
+                yield node
         is_loop = isinstance(node, ast.While | ast.For | ast.AsyncFor)
         yield from sleeps_of(node, is_loop or (is_polling and not isinstance(node, FUNCTIONS)))
 

@@ -469,6 +469,18 @@ def test_another_thread_can_report_but_not_settle():
     assert errors
 
 
+def test_flushing_forgets_what_is_being_copied():
+    bench = Bench(FULL, WINDOW)
+    bench.compute()
+    bench.turn()
+    assert bench.memory.tree.evictable_page_count == 0, "copies are under way"
+    bench.memory.flush()
+    assert bench.matched() == bench.memory.tree.page_count == 0
+    bench.settle()
+    bench.memory.audit()
+    assert [len(pages) for pages in bench.tiers.host.pages] == [0, 0]
+
+
 def test_flushing_forgets_the_host_as_well():
     for policy in WritePolicy:
         bench = Bench(policy=policy)

@@ -42,7 +42,7 @@ def shrunk(body):
 
 def try_operation(operation, number: int, seconds: float, headers: dict[str, str]) -> int:
     """How many cases there was time for."""
-    end, tried, examples = time.monotonic() + seconds, 0, max(int(40 * seconds), 90)
+    end, tried, examples = time.monotonic() + seconds, 0, max(int(40 * seconds), 20)
 
     @seed(number)
     @settings(max_examples=examples, suppress_health_check=list(HealthCheck), database=None)

@@ -35,7 +35,11 @@ def attached(url, tmp_path):
 
 
 def flush(url):
-    """Device and host forget."""
+    """Device and host forget, once nothing is being copied."""
+    end = time.monotonic() + 20
+    while any(one["in_flight"] for one in httpx.get(f"{url}/debug/memory").json()["tiers"]["transfers"].values()):
+        assert time.monotonic() < end
+        time.sleep(0.02)
     assert httpx.post(f"{url}/flush_cache", params={"timeout": 20}, timeout=30).status_code == 200
 
 
