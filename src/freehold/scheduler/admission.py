@@ -263,11 +263,14 @@ class Admission:
 
     def page_counts_of(self, request: Request, match: Match) -> Int64:
         """Pages of each group that a waiting request is expected to need beyond its match, int64 [groups]."""
-        length, size = len(request.tokens), self._memory.page_size
-        share = self.growth.share if request.is_trusted else 1.0
-        ahead = int(share * (self._lifecycle.max_length(request) - length)) + 1
-        columns = -(-(length + ahead) // size) - match.length // size
+        columns = self.column_count_of(request) - match.length // self._memory.page_size
         return self._needed(np.array([columns]), np.zeros(1, np.int64))
+
+    def column_count_of(self, request: Request) -> int:
+        """Pages that the tokens of a waiting request are expected to fill."""
+        length, share = len(request.tokens), self.growth.share if request.is_trusted else 1.0
+        ahead = int(share * (self._lifecycle.max_length(request) - length)) + 1
+        return -(-(length + ahead) // self._memory.page_size)
 
     def reserved_page_counts(self) -> Int64:
         return self.growth_page_counts(self._running.order)

@@ -49,7 +49,7 @@ class Preemption:
         prompts = self._prompts_before(request)
         if self._has_place(request, match):
             return self._first_of(prompts, self._inferior(request))
-        ahead = self._ahead(request, match)
+        ahead = self._ahead(request)
         # Whoever goes back to a line that was passed over would have the place before the request has it.
         ahead = ahead[~np.isin(self._running.client[ahead], passed)]
         for rows in (self._inferior(request), ahead):
@@ -112,11 +112,11 @@ class Preemption:
             return rows[:0]
         return rows[self._running.priority[rows] <= request.priority - self._threshold]
 
-    def _ahead(self, request: Request, match: Match) -> Int64:
+    def _ahead(self, request: Request) -> Int64:
         """Rows that clients give up in favour of `request`. Such a client has been served more than the request's.
         Without the row and those before it in the answer, it still holds at least as much as the request's client will
         have with the request. The client that holds most comes first, and of each client the least important row. What
-        is counted is rows if none is free, pages otherwise."""
+        is counted is rows if none is free, else pages that their tokens fill."""
         running, leases = self._running, self._memory.leases
         rows = running.least_important_first()
         mine, clients = request.client_number, running.client[rows]
@@ -124,7 +124,7 @@ class Preemption:
             sizes, needed = np.ones(len(rows), np.int64), 1
         else:
             sizes = leases.allocated[rows] // self._memory.page_size
-            needed = int(self._admission.page_counts_of(request, match)[0]) + match.length // self._memory.page_size
+            needed = self._admission.column_count_of(request)
         holds = np.bincount(clients, weights=sizes, minlength=mine + 1)
         by_client = np.lexsort((clients, -holds[clients]))
         rows, sizes, clients = rows[by_client], sizes[by_client], clients[by_client]
