@@ -42,7 +42,7 @@ class Victims:
         quota = memory.shape.tenant_quota
         self._quota = None if quota is None else memory.shape.pages(quota)
         self._evicting: BoundedPages | None = None
-        self._left = 0  # pages that it has to give
+        self._target = 0  # how many pages it will have then
         self._stage = 0
         peek = self._tree.candidates.peek
 
@@ -96,7 +96,7 @@ class Victims:
         evict = bounded.evict
 
         def evicted(count: int) -> int:
-            self._evicting, self._left, self._stage = bounded, count, 0
+            self._evicting, self._target, self._stage = bounded, bounded.page_count - count, 0
             try:
                 return evict(count)
             finally:
@@ -114,10 +114,10 @@ class Victims:
                 raise WrongVictim(f"{node!r} has nothing of group {group} to give")
         first, wanted = min(could, key=lambda one: self._bounded_key(one[0], STAGES[self._stage][0]))
         if STAGES[self._stage][0]:
-            wanted = wanted[: self._left]
+            # Pages of old weights have gone without a word, and those that go now are not counted any more.
+            wanted = wanted[: bounded.page_count + len(columns) - self._target]
         if node is not first or not np.array_equal(columns, wanted):
             raise WrongVictim(f"group {group}: columns {columns} of {node!r} go instead of {wanted} of {first!r}")
-        self._left -= len(columns)
 
     def _could_go(
         self, bounded: BoundedPages, is_inner: bool, level: int, may_be_read: bool
