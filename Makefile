@@ -3,10 +3,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 BASE := .venv/.base
 SETUP := .venv/.setup
-# Every process would compile what it imports, if Python were told to keep no bytecode.
+# Keep bytecode whatever the environment says: without it each process compiles all that it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test core thorough rest lint exact load soak hostile conformance mutants bench bench-check format clean
+.PHONY: demo test model core thorough rest lint exact load soak hostile conformance mutants bench bench-check format clean
 .DEFAULT_GOAL := test
 
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
@@ -27,22 +27,23 @@ demo: $(BASE)  ## Serve the bundled model to several clients at once, and show w
 
 HOURS := not exact and not load and not soak and not hostile
 
-# One process more than there are cores: some tests wait.
+# One process more than two cores: some tests wait.
 PYTEST := $(BIN)/pytest -n 3 --dist worksteal -m "$(HOURS)"
 
 test: $(SETUP)  ## Static checks beside the core of the tests: of large matrices a few cells, others with each commit
 	@$(MAKE) --no-print-directory -j 2 lint core
 
-core: $(SETUP)
+model: $(SETUP)
 	@$(BIN)/python -m freehold.models.loading.bundled
+
+core: model
 	@$(PYTEST)
 
-thorough: lint  ## Every cell of every test, sizes, storms, references: an hour
-	@$(BIN)/python -m freehold.models.loading.bundled
+thorough: lint model  ## Every cell of every test, sizes, storms, references: an hour
 	@$(PYTEST) --thorough
 
 PART ?= 8
-rest: $(SETUP)  ## An eighth of what `make test` leaves out, others with each commit (PART=8)
+rest: model  ## An eighth of what `make test` leaves out, others with each commit (PART=8)
 	@$(PYTEST) --rest $(PART)
 
 lint: $(SETUP)

@@ -7,9 +7,10 @@ from typer.testing import CliRunner
 from freehold.cli import app
 
 
-def run(*arguments: object, given: str = "") -> tuple[int, str]:
-    """-> the exit code, and what was said. Raises what no command should raise."""
-    done = CliRunner().invoke(app, list(map(str, arguments)), input=given, env={"COLUMNS": "200"}, prog_name="freehold")
+def run(*arguments: object, given: str = "", **environment: str) -> tuple[int, str]:
+    """Run a command with `given` as its input -> the exit code and the output. Raises what no command should raise."""
+    env = {"COLUMNS": "200", **environment}
+    done = CliRunner().invoke(app, list(map(str, arguments)), input=given, env=env, prog_name="freehold")
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception
     return done.exit_code, done.output

@@ -28,8 +28,8 @@ def chosen(cells: int, count: int, number: int) -> set[int]:
 
 
 def chosen_of(rest: list[pytest.Item], parts: int, number: int) -> set[pytest.Item]:
-    """One part of what is left out; so many numbers in a row have all parts."""
-    return {rest[at] for at in range(number % parts, len(rest), parts)}
+    """One of `parts` parts of what the core leaves out. `number` rotates them: `parts` numbers in a row reach all."""
+    return set(rest[number % parts :: parts])
 
 
 def left_out(items: list[pytest.Item], number: int) -> set[pytest.Item]:

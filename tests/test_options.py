@@ -4,9 +4,8 @@ from dataclasses import fields
 from typing import get_type_hints
 
 import pytest
-from typer.testing import CliRunner
 
-from freehold.cli import app
+from commands import run
 from freehold.config import EngineConfig
 from freehold.engine_options import EngineOptions
 from freehold.options import options_of
@@ -16,15 +15,15 @@ from freehold.server.operator.status import _options
 
 def check(*arguments: str, **environment: str) -> str:
     """The output of `freehold check`, which must succeed."""
-    result = CliRunner().invoke(app, ["check", *arguments], env={"COLUMNS": "200", **environment})
-    assert result.exit_code == 0, result.output
-    return result.output
+    code, output = run("check", *arguments, **environment)
+    assert code == 0, output
+    return output
 
 
 def refused(*arguments: str, **environment: str) -> str:
-    result = CliRunner().invoke(app, ["check", *arguments], env={"COLUMNS": "200", **environment})
-    assert result.exit_code != 0
-    return result.output
+    code, output = run("check", *arguments, **environment)
+    assert code != 0
+    return output
 
 
 def test_every_option_has_help_and_a_group():

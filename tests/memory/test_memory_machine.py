@@ -244,7 +244,7 @@ class MemoryMachine(RuleBasedStateMachine):
         reachable, taken = room.reachable + gained, room.taken_by(match, released)
         self.sequences.remove(sequence)
         lease.release()
-        assert (room.taken_by(match) == taken).all(), "who comes next takes more or less than was said"
+        assert (room.taken_by(match) == taken).all(), "the next row takes more or less than was said"
         assert (room.reachable == reachable).all(), "an end gives more or less than was said"
         self.note_tree()
 

@@ -157,15 +157,16 @@ def test_policies_of_writing(policy, folders, cold):
         assert llm.scheduler.memory.counts().transfer == 0
 
 
+# A folder can't be killed or stalled, and a bucket has no limit.
+TROUBLES = [
+    ("file", "full"), ("redis", "killed"), ("redis", "stalled"), ("redis", "full"), ("s3", "killed"), ("s3", "stalled"),
+]  # fmt: skip
+
+
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("trouble", ["killed", "stalled", "full"])
-@pytest.mark.parametrize("store", ["file", "redis", "s3"])
+@pytest.mark.parametrize(("store", "trouble"), TROUBLES)
 def test_a_store_in_trouble_costs_hits_and_nothing_else(store, trouble, folders, cold, location, request):
     """In the middle of a batch. Requests are answered as without it, none waits for long, and no page is lost."""
-    if store == "file" and trouble != "full":
-        pytest.skip("a folder can't be killed or stalled")
-    if store == "s3" and trouble == "full":
-        pytest.skip("a bucket has no limit")
     options = {
         **options_of("full", 16, "float32"), "enable_hierarchical_cache": True, **location(store),
         "hicache_storage_capacity": 100_000 if trouble == "full" else 1 << 30,

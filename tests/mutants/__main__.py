@@ -94,7 +94,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def git(*arguments: str) -> str:
-    """What it says; nothing outside a repository."""
+    """Its output; empty outside a repository."""
     return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False).stdout
 
 
@@ -103,7 +103,7 @@ def commit() -> int:
 
 
 def changed_lines() -> dict[str, set[int]]:
-    """Those of the last commit, by file below src/freehold."""
+    """Lines that the last commit changed, by file below src/freehold."""
     lines: defaultdict[str, set[int]] = defaultdict(set)
     file = ""
     for line in git("diff", "--unified=0", "HEAD~1", "HEAD", "--", "src/freehold").splitlines():

@@ -1,4 +1,4 @@
-"""A plugin of pytest: lines belong to the test during which they run, whoever calls them (Hypothesis, unittest)."""
+"""A plugin of pytest: lines belong to the test during which they run, also where Hypothesis or unittest calls it."""
 
 from collections.abc import Iterator
 

@@ -44,8 +44,8 @@ class RandomMutant:
 def sample(
     count: int, seed: int, folders: tuple[str, ...] = SAMPLED, changed: Mapping[str, set[int]] = MappingProxyType({})
 ) -> list[RandomMutant]:
-    """In random order: what is cut short is a sample too. Half of them on `changed` lines of files, and first, if there
-    are so many."""
+    """In random order, so that a part of it is a sample too. Mutants of `changed` lines (by file) come first: at most
+    half of all."""
     every = [mutant for folder in folders for file in files(folder) for mutant in mutants_of(file)]
     mixed = random.Random(seed).sample(every, len(every))
     first = [one for one in mixed if changed.get(one.edit.file, set()).intersection(one.edit.lines)][: count // 2]

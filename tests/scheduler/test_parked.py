@@ -56,7 +56,7 @@ def test_a_request_has_its_grammar_when_that_is_compiled():
     assert park.parked.take("first") is first
     assert park.parked.take("first") is None
     assert park.parked.ready(5.0) == []
-    assert park.grammars.settled == 2, "nobody waits"
+    assert park.grammars.settled == 2, "no request waits"
 
 
 def test_what_needs_no_compiling_does_not_wait():
@@ -112,7 +112,7 @@ def test_requests_that_wait_for_grammars_count_as_queued():
         ({}, None, None),
     ],
 )
-def test_nobody_waits_for_a_grammar_longer_than_for_anything_else(options, timeout, limit):
+def test_a_request_waits_for_a_grammar_no_longer_than_for_anything_else(options, timeout, limit):
     park = Park(**options)
     request = park.park("slow", now=100.0, timeout=timeout)
     assert park.parked.ready(100.0 + (limit or 1e9) - 0.001) == []

@@ -25,7 +25,7 @@ CLIENTS = "abcd"
 
 
 class Accounts:
-    """What clients had: exact, and nothing is forgotten but what virtual time has passed."""
+    """What clients had, exactly. A client that comes back has at least the virtual time."""
 
     def __init__(self):
         self.requests, self.served, self.left = Counter(), {}, {}
@@ -86,7 +86,7 @@ def test_clients_are_charged_what_they_had(data):
 
 
 class Lines:
-    """The waiting requests, sorted anew whenever somebody asks."""
+    """The waiting requests, sorted for each question."""
 
     def __init__(self, policy, most, served):
         self.policy, self.most, self.served = policy, most, served
@@ -180,7 +180,7 @@ def test_the_line_is_what_sorting_it_anew_gives(policy, most, data):
 
 
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=12), st.sets(st.integers(0, 11)))
-def test_whoever_leaves_while_the_line_is_walked_changes_nobodys_turn(clients, leaving):
+def test_a_request_that_leaves_while_the_line_is_walked_changes_no_turn(clients, leaving):
     shares = Shares()
     numbers, queue = [shares.join(client) for client in CLIENTS[:3]], WaitingQueue(shares=shares)
     for order, client in enumerate(clients):

@@ -1,7 +1,9 @@
 """The processes behind a server's URL, and how much memory they have."""
 
 import contextlib
+import time
 
+import httpx
 import psutil
 
 
@@ -18,6 +20,16 @@ def engine_of(url: str) -> psutil.Process | None:
             if "freehold.ipc.engine_process" in child.cmdline():
                 return child
     return None
+
+
+def restart_engine(url: str) -> None:
+    """Kill the engine, and wait until the next one serves."""
+    before, end = engine_of(url), time.monotonic() + 60
+    assert before is not None
+    before.kill()
+    while httpx.get(f"{url}/health").status_code != 200 or engine_of(url) in (None, before):
+        assert time.monotonic() < end
+        time.sleep(0.2)
 
 
 def rss_by_process(url: str) -> dict[str, int]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 import torch
-from processes import engine_of
+from processes import engine_of, restart_engine
 from tiny_models import SIZES, save_random
 from transformers import LlamaConfig
 
@@ -206,15 +206,6 @@ def post(url, path, **body):
     return httpx.post(f"{url}{path}", json=body, timeout=60)
 
 
-def restarted(url):
-    before = engine_of(url)
-    before.kill()
-    end = time.monotonic() + 60
-    while httpx.get(f"{url}/health").status_code != 200 or engine_of(url) in (None, before):
-        assert time.monotonic() < end
-        time.sleep(0.2)
-
-
 @pytest.mark.timeout(200)
 def test_an_engine_that_is_started_again_is_as_the_operator_left_it(url, folders, tmp_path):
     first = said(url)
@@ -224,7 +215,7 @@ def test_an_engine_that_is_started_again_is_as_the_operator_left_it(url, folders
     place = {"hicache_storage_backend": "file", "hicache_storage_location": str(tmp_path)}
     assert httpx.put(f"{url}{BACKEND}", json=place, timeout=60).status_code == 200
     assert post(url, "/pause_generation", mode="retract").status_code == 200
-    restarted(url)
+    restart_engine(url)
     assert httpx.get(f"{url}{BACKEND}").json()["hicache_storage_location"] == str(tmp_path)
     assert httpx.get(f"{url}/get_model_info").json()["model_path"] == folders[1]
     answers = []
@@ -249,14 +240,14 @@ def test_an_engine_that_is_started_again_serves_without_a_storage_that_is_gone(u
     folder.rename(tmp_path / "elsewhere")
     folder.write_text("not a folder")
     for _ in range(2):
-        restarted(url)
+        restart_engine(url)
         assert said(url) == expected
         status = httpx.get(f"{url}{BACKEND}").json()
         assert status["state"] == "detached"
         assert str(folder) in status["error"], "why it is not attached"
     folder.unlink()
     (tmp_path / "elsewhere").rename(folder)
-    restarted(url)
+    restart_engine(url)
     assert httpx.get(f"{url}{BACKEND}").json()["hicache_storage_location"] == str(folder), "it is back"
     assert httpx.delete(f"{url}{BACKEND}", timeout=60).json()["state"] == "detached"
 

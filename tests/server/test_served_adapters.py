@@ -2,13 +2,12 @@
 
 import asyncio
 import json
-import time
 from pathlib import Path
 
 import httpx
 import openai
 import pytest
-from processes import engine_of
+from processes import restart_engine
 from random_adapters import save_random_adapter
 
 from freehold import LLM, SamplingParams
@@ -46,16 +45,6 @@ def said(url: str, model: str | None = None, **fields) -> str:
     answer = httpx.post(f"{url}/v1/completions", json={**GREEDY, "model": model, **fields}, timeout=60)
     assert answer.status_code == 200, answer.text
     return answer.json()["choices"][0]["text"]
-
-
-def restart_engine(url: str) -> None:
-    """Kill it, and wait for the next one."""
-    engine_of(url).kill()
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        time.sleep(0.3)
-        if httpx.get(f"{url}/health").status_code == 200:
-            return
 
 
 def test_an_adapter_is_chosen_as_the_model(url, expected):

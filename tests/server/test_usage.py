@@ -1,4 +1,4 @@
-"""What is told of tokens: the same on every route, streamed or not, and in the metrics, and never more or less."""
+"""Every route reports the same numbers of tokens, streamed or not, and so do the metrics."""
 
 import json
 import re
@@ -22,7 +22,7 @@ class Told:
 
 
 def ask(url: str, path: str, body: dict) -> dict:
-    """The answer; of a stream, its events put together as far as they tell of tokens."""
+    """The answer. Of a stream: its events merged, usage by usage."""
     with httpx.stream("POST", url + path, json=body, timeout=60) as response:
         text = response.read().decode()
     assert response.status_code == 200, text

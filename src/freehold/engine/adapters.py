@@ -47,8 +47,8 @@ class Adapters:
             self._loaded[name] = Adapter(name, fingerprint, factors)
 
     def load_again(self, paths: Mapping[str, str]) -> None:
-        """Those of the process before, by name. One that can't be loaded any more is left out, and its requests are
-        refused."""
+        """Load the adapters of the previous process: folders by name. Leave out an adapter that can't be loaded;
+        requests for it are refused."""
         for name, path in paths.items():
             try:
                 self.load(name, path)

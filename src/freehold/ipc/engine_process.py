@@ -302,8 +302,8 @@ class EngineLoop:
 
 
 def assembled(setup: EngineSetup) -> tuple[Assembly, StorageBackend]:
-    """An engine as an operator has left it, and its storage. Raises what `assemble` raises: an engine that has served
-    before starts without storage and adapters that are gone."""
+    """An engine as an operator has left it, and its storage. An engine that has served before starts without a storage
+    or an adapter that is gone. Raises what `assemble` raises."""
     config = wanted = setup.config
     if setup.has_served:
         config = dataclasses.replace(config, hicache_storage_backend=None, lora_modules=(), enable_lora=wanted.adapts)

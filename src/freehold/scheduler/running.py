@@ -4,9 +4,9 @@
                        |  computed or |   known, not  |       sampled by the steps      |
                        |  in flight   |   scheduled   |            in flight            |
 
-A row has work to do, for `scheduled < most`, until `most - unsure` is all that it may have. A prompt, its chunks, and
-decoding differ only in how much. A step that verifies drafts gives one token at least and all of them at most: those
-are `unsure`, and the result settles them.
+`scheduled < most` holds for every row. A row has work to do until `most - unsure` reaches `max_length`. A prompt, its
+chunks, and decoding differ only in how much. A step that verifies drafts gives one token at least and all of them at
+most: those are `unsure`, and the result settles them.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 import orjson
@@ -85,15 +83,14 @@ def _shown(value: Any) -> str:
 
 async def respond_with_error(request: Request, error: Exception) -> Response:
     """The handler for every exception."""
-    return error_response(as_api_error(error), request.url.path, getattr(error, "headers", None) or {})
+    return error_response(as_api_error(error), request.url.path, dict(getattr(error, "headers", None) or {}))
 
 
-def error_response(error: FreeholdError, path: str, headers: Mapping[str, str] = MappingProxyType({})) -> Response:
+def error_response(error: FreeholdError, path: str, headers: dict[str, str]) -> Response:
     """In the shape of the path's API, with `headers` and those that the status asks for."""
-    retry: dict[str, str] = {}
     if isinstance(error, TooManyRequests):
-        retry["Retry-After"] = str(max(math.ceil(error.retry_after), 1))
+        headers["Retry-After"] = str(max(math.ceil(error.retry_after), 1))
     elif error.status == 503:
-        retry["Retry-After"] = "1"
+        headers["Retry-After"] = "1"
     shape = anthropic_error if path.startswith("/v1/messages") else error_body
-    return Response(orjson.dumps(shape(error)), error.status, {**headers, **retry}, "application/json")
+    return Response(orjson.dumps(shape(error)), error.status, headers, "application/json")

@@ -85,10 +85,9 @@ class Liveness:
             wait.allowed += joined if wait.allowed else 0  # they came while it had to wait for something else
         for request in [*admitted, *ended]:
             self._waits.pop(request.id, None)
-        for request in ended:
-            self._admissions.pop(request.id, None)
         now = scheduler.lifecycle.clock()
         for request in ended:
+            self._admissions.pop(request.id, None)
             is_timeout = request.finish is not None and request.finish.kind is FinishKind.TIMEOUT
             if is_timeout and (request.timeout is None or now < request.arrival + request.timeout):
                 raise Late(f"{request.id} was given up before its time")
@@ -122,8 +121,9 @@ class Liveness:
         )
 
     def check_retraction(self, row: int, why: Event) -> None:
-        """Before a request goes back to the queue: for want of memory the least important one, else one that is less
-        important than one that waits, or whose client was served more. Raises Unfair."""
+        """Check a request that is about to go back to the queue. If memory ran out, it must be the least important one.
+        If it is preempted, a waiting request must be more important, or of a client that was served less. Raises
+        Unfair."""
         scheduler, running = self._scheduler, self._scheduler.running
         request, others = running.request(row), [running.request(one) for one in running.order.tolist()]
         if why is Event.RETRACTED and not self._config.forward_retract_interval:
@@ -132,7 +132,7 @@ class Liveness:
                 raise Unfair(f"{request.id} is sent back, and not {least.id}, the least important of {len(others)}")
         waiting = [one for one in scheduler.requests.values() if one.is_queued]
         if why is Event.PREEMPTED and not any(self._gives_way(request, one) for one in waiting):
-            raise Unfair(f"{request.id} gives way to nobody who may have its place")
+            raise Unfair(f"{request.id} is preempted, and no waiting request may take its place")
 
     def _gives_way(self, request: Request, waiting: Request) -> bool:
         threshold, served = self._config.priority_scheduling_preemption_threshold, self._scheduler.shares.served
@@ -156,7 +156,7 @@ class Liveness:
         return sum(self._weight(request) for request in requests if request.client == client)
 
     def _needs(self, request: Request) -> int:
-        """At least: what it knows, and a token more."""
+        """What a waiting request needs at least: a row if none is free, or else pages for its tokens and one more."""
         memory = self._scheduler.memory
         return 1 if memory.leases.free_row_count == 0 else -(-(len(request.tokens) + 1) // memory.page_size)
 

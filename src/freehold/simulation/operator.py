@@ -121,7 +121,7 @@ class Operator:
         assert _traces(memory) == before, "an explanation has changed what it explains"
 
     def check_counts(self) -> None:
-        """What is told of the tiers, once all is at rest, is what the mover has done."""
+        """With an engine at rest, counts of the tiers are those of the mover."""
         tiers, mover = self._memory.tiers, self._mover
         if tiers is None or mover is None:
             return

@@ -1,4 +1,4 @@
-"""The oracle of what is told of requests: times, and totals that are kept along the way, counted again."""
+"""The oracle of times and totals: recounts what scheduler and requests keep of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from freehold.scheduler.states import Event, RequestState
 
 
 class Totals:
-    """Sees each output of a scheduler. `is_exact`: a step gives no token that comes behind the end of its request."""
+    """Sees each output of a scheduler. `is_exact`: no step samples tokens behind the end of a request."""
 
     def __init__(self, scheduler: Scheduler, is_exact: bool):
         self._scheduler = scheduler
@@ -45,7 +45,7 @@ class Totals:
         assert 0 <= kept <= (0 if request.retention is None else len(request.tokens)), f"{request.id}: kept {kept}"
 
     def check(self, requests: Collection[Request]) -> None:
-        """`requests` have ended, and no others were there. Raises AssertionError."""
+        """Compare the scheduler's totals with `requests`: all that it ever had. Raises AssertionError."""
         results, lifecycle = self._scheduler.results, self._scheduler.lifecycle
         assert results.token_count == self._tokens or (results.token_count > self._tokens and not self._is_exact)
         assert results.drafted_count == sum(request.drafted for request in requests)

@@ -13,12 +13,11 @@ from freehold.memory.prefix.bounded import BoundedPages
 from freehold.memory.prefix.eviction import POLICIES
 from freehold.memory.prefix.node import Node
 
-# Of a bounded group: pages behind the end of a node (inner) or all of it, up to which level, and whether a step in
-# flight may read them. One stage follows the other.
+# In which order a bounded group gives pages: only those that the node's end does not look back on, or all of a node; up
+# to which level; whether a step in flight may read them.
 STAGES = ((True, 100, False), (False, 0, False), (True, 100, True), (False, 0, True), (False, 100, True))
 
-
-# What comes after the level. Other policies are taken at their word.
+# What orders leaves of one level. The keys of other policies are not checked.
 KEYS: dict[str, Callable[[Node], tuple[int, ...]]] = {
     "lru": lambda node: (node.last_used,),
     "lfu": lambda node: (node.hits, node.last_used),
@@ -28,12 +27,12 @@ KEYS: dict[str, Callable[[Node], tuple[int, ...]]] = {
 
 
 class WrongVictim(AssertionError):
-    """What was evicted was worth more than something that stayed."""
+    """A page or a leaf was evicted before one that should go first."""
 
 
 class Victims:
     """Implements `Watcher`. Compares each leaf that eviction takes, and each page of a bounded group, with all others.
-    What a prefix is worth to the policy `reuse` is taken from what it has learned."""
+    The worth of a prefix under the policy `reuse` comes from the statistics of the tree."""
 
     def __init__(self, memory: Memory):
         self._tree = memory.tree
@@ -42,7 +41,7 @@ class Victims:
         quota = memory.shape.tenant_quota
         self._quota = None if quota is None else memory.shape.pages(quota)
         self._evicting: BoundedPages | None = None
-        self._target = 0  # how many pages it will have then
+        self._target = 0  # pages that the group has after the eviction
         self._stage = 0
         peek = self._tree.candidates.peek
 
@@ -72,7 +71,7 @@ class Victims:
         over = [salt for salt in tenants if self._quota is not None and pages[salt] > self._quota]
         most = max((pages[salt] for salt in over), default=0)
         firsts = [self._first(tenants[salt]) for salt in tenants if not over or (salt in over and pages[salt] == most)]
-        if over or self._policy == "reuse":  # between tenants it goes by what it knew when a leaf came
+        if over or self._policy == "reuse":  # keys of tenants are not renewed when worth changes with age
             return firsts
         return sorted(firsts, key=self._key)[:1]
 
@@ -114,7 +113,8 @@ class Victims:
                 raise WrongVictim(f"{node!r} has nothing of group {group} to give")
         first, wanted = min(could, key=lambda one: self._bounded_key(one[0], STAGES[self._stage][0]))
         if STAGES[self._stage][0]:
-            # Pages of old weights have gone without a word, and those that go now are not counted any more.
+            # A watcher does not hear of old weights' pages, so the page count says how many are left to evict. It
+            # excludes `columns` already.
             wanted = wanted[: bounded.page_count + len(columns) - self._target]
         if node is not first or not np.array_equal(columns, wanted):
             raise WrongVictim(f"group {group}: columns {columns} of {node!r} go instead of {wanted} of {first!r}")

@@ -153,7 +153,7 @@ class FairEviction:
             yield from queue.heaps() if isinstance(queue, ReuseQueue) else [queue]
 
     def peek(self) -> Node | None:
-        """The next to go, or None. It is a candidate until it leaves the tree."""
+        """The next to go, or None. It stays a candidate."""
         queue = self._queues.get(self._tenants.peek() or "")
         return None if queue is None else queue.peek()
 

@@ -28,7 +28,7 @@ class Reach:
         self.full = [number for number, group in enumerate(groups) if not group.is_bounded]
 
     def on_device(self, match: Match, columns: int) -> Present:
-        """Where the device has a page, of what the match knows: no more than so many columns."""
+        """Where the device has a page: bool [columns] of each group. The match knows `columns` pages at most."""
         present: Present = []
         for group in range(len(self._groups)):
             found: Bool = np.zeros(columns, np.bool_)

@@ -9,7 +9,7 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-STANDSTILL_S = 0.5
+STANDSTILL_S = 0.5  # by which a timer is late if the event loop was blocked or the process suspended
 BUSY = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 
@@ -77,13 +77,13 @@ class BoundedProtocol(H11Protocol):
         if self.cycle is not None and not self.cycle.response_complete:
             self._stop_waiting()
         elif self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]:
-            self._stop_waiting()  # that was the rest of a body whose request has been refused
+            self._stop_waiting()  # the data was the rest of a refused request's body
             self._wait_for_another()
         else:
             self._await_headers()
 
     def _wait_for_another(self) -> None:
-        """As uvicorn waits for another request after a response."""
+        """Restart uvicorn's keep-alive timer."""
         self._unset_keepalive_if_required()
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
@@ -97,7 +97,7 @@ class BoundedProtocol(H11Protocol):
             self._header_timer = None
 
     def _give_up(self) -> None:
-        """Close the connection. If the loop stood still, so may the client have done: then it has its time anew."""
+        """Close the connection. If the timer is late, the client may have been suspended too: start it again."""
         assert self._header_timer is not None
         late = self.loop.time() - self._header_timer.when()
         self._header_timer = None

@@ -64,8 +64,8 @@ class Gate:
             if usage is not None:
                 usage.begin()
         except FreeholdError as error:
-            # The connection stays open: a client that still sends its body would not get to read the answer.
-            return await error_response(error, _route(scope))(scope, receive, send)
+            # Leave the connection open: a client that is still sending its body could not read the answer otherwise.
+            return await error_response(error, _route(scope), {})(scope, receive, send)
         scope.setdefault("state", {})["client"] = replace(client, address=_address(scope), usage=usage, record=record)
         try:
             await self._app(scope, body.receive, send)
