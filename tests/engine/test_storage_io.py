@@ -151,10 +151,10 @@ def test_storage_is_attached_cleared_and_detached(backend, tmp_path, monkeypatch
     assert settled(storage)["hicache_storage_backend"] == "file"
     assert memory.tiers.storage is not None
     pages = memory.tiers.host.pages[0]
-    pages.stored[1:] = True
+    pages.given.stored[1:] = True
     storage.clear()
     settled(storage)
-    assert not pages.stored.any(), "what was cleared is stored again"
+    assert not pages.given.stored.any(), "what was cleared is stored again"
     storage.detach()
     assert settled(storage)["state"] == "detached"
     assert memory.tiers.storage is mover.storage is None

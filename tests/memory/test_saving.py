@@ -125,7 +125,7 @@ def test_another_storage_gets_what_the_first_had():
     bench.compute()
     bench.settle()
     bench.tiers.detach()
-    assert not bench.tiers.host.pages[0].stored.any()
+    assert not bench.tiers.host.pages[0].given.stored.any()
     bench.mover.stored.clear()
     bench.tiers.attach(WAIT)
     bench.settle()
@@ -148,8 +148,8 @@ def test_storage_that_is_attached_gets_all_however_much_that_is(monkeypatch):
     bench.compute()
     bench.settle()
     bench.tiers.attach(WAIT)
-    assert bench.tiers.storage.queued_pages == 0, "all at once would take long"
-    bench.tiers.host.pages[0].stored[1:5] = True  # as if others had asked for them: nothing of them is to do
+    assert not bench.tiers.storage._queue, "all at once would take long"
+    bench.tiers.host.pages[0].given.has(np.arange(1, 5))  # as if others had asked for them
     while bench.tiers.has_work:
         bench.turn()
     assert bench.mover.orders
@@ -177,7 +177,7 @@ def test_storage_is_detached_while_it_works(kind):
     bench.tiers.detach()
     bench.settle()
     assert bench.tiers.storage is None
-    assert not bench.tiers.host.pages[0].stored.any(), "another storage does not have it"
+    assert not bench.tiers.host.pages[0].given.stored.any(), "another storage does not have it"
     assert not bench.tiers.host.pages[0].readers.any()
     if kind is Kind.STORE:
         return
@@ -215,7 +215,7 @@ def test_what_was_moving_when_storage_was_cleared_does_not_count_as_stored(kind)
     bench.mover.stored.clear()
     bench.tiers.storage.forget_stored()
     bench.turn()
-    assert not bench.tiers.host.pages[0].stored.any()
+    assert not bench.tiers.host.pages[0].given.stored.any()
 
 
 def test_ages_of_host_pages():
@@ -230,6 +230,7 @@ def test_ages_of_host_pages():
     assert not sum(ages.evicted)
     bench.evict_all()
     bench.compute(TOKENS + 100)
+    bench.evict_all()
     bench.settle()
     assert sum(ages.evicted) == 8
 
@@ -243,16 +244,21 @@ def test_a_node_that_is_evicted_waits_for_no_copy():
     assert len(bench.tiers.backup._waiting) == 2
     bench.evict_all()
     assert len(bench.tiers.backup._waiting) == 0
-    assert bench.tiers.backup.queued_pages == 0
+    assert bench.tiers.backup.queued_pages == 2, "they are copied because they are evicted"
 
 
-def test_pages_that_wait_to_be_stored_are_bounded(monkeypatch):
+def test_pages_that_are_too_many_for_the_queue_are_stored_too(monkeypatch):
     monkeypatch.setattr("freehold.memory.tiers.storage.QUEUE_MAX", 3)
     bench = Bench(storage=WAIT)
     bench.compute()
+    bench.turn()
+    bench.mover.end()
+    bench.memory.tiers.transfers.settle_all(bench.now)
+    assert len(bench.tiers.storage._queue) == 3
+    assert bench.tiers.storage.queued_pages == 8
     bench.settle()
-    assert len(bench.mover.stored) == 3
-    assert bench.tiers.storage.dropped == len(TOKENS) // SIZE - 3
+    assert len(bench.mover.stored) == len(TOKENS) // SIZE
+    assert bench.tiers.storage.dropped == 0
 
 
 def test_prefetches_under_way_are_bounded(monkeypatch):

@@ -229,13 +229,13 @@ def test_what_is_quicker_to_compute_is_not_loaded():
     h = Tiered()
     h.fill()
     h.scheduler.loading._time.token = 0.001
-    h.memory.tiers.loads._seconds_per_byte = 1.0
+    h.memory.tiers.loads._speeds.extend([1.0] * 2)
     slow = h.ask()
     h.step()
     assert slow.cached_tokens == 0
     h.run()
     h.memory.tree.evictor.evict(100, "a test")
-    h.memory.tiers.loads._seconds_per_byte = 1e-9
+    h.memory.tiers.loads._speeds.extend([1e-9] * 4)
     fast = h.ask()
     h.run()
     assert fast.cached_tokens == 36
@@ -244,11 +244,11 @@ def test_what_is_quicker_to_compute_is_not_loaded():
 def test_how_fast_copies_are_is_learned():
     h = Tiered()
     h.fill()
-    assert h.memory.tiers.loads._seconds_per_byte == 0
+    assert not h.memory.tiers.loads._speeds
     h.ask()
     h.run()
     bytes_of_load = 9 * 4 * 8
-    assert h.memory.tiers.loads._seconds_per_byte == pytest.approx(0.001 / bytes_of_load)
+    assert list(h.memory.tiers.loads._speeds) == [pytest.approx(0.001 / bytes_of_load)]
 
 
 def test_nobody_is_retracted_while_pages_are_on_their_way():

@@ -9,6 +9,7 @@ import numpy as np
 from freehold.arrays import Bool, Int64
 from freehold.memory.hit import Hit
 from freehold.memory.parts import RoomParts
+from freehold.memory.prefix.evictor import without_rescue
 from freehold.memory.prefix.node import Match, Node
 from freehold.memory.tails import Tail
 from freehold.memory.tiers.tiers import Tiers
@@ -127,9 +128,9 @@ class Room:
         if missing.any():
             self._tails.give_up(int(missing.max()), keep)
             self._evict(needed, have)
-        if self._tiers is not None and _missing(needed, have).any():
-            self._tiers.backup.give_up()
-            self._evict(needed, have)
+        with without_rescue(self._tree):
+            while self._tiers is not None and _missing(needed, have).any() and self._tiers.backup.give_up():
+                self._evict(needed, have)
         if may_unpin and len(self._pins) and _missing(needed, have).any():
             self._pins.give_up()
             self._evict(needed, have)

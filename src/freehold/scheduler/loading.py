@@ -90,7 +90,7 @@ class Loading:
         if tiers is None or deeper.load_count >= LOADS_MAX:
             return None
         plan = tiers.loads.plan(match, self._keys(tiers, request, match.namespace), self._limit(request))
-        return None if plan is None or tiers.loads.seconds(plan) > plan.gain * self._time.token > 0 else plan
+        return plan if plan is not None and tiers.loads.pays(plan, self._time.token) else None
 
     def begin(self, request: Request, plan: LoadPlan, is_alone: bool, keep: Tail | None) -> bool:
         """Whether the request has to wait for what is planned: it is on its way, or begins to be now. `is_alone`: no

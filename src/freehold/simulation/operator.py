@@ -146,7 +146,7 @@ class Operator:
         saving = tiers.saving(self._namespace(request), request.tokens)
         for _ in range(LOOKS):
             saved = yield from saving.looking()
-            assert (saved.storage or 0) <= saved.host <= saved.tokens, f"{saved}: more is saved than there is"
+            assert max(saved.storage or 0, saved.host) <= saved.tokens, f"{saved}: more is saved than there is"
             if saved.is_whole:
                 return True
             yield

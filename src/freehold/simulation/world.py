@@ -352,7 +352,8 @@ class World:
                 there = node.pages[group].nonzero()[0]
                 self.mover.check_content(True, group, node.keys_at(there), node.pages[group][there])
             key = self.memory.tiers.plan.group_keys[group]
-            lost = [one for one in entries if pages.are_stored([one])[0] and not self.mover.has_stored(one, key)]
+            given = [one for one, page in entries.items() if pages.given.stored[page]]
+            lost = [one for one in given if not self.mover.has_stored(one, key)]
             assert not lost, f"group {group}: {len(lost)} pages count as stored, and storage lacks them"
 
     def _poison(self) -> None:

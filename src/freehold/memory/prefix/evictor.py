@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 import numpy as np
@@ -37,6 +38,14 @@ class Leaves(Protocol):
     def remove_tail(self, node: Node, page_count: int) -> None: ...
 
     def nodes(self) -> Iterator[Node]: ...
+
+
+@contextmanager
+def without_rescue(tree: Leaves) -> Generator[None]:
+    """What is evicted meanwhile is not copied."""
+    rescuer, tree.rescuer = tree.rescuer, None
+    yield
+    tree.rescuer = rescuer
 
 
 class Evictor:
@@ -82,9 +91,8 @@ class Evictor:
             node: Node | None = leaf
             while node is not None and node.evictable and may_go(node):
                 parent, given = node.parent, [FreedPages() for _ in self._tree.pools]
-                rescuer, self._tree.rescuer = self._tree.rescuer, None
-                gone_now = self._take(node, min(node.page_count, COLUMNS_AT_ONCE), cause, given)
-                self._tree.rescuer = rescuer
+                with without_rescue(self._tree):
+                    gone_now = self._take(node, min(node.page_count, COLUMNS_AT_ONCE), cause, given)
                 gone += self._give_back(gone_now, given)
                 work += gone_now + COLUMNS_OF_A_NODE
                 if work >= COLUMNS_AT_ONCE:

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
 
-from freehold.arrays import Int32, Int64
+from freehold.arrays import Bool, Int32, Int64
 from freehold.memory.ledger import owner
 from freehold.memory.prefix.node import Node, PinKind
 from freehold.memory.prefix.tree import PrefixTree
-from freehold.memory.tiers.host import HostTier
+from freehold.memory.tiers.host import HostPages, HostTier
 from freehold.memory.tiers.nodes_in_line import NodesInLine
 from freehold.memory.tiers.transfer import Hold, Transfer, TransferTable
 from freehold.mover import Kind, Order, Outcome
 
 IN_FLIGHT_MAX = 4  # backups
 PAGES_MAX = 256  # of each group, in one backup
+LOOKED_AT_MAX = 16  # nodes in an iteration
+OWED_SHARE = 8  # this part of the host may be on its way through to storage
+RETRY_S, RETRY_MAX_S = 1.0, 60.0  # until copying goes on after a failure: twice as long after each
 
 
 class WritePolicy(StrEnum):
@@ -28,9 +32,22 @@ class WritePolicy(StrEnum):
     WRITE_BACK = "write_back"  # when it is evicted
 
 
+@dataclass(frozen=True)
+class _Rescued:
+    """Pages of a prefix that were evicted, in its order. `stored` [n]: storage was given them."""
+
+    keys: list[bytes]
+    pages: Int32
+    stored: Bool
+
+
 class Backup:
     """Implements `Watcher` and `Rescuer`: hears what the tree gets, what is used, what goes. `arrived` hears of a group
-    and keys that have come to the host."""
+    and keys that have come to the host.
+
+    Copies are made ahead into pages of the host that are free, or on their way through it to storage. What is evicted
+    from the device and has no copy is copied then. Ahead or then, only what the policy names.
+    """
 
     def __init__(
         self, policy: WritePolicy, tree: PrefixTree, host: HostTier, transfers: TransferTable,
@@ -41,8 +58,12 @@ class Backup:
         self._tree = tree
         self._host = host
         self._transfers = transfers
-        self._waiting = NodesInLine()  # with pages that the host lacks, perhaps
-        self._rescued: list[list[tuple[list[bytes], Int32]]] = [[] for _ in host.pages]
+        # Nodes with pages that the host lacks, perhaps: those to be saved whatever goes for them, and those for which
+        # there may be room.
+        self._asked, self._waiting = NodesInLine(), NodesInLine()
+        self._copied: dict[int, tuple[Node, NodesInLine]] = {}  # what a transfer copies, and where it waited, by number
+        self._retry_s, self._retry_at = RETRY_S, 0.0
+        self._rescued: list[list[_Rescued]] = [[] for _ in host.pages]
         self._rescuer: int | None = None  # the number of the transfer that will have what was rescued
         self._is_stalled = False  # copies are late: their pages are given up, and no more are handed over
         self.has_news = False  # since the last `begin`
@@ -52,7 +73,9 @@ class Backup:
 
     @property
     def copies_evictions(self) -> bool:
-        return self._policy is WritePolicy.WRITE_BACK and not self._is_stalled
+        """Whether what is evicted is likely to be copied then."""
+        is_full = any(pages.pool.free_count == 0 for pages in self._host.pages)
+        return not self._is_stalled and (self._policy is WritePolicy.WRITE_BACK or is_full)
 
     # -- what the tree tells --------------------------------------------------------------------------
 
@@ -60,7 +83,7 @@ class Backup:
         self._host.pages[group].appeared(node.keys_at(columns))
         is_known = self._policy is WritePolicy.SELECTIVE and node.hits > 0  # it was evicted, and is back
         if self._policy is WritePolicy.WRITE_THROUGH or is_known:
-            self._wait(node)
+            self._wait(self._waiting, node)
 
     def vanished(self, node: Node, group: int, columns: Int64) -> None:
         self._host.pages[group].vanished(node.keys_at(columns))
@@ -70,48 +93,52 @@ class Backup:
             pages.cleared()
 
     def left(self, node: Node) -> None:
-        self._waiting.remove(node)
+        for line in (self._asked, self._waiting):
+            line.remove(node)
 
     def cut(self, upper: Node, node: Node) -> None:
-        if node in self._waiting:
-            self._wait(upper)
-            self._waiting.put(node)
+        for line in (self._asked, self._waiting):
+            if node in line:
+                self._wait(line, upper, node)
 
     def used(self, node: Node) -> None:
         if self._policy is WritePolicy.SELECTIVE:
-            self.ask_for(node)
+            self._wait(self._waiting, *self._tree.path(node))
 
     def ask_for(self, node: Node) -> None:
-        """Copy a node and all before it, whatever the policy is."""
-        for part in self._tree.path(node):
-            self._wait(part)
+        """Copy a node and all before it, whatever the policy is and whatever goes for it."""
+        self._wait(self._asked, *self._tree.path(node))
 
-    def _wait(self, node: Node) -> None:
-        """It has its turn when copies in flight have ended."""
-        self._waiting.put(node)
+    def _wait(self, line: NodesInLine, *nodes: Node) -> None:
+        """They have their turn when copies in flight have ended."""
+        for node in nodes:
+            line.put(node)
         self.has_news = True
 
     def take(self, node: Node, group: int, columns: Int64) -> Int64:
-        """With write_back, pages that are evicted go to a transfer, as far as the host has room for them. While copies
-        are late none do: room that each of them had to wait for would never come."""
-        if self._policy is not WritePolicy.WRITE_BACK or node.namespace.weights != self._tree.weights:
+        """Evicted pages that the host lacks go to a transfer. While copies are late none do: room that each of them had
+        to wait for would never come."""
+        if self._is_to_be_lost(node):
             return columns[:0]
         new = ~self._host.pages[group].has(node.keys_at(columns))
         if self._is_stalled:
             self.abandoned += int(np.count_nonzero(new))
             return columns[:0]
-        room = self._host.pages[group].pool.capacity // 2 - sum(len(pages) for _, pages in self._rescued[group])
-        taken = columns[new][: max(room, 0)]
-        self.dropped += int(np.count_nonzero(new)) - len(taken)
+        taken = columns[new][: self._host.pages[group].pool.capacity]
         if len(taken):
             if self._rescuer is None:
                 self._rescuer = self._transfers.next_number()
                 self.has_news = True
-            pages = node.pages[group][taken]
+            keys, pages = node.keys_at(taken), node.pages[group][taken]
             self._tree.pools[group].move(pages, owner.node(node.serial), owner.transfer(self._rescuer))
-            self._rescued[group].append((node.keys_at(taken), pages))
+            self._rescued[group].append(_Rescued(keys, pages, self._host.pages[group].given.of_device(keys)))
             self._tell_of(group, node, taken)
         return taken
+
+    def _is_to_be_lost(self, node: Node) -> bool:
+        """Whether the policy keeps no copy of a node."""
+        is_used = node.hits > 0 or self._policy is not WritePolicy.SELECTIVE
+        return not is_used or node.namespace.weights != self._tree.weights
 
     # -- copying --------------------------------------------------------------------------------------
 
@@ -120,29 +147,45 @@ class Backup:
         self.has_news = False
         self._give_up_late_ones()
         self._begin_rescue()
+        if self._transfers.now >= self._retry_at:
+            self._copy_some_of(self._asked, lambda pages: pages.pool.capacity)
+            self._copy_some_of(self._waiting, self._room_ahead)
+
+    def _copy_some_of(self, line: NodesInLine, room_in: Callable[[HostPages], int]) -> None:
+        """Copy nodes that wait. One that finds no room waits on."""
         busy = self._transfers.count(Kind.BACKUP)
-        for _ in range(len(self._waiting)):
-            if busy >= IN_FLIGHT_MAX:
+        for _ in range(min(len(line), LOOKED_AT_MAX)):
+            room = [room_in(pages) for pages in self._host.pages]
+            if busy >= IN_FLIGHT_MAX or max(room) <= 0:
                 return
-            node = self._waiting.pop()
+            node = line.pop()
             if node.pins[PinKind.BACKUP]:
-                self._waiting.put(node)  # what is left of it follows
+                line.put(node)  # what is left of it follows
             elif self._is_in_tree(node):
-                busy += self._copy(node)
+                busy += self._copy(node, room, line)
+            self.has_news |= node not in line and len(line) > 0
+
+    def _room_ahead(self, pages: HostPages) -> int:
+        """How many pages copies that are made ahead may take: free ones, since what the host has is of more use, or
+        some on their way through it."""
+        through = 0
+        if self._host.leads_to_storage:
+            through = pages.pool.capacity // OWED_SHARE + 1 - int(np.count_nonzero(pages.given.owed))
+        return max(pages.pool.free_count, through)
 
     def _is_in_tree(self, node: Node) -> bool:
         return node.parent is not None and node.namespace.weights == self._tree.weights
 
-    def _copy(self, node: Node) -> bool:
-        """Copy what the host lacks of a node -> whether there is anything."""
+    def _copy(self, node: Node, room: Sequence[int], line: NodesInLine) -> bool:
+        """Copy what the host lacks of a node, so many pages of each group at most -> whether a copy has begun. What is
+        left waits in `line`."""
         sources: list[Int32] = []
         keys: list[list[bytes]] = []
-        is_more = False
-        for group, pages in enumerate(node.pages):
-            there = pages.nonzero()[0]
-            lacking = there[~self._host.pages[group].has(node.keys_at(there))]
-            is_more |= len(lacking) > PAGES_MAX
-            lacking = lacking[:PAGES_MAX]
+        for group, (pages, most) in enumerate(zip(node.pages, room, strict=True)):
+            lacking = self._lacking(node, group, pages.nonzero()[0])
+            if len(lacking) > min(most, PAGES_MAX):
+                line.put(node)
+            lacking = lacking[: min(max(most, 0), PAGES_MAX)]
             sources.append(pages[lacking])
             keys.append(node.keys_at(lacking))
             self._tell_of(group, node, lacking)
@@ -155,10 +198,17 @@ class Backup:
         if not any(len(pages) for pages in sources):
             hold.drop(self._tree)
             return False
-        if is_more:
-            self._waiting.put(node)
+        self._copied[number] = node, line
         self._transfers.begin(Order(number, Kind.BACKUP, host, sources, keys), self._finish, host=host, hold=hold)
         return True
+
+    def _lacking(self, node: Node, group: int, there: Int64) -> Int64:
+        """Of the columns `there` [n] those that the host lacks; if it is full, those that storage lacks as well."""
+        pages, keys = self._host.pages[group], node.keys_at(there)
+        lacking = ~pages.has(keys)
+        if pages.pool.free_count == 0 and self._host.leads_to_storage:
+            lacking &= ~pages.given.of_device(keys)
+        return there[lacking]
 
     def _tell_of(self, group: int, node: Node, columns: Int64) -> None:
         """They will be copied: followers will want to know what they are."""
@@ -180,25 +230,51 @@ class Backup:
         return host, kept, [part[:count] for part, count in zip(keys, counts, strict=True)]
 
     def _begin_rescue(self) -> None:
-        """Copy what was evicted since the last call."""
+        """Copy what was evicted since the last call. What was evicted last is the beginning of what was before: it
+        comes first, for if there is not room for all."""
         if self._rescuer is None:
             return
         number, self._rescuer = self._rescuer, None
-        rescued, self._rescued = self._rescued, [[] for _ in self._rescued]
-        sources = [np.concatenate([np.empty(0, np.int32), *(pages for _, pages in parts)]) for parts in rescued]
-        keys = [[key for part, _ in parts for key in part] for parts in rescued]
+        rescued, self._rescued = [parts[::-1] for parts in self._rescued], [[] for _ in self._rescued]
+        sources = [np.concatenate([np.empty(0, np.int32), *(one.pages for one in parts)]) for parts in rescued]
+        keys = [[key for one in parts for key in one.keys] for parts in rescued]
+        stored = [np.concatenate([np.empty(0, np.bool_), *(one.stored for one in parts)]) for parts in rescued]
         host, kept, keys = self._room_for(number, sources, keys)
         for pool, pages, part in zip(self._tree.pools, sources, kept, strict=True):
             pool.free(pages[len(part) :], owner.transfer(number), self._tree.epochs.submitted)
-        self._transfers.begin(Order(number, Kind.BACKUP, host, kept, keys), self._finish, device=kept, host=host)
+
+        def finish(transfer: Transfer, outcome: Outcome) -> None:
+            self._arrive(transfer, outcome, [flags[: len(part)] for flags, part in zip(stored, kept, strict=True)])
+
+        self._transfers.begin(Order(number, Kind.BACKUP, host, kept, keys), finish, device=kept, host=host)
 
     def _finish(self, transfer: Transfer, outcome: Outcome) -> None:
+        """Of a copy that was made ahead. What was asked for is owed: other copies don't take its place."""
+        self._arrive(transfer, outcome, [None] * len(self._host.pages))
+        node, line = self._copied.pop(transfer.order.number)
+        if line is self._asked:
+            for pages, keys in zip(self._host.pages, transfer.order.keys, strict=True):
+                pages.given.owe(pages.pages_of(keys))
+        if all(whole.all() for whole in outcome.whole):
+            self._retry_s = RETRY_S
+        else:
+            self._try_again(node, line)
+
+    def _arrive(self, transfer: Transfer, outcome: Outcome, stored: Sequence[Bool | None]) -> None:
         order = transfer.order
-        for group, (pages, host, whole) in enumerate(zip(self._host.pages, order.host, outcome.whole, strict=True)):
-            arrived = pages.settle(order.keys[group], host, whole, transfer.owner)
+        for group, (pages, whole) in enumerate(zip(self._host.pages, outcome.whole, strict=True)):
+            arrived = pages.settle(order.keys[group], order.host[group], whole, transfer.owner, stored[group])
             self._arrived(group, arrived)
             self.written += len(arrived)
         self._give_back(transfer)
+
+    def _try_again(self, node: Node, line: NodesInLine) -> None:
+        """After a while, and with what is before the node, which may have been cut since."""
+        if self._transfers.now >= self._retry_at:
+            self._retry_at = self._transfers.now + self._retry_s
+            self._retry_s = min(2 * self._retry_s, RETRY_MAX_S)
+        if self._is_in_tree(node):
+            self._wait(line, *self._tree.path(node))
 
     def _give_back(self, transfer: Transfer) -> None:
         """What a backup has on the device."""
@@ -207,11 +283,12 @@ class Backup:
         if transfer.hold is not None:
             transfer.hold.drop(self._tree)
 
-    def give_up(self) -> None:
-        """Memory is short: pages that are being copied can be evicted now."""
-        for transfer in list(self._transfers):
-            if transfer.order.kind is Kind.BACKUP and transfer.hold is not None:
-                self._abandon(transfer)
+    def give_up(self) -> bool:
+        """Memory is short: the pages of a copy, the newest, can be evicted now -> whether there was one."""
+        ours = [one for one in self._transfers if one.order.kind is Kind.BACKUP and one.hold is not None]
+        if ours:
+            self._abandon(ours[-1])
+        return len(ours) > 0
 
     def _give_up_late_ones(self) -> None:
         ours = [transfer for transfer in self._transfers if transfer.order.kind is Kind.BACKUP]
@@ -227,6 +304,8 @@ class Backup:
         self.abandoned += sum(transfer.order.page_counts)
         self._give_back(transfer)
         self._transfers.let_go(transfer, self._discard)
+        if transfer.order.number in self._copied:
+            self._try_again(*self._copied.pop(transfer.order.number))
 
     def _discard(self, transfer: Transfer, outcome: Outcome) -> None:
         self._host.free(transfer.order.host, transfer.owner)
@@ -235,20 +314,21 @@ class Backup:
 
     def portrait(self) -> list[tuple[int, bytes]]:
         """What waits, in order: where prefixes end, with the key of their last page."""
-        evicted = [(0, key) for parts in self._rescued for keys, _ in parts for key in keys]
-        return [*((node.end, node.keys[-1]) for node in self._waiting), *evicted]
+        evicted = [(0, key) for parts in self._rescued for one in parts for key in one.keys]
+        waiting = [(node.end, node.keys[-1]) for line in (self._asked, self._waiting) for node in line]
+        return [*waiting, *evicted]
 
     # -- for counting ---------------------------------------------------------------------------------
 
     def rescued_pages(self, group: int) -> Int32:
         """Device pages that were evicted and are not in an order yet."""
-        return np.concatenate([np.empty(0, np.int32), *(pages for _, pages in self._rescued[group])])
+        return np.concatenate([np.empty(0, np.int32), *(one.pages for one in self._rescued[group])])
 
     @property
     def queued_pages(self) -> int:
         """Pages of nodes that wait to be looked at, and of evictions that wait to be copied."""
         evicted = sum(len(self.rescued_pages(group)) for group in range(len(self._rescued)))
-        return self._waiting.page_count + evicted
+        return self._asked.page_count + self._waiting.page_count + evicted
 
     @property
     def rescue_owner(self) -> int:

@@ -16,16 +16,18 @@ from freehold.memory.ledger.epochs import Epochs
 from freehold.memory.ledger.errors import LeaseError
 from freehold.memory.ledger.pool import PagePool, Tier
 from freehold.memory.prefix.history import PageAges
+from freehold.memory.tiers.given import Given
 
 ENTRIES_AT_ONCE = 128  # looked at in a slice
 CLEARED_AT_ONCE = 64
 
 
 class HostPages:
-    """The host pages of one cache group. An *entry* is a page under its key.
+    """The host pages of one cache group. An *entry* is a page under its key, a *mirror* one that the device has too.
 
-    When room is short, entries that the device has as well go first (`mirrors`), then the others, each least recently
-    used first. An entry that a transfer reads stays.
+    Device and host are one cache: what the device evicts comes to the host. So mirrors go first when room is short,
+    newest first, since the device will keep those longest. Then the others go, least recently used first. Mirrors that
+    are `owed` to storage are the last to go, and an entry that a transfer reads stays.
     """
 
     def __init__(self, capacity: int, page_size: int, epochs: Epochs):
@@ -33,12 +35,12 @@ class HostPages:
         self.evicted_count = 0
         self.ages = PageAges()
         self.events: EventLog | None = None
+        self.given = Given(capacity)
         self._mirrors: OrderedDict[bytes, int] = OrderedDict()
         self._alone: OrderedDict[bytes, int] = OrderedDict()
         self._on_device: set[bytes] = set()  # keys of pages that the device has
         self._keys = [b""] * (capacity + 1)  # of the entry of each page
         self._readers: Int32 = np.zeros(capacity + 1, np.int32)
-        self._stored: Bool = np.zeros(capacity + 1, np.bool_)
         self._used_at: Int64 = np.zeros(capacity + 1, np.int64)
         self._epochs = epochs
 
@@ -62,15 +64,6 @@ class HostPages:
             part = range(first, min(first + ENTRIES_AT_ONCE, self.pool.capacity + 1))
             yield np.array([page for page in part if self._page_of(self._keys[page]) == page], np.int32)
 
-    def keys_of_entries(self) -> Iterator[bytes]:
-        """Those of the entries of this moment, without what has gone when it would be its turn."""
-        return self._walk(self.pool.pages_of(owner.ENTRY))
-
-    def _walk(self, pages: Int32) -> Iterator[bytes]:
-        for page in map(int, pages):
-            if self._page_of(self._keys[page]) == page:
-                yield self._keys[page]
-
     def _page_of(self, key: bytes) -> int:
         """That of an entry; 0 if there is none."""
         return self._mirrors.get(key) or self._alone.get(key, 0)
@@ -85,23 +78,22 @@ class HostPages:
         """Transfers that read each page, int32 [pages + 1]."""
         return self._readers
 
-    @property
-    def stored(self) -> Bool:
-        """Which pages hold entries that storage has been given, bool [pages + 1]. Storage may have lost them since."""
-        return self._stored
+    def pages_of(self, keys: Sequence[bytes]) -> Int32:
+        """The pages of their entries, int32 [n]; 0 where there is none."""
+        return np.fromiter(map(self._page_of, keys), np.int32, len(keys))
 
-    def are_stored(self, keys: Sequence[bytes]) -> Bool:
-        """Which of `keys` have an entry that storage has been given, bool [n]."""
-        return self._stored[[self._page_of(key) for key in keys]]
+    def keys_of(self, pages: Int32) -> list[bytes]:
+        """The keys of the entries in `pages` [n]."""
+        return [self._keys[page] for page in pages.tolist()]
 
     @property
     def mirror_count(self) -> int:
         """Entries that the device has as well."""
         return len(self._mirrors)
 
-    def add(self, keys: Sequence[bytes], pages: Int32, source: int, are_stored: bool = False) -> None:
-        """`pages` [n], which `source` owns, become entries; `are_stored`: storage has them. The first of a prefix
-        counts as used last: it is of use to whoever needs the others. Pages of keys that have an entry are freed."""
+    def add(self, keys: Sequence[bytes], pages: Int32, source: int, stored: Bool | None = None) -> None:
+        """`pages` [n], which `source` owns, become entries; `stored` [n]: storage has them. The first of a prefix
+        counts as used last: it is of use to all that continue it. Pages of keys that have an entry are freed."""
         is_new = np.zeros(len(pages), np.bool_)
         for at in range(len(keys))[::-1]:
             if keys[at] not in self:
@@ -109,21 +101,22 @@ class HostPages:
                 queue = self._mirrors if keys[at] in self._on_device else self._alone
                 page = queue[keys[at]] = int(pages[at])
                 self._keys[page] = keys[at]
+        new = [key for key, is_one in zip(keys, is_new, strict=True) if is_one]
         if self.events is not None:
-            self.events.host_added([key for key, new in zip(keys, is_new, strict=True) if new])
-        self._stored[pages[is_new]] = are_stored
+            self.events.host_added(new)
+        self.given.came(new, pages[is_new], np.zeros(len(new), np.bool_) if stored is None else stored[is_new])
         self._used_at[pages[is_new]] = self._epochs.submitted
         self.pool.move(pages[is_new], source, owner.ENTRY)
         self.pool.free(pages[~is_new], source, fence=0)
 
     def settle(
-        self, keys: Sequence[bytes], pages: Int32, whole: Bool, source: int, are_stored: bool = False
+        self, keys: Sequence[bytes], pages: Int32, whole: Bool, source: int, stored: Bool | None = None
     ) -> list[bytes]:
         """A transfer to `pages` [n] has ended: those that are `whole` [n] become entries, the others are freed -> the
-        keys of the former."""
+        keys of the former. `stored` [n]: storage has them."""
         arrived = [key for key, is_whole in zip(keys, whole, strict=True) if is_whole]
         self.pool.free(pages[~whole], source, fence=0)
-        self.add(arrived, pages[whole], source, are_stored)
+        self.add(arrived, pages[whole], source, None if stored is None else stored[whole])
         self.arrived(keys)
         return arrived
 
@@ -142,6 +135,7 @@ class HostPages:
     def vanished(self, keys: Sequence[bytes]) -> None:
         """The device has them no longer."""
         self._on_device.difference_update(keys)
+        self.given.left_device(keys)
         for key in reversed(keys):
             if (page := self._mirrors.pop(key, None)) is not None:
                 self._alone[key] = page
@@ -151,6 +145,12 @@ class HostPages:
         self._on_device.clear()
         self._alone.update(self._mirrors)
         self._mirrors.clear()
+
+    def touch(self, keys: Sequence[bytes]) -> None:
+        """Entries of a prefix have been used, the first of them last."""
+        for key in reversed(keys):
+            if key in self._alone:
+                self._alone.move_to_end(key)
 
     def hold(self, keys: Sequence[bytes]) -> Int32:
         """Entries stay for as long as somebody reads them -> their pages. Raises KeyError."""
@@ -185,34 +185,34 @@ class HostPages:
         return self.pool.allocate(np.full(min(count, self.pool.free_count), by, np.int64))
 
     def _evict(self, count: int) -> None:
-        for queue in (self._mirrors, self._alone):
-            going: list[bytes] = []
-            for key, page in queue.items():
-                if len(going) == count:
-                    break
-                if self._readers[page] == 0:
-                    going.append(key)
-            self._forget(queue, going)
-            count -= len(going)
+        unread = ((key, page) for key, page in self._in_turn() if self._readers[page] == 0)
+        self._forget([key for key, _ in itertools.islice(unread, count)])
 
-    def _forget(self, queue: OrderedDict[bytes, int], keys: Sequence[bytes]) -> None:
+    def _in_turn(self) -> Iterator[tuple[bytes, int]]:
+        """Entries in the order in which they go."""
+        mirrors = self._mirrors.items()
+        yield from ((key, page) for key, page in reversed(mirrors) if not self.given.owed[page])
+        yield from self._alone.items()
+        yield from ((key, page) for key, page in reversed(mirrors) if self.given.owed[page])
+
+    def _forget(self, keys: Sequence[bytes]) -> None:
         if self.events is not None:
             self.events.host_removed(keys)
-        gone = [queue.pop(key) for key in keys]
+        gone = [(self._mirrors if key in self._mirrors else self._alone).pop(key) for key in keys]
         for page in gone:
             self._keys[page] = b""
         pages = np.array(gone, np.int32)
+        self.given.went(keys, pages, np.fromiter(map(self._on_device.__contains__, keys), np.bool_, len(keys)))
         self.pool.free(pages, owner.ENTRY, fence=0)
         self.evicted_count += len(pages)
         self._count_ages(self.ages.evicted, pages)
 
     def clearing(self) -> Iterator[None]:
         """Forget the entries that are there now and that no transfer reads, in slices."""
-        keys = self.keys_of_entries()
-        while part := list(itertools.islice(keys, CLEARED_AT_ONCE)):
-            going = [key for key in part if self._readers[self._page_of(key)] == 0]
-            for queue in (self._mirrors, self._alone):
-                self._forget(queue, [key for key in going if key in queue])
+        pages = self.pool.pages_of(owner.ENTRY)
+        for first in range(0, len(pages), CLEARED_AT_ONCE):
+            there = [key for key in self.keys_of(pages[first : first + CLEARED_AT_ONCE]) if key]
+            self._forget([key for key in there if self._readers[self._page_of(key)] == 0])
             yield
 
 
@@ -223,6 +223,7 @@ class HostTier:
         self.groups = groups
         self.page_size = page_size
         self.pages = [HostPages(count, page_size, epochs) for count in page_counts]
+        self.leads_to_storage = False
 
     def free(self, pages: Sequence[Int32], source: int) -> None:
         """Give pages of each group back that `source` owns."""

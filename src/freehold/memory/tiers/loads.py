@@ -6,6 +6,7 @@ and several requests wait for one load.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -23,6 +24,9 @@ from freehold.memory.tiers.transfer import Hold, Transfer, TransferTable
 from freehold.mover import Kind, Order, Outcome
 from freehold.prefix_keys import KeyChain
 from freehold.slices import finished
+
+LEARNED_FROM = 5  # loads
+DECLINED_MAX = 32  # loads
 
 
 class RoomMaker(Protocol):
@@ -51,7 +55,7 @@ class LoadPlan:
 
 
 class Loads:
-    """Loads from the host to the device: `loaded_pages` so far. How long they take is learned."""
+    """Loads from the host to the device: `loaded_pages` so far. How long they take is learned from the last few."""
 
     def __init__(
         self, page_bytes: Sequence[int], tree: PrefixTree, host: HostTier, transfers: TransferTable, reach: Reach,
@@ -64,7 +68,8 @@ class Loads:
         self._transfers = transfers
         self._room = room
         self._underway: dict[bytes, int] = {}  # a key of which a load brings a page -> the load's number
-        self._seconds_per_byte = 0.0
+        self._speeds: deque[float] = deque(maxlen=LEARNED_FROM)  # seconds per byte
+        self._declined = 0  # since a load began
         self.loaded_pages = 0
 
     def plan(self, match: Match, keys: KeyChain, limit: int) -> LoadPlan | None:
@@ -80,8 +85,18 @@ class Loads:
         return LoadPlan(match, keys, boundary, self._reach.needed(boundary, on_host))
 
     def seconds(self, plan: LoadPlan) -> float:
-        """How long a load will take; 0 while nothing is known."""
-        return self._bytes(plan) * self._seconds_per_byte
+        """How long a load will take; 0 while little is known. One that took much longer than the others, as the first
+        does, which touches memory for the first time, changes nothing."""
+        speeds = sorted(self._speeds)
+        return self._bytes(plan) * speeds[(len(speeds) - 1) // 2] if len(speeds) > 1 else 0.0
+
+    def pays(self, plan: LoadPlan, token_seconds: float) -> bool:
+        """Whether a load takes less time than computing its tokens. Of many that do not one is begun all the same:
+        nothing else would show that loads are fast again."""
+        if self.seconds(plan) <= plan.gain * token_seconds or token_seconds == 0:
+            return True
+        self._declined = (self._declined + 1) % DECLINED_MAX
+        return self._declined == 0
 
     def _bytes(self, plan: LoadPlan) -> int:
         return sum(count * each for count, each in zip(plan.page_counts, self._page_bytes, strict=True))
@@ -161,5 +176,4 @@ class Loads:
             pool.free(mine[pool.owner[mine] == transfer.owner], transfer.owner, fence=0)
 
     def _learn(self, plan: LoadPlan, seconds: float) -> None:
-        newest, before = seconds / self._bytes(plan), self._seconds_per_byte
-        self._seconds_per_byte = newest if before == 0 else 0.75 * before + 0.25 * newest
+        self._speeds.append(seconds / self._bytes(plan))

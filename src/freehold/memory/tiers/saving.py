@@ -55,7 +55,7 @@ class Saving:
         on_device, _ = yield from self._reach.looking(match, self._keys, len(self._keys.tokens))
         on_host, stored = yield from self._deeper(len(on_device[0]))
         whole = self._reach.boundary(on_device, on_host)
-        if match.last is not None and self._tree.has(match.last) and self._lacks(whole, on_device, on_host):
+        if match.last is not None and self._tree.has(match.last) and self._lacks(whole, on_device, on_host, stored):
             self._backup.ask_for(match.last)
         reached = None if self._storage is None else self._reach.boundary(stored)
         if self._storage is not None:
@@ -71,13 +71,15 @@ class Saving:
             names = self._keys.at(range(part.start, part.stop))
             for group, pages in enumerate(self._host.pages):
                 on_host[group][part] = pages.has(names)
-                stored[group][part] = pages.are_stored(names)
+                stored[group][part] = pages.given.stored[pages.pages_of(names)] | pages.given.of_device(names)
             yield
         return on_host, stored
 
-    def _lacks(self, boundary: int, on_device: Present, on_host: Present) -> bool:
-        """Whether the host lacks what is needed to go on from a boundary, and the device has it."""
-        lacking: list[Bool] = [there & ~copied for there, copied in zip(on_device, on_host, strict=True)]
+    def _lacks(self, boundary: int, on_device: Present, on_host: Present, stored: Present) -> bool:
+        """Whether the device alone has something that is needed to go on from a boundary."""
+        lacking: list[Bool] = [
+            there & ~(copied | given) for there, copied, given in zip(on_device, on_host, stored, strict=True)
+        ]
         return any(len(part) for part in self._reach.needed(boundary, lacking))
 
     def _store(self, storage: Storage, on_host: Present, stored: Present, boundary: int) -> Generator[None, None, None]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import OrderedDict
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -24,7 +23,8 @@ PROBED_COLUMNS = 256  # asked for at a time
 FETCHED_PAGES = 64  # in one order
 STORED_PAGES = 64
 STORES_IN_FLIGHT = 2
-QUEUE_MAX = 16384  # pages that wait to be stored
+QUEUE_MAX = 16384  # pages whose turn to be stored is known
+RETRY_S, RETRY_MAX_S = 1.0, 60.0  # until what was not stored is tried again: twice as long after each failure
 PREFETCHES_MAX = 256
 TIMEOUT_S = 1.0
 
@@ -78,58 +78,65 @@ class Storage:
         self._transfers = transfers
         self._reach = reach
         self._queue: OrderedDict[tuple[int, bytes], None] = OrderedDict()  # group and key
-        self._there = self._entries()  # what the host had from the start and that is not in the queue yet
+        self._owes_more = True  # than the queue has
+        self._retry_s, self._retry_at = RETRY_S, 0.0
         self._is_detached = False
         self._known_from = 0  # what orders before this number have moved may be gone from storage
         self._underway: dict[bytes, Prefetch] = {}  # by the first key that device and host lack
         self.has_news = True
         self.stored = self.fetched = self.dropped = 0  # pages
+        host.leads_to_storage = True
+        for pages in host.pages:
+            pages.given.owe(pages.pool.pages_of(owner.ENTRY))
 
     def detach(self) -> None:
         """Begin nothing more. Transfers in flight end as ever."""
         self._is_detached = True
-        self._queue.clear()
-        self._there = iter(())
+        self._host.leads_to_storage = False
         self.forget_stored()
 
     def forget_stored(self) -> None:
-        """Storage has nothing any more of what the host has, nor of what orders in flight move."""
+        """Storage has nothing any more of what the host has, nor of what orders in flight move. It gets none of that
+        unless it is asked for."""
         self._known_from = self._transfers.next_number()
+        self._queue.clear()
         for pages in self._host.pages:
-            pages.stored[:] = False
+            pages.given.forget()
 
     # -- to storage -----------------------------------------------------------------------------------
 
-    def _entries(self) -> Iterator[tuple[int, bytes]]:
-        keys = [pages.keys_of_entries() for pages in self._host.pages]
-        return ((group, key) for group, part in enumerate(keys) for key in part)
-
     def enqueue(self, group: int, keys: Sequence[bytes]) -> None:
         """The host has these pages now."""
-        for key in keys:
-            if len(self._queue) >= QUEUE_MAX:
-                self.dropped += 1
-            else:
-                self._queue[group, key] = None
+        pages = self._host.pages[group]
+        pages.given.owe(pages.pages_of(keys))
+        room = QUEUE_MAX - len(self._queue)
+        self._queue.update(dict.fromkeys((group, key) for key in keys[: max(room, 0)]))
+        self._owes_more |= len(keys) > room
         self.has_news = True
 
     def begin(self) -> None:
         """Store what there is. Called in every iteration."""
-        lacking = max(STORED_PAGES - len(self._queue), 0)
-        added = list(itertools.islice(self._there, lacking))
-        self._queue.update(dict.fromkeys(added))
-        self.has_news = 0 < lacking == len(added)
-        while self._queue and self._transfers.count(Kind.STORE) < STORES_IN_FLIGHT:
+        self.has_news = False
+        while self._transfers.count(Kind.STORE) < STORES_IN_FLIGHT and self._has_next():
             chosen: list[list[bytes]] = [[] for _ in self._host.pages]
             for _ in range(min(STORED_PAGES, len(self._queue))):
                 (group, key), _ = self._queue.popitem(last=False)
                 pages = self._host.pages[group]
-                if key in pages and not pages.are_stored([key])[0]:
+                if pages.given.owed[pages.pages_of([key])[0]]:
                     chosen[group].append(key)
             if any(chosen):
                 reads = [pages.hold(keys) for pages, keys in zip(self._host.pages, chosen, strict=True)]
                 order = Order(self._transfers.next_number(), Kind.STORE, reads, keys=self._names(chosen))
                 self._transfers.begin(order, self._stored, reads=reads)
+
+    def _has_next(self) -> bool:
+        """Whether there is a queue. When it is empty, look for what was too much for it and what has failed."""
+        if not self._queue and self._owes_more and self._transfers.now >= self._retry_at and not self._is_detached:
+            for group, pages in enumerate(self._host.pages):
+                owed = np.flatnonzero(pages.given.owed & (pages.readers == 0))[:STORED_PAGES].astype(np.int32)
+                self._queue.update(dict.fromkeys((group, key) for key in pages.keys_of(owed)))
+            self._owes_more = len(self._queue) > 0
+        return len(self._queue) > 0
 
     def _names(self, keys: Sequence[Sequence[bytes]]) -> list[list[bytes]]:
         """What storage knows the pages of each group by."""
@@ -138,14 +145,22 @@ class Storage:
     def _stored(self, transfer: Transfer, outcome: Outcome) -> None:
         for pages, reads, whole in zip(self._host.pages, transfer.reads, outcome.whole, strict=True):
             pages.drop(reads)
-            pages.stored[reads[whole]] = transfer.order.number > self._known_from
+            if transfer.order.number > self._known_from:
+                pages.given.has(reads[whole])
             self.stored += int(np.count_nonzero(whole))
             self.dropped += int(np.count_nonzero(~whole))
+        if all(whole.all() for whole in outcome.whole):
+            self._retry_s = RETRY_S
+            return
+        self._owes_more = True
+        if self._transfers.now >= self._retry_at:
+            self._retry_at = self._transfers.now + self._retry_s
+            self._retry_s = min(2 * self._retry_s, RETRY_MAX_S)
 
     @property
     def queued_pages(self) -> int:
         """Pages that wait to be stored."""
-        return len(self._queue)
+        return sum(int(np.count_nonzero(pages.given.owed & (pages.readers == 0))) for pages in self._host.pages)
 
     # -- from storage ---------------------------------------------------------------------------------
 
@@ -271,7 +286,9 @@ class Storage:
         """What has arrived whole is found from now on."""
         are_stored = transfer.order.number > self._known_from
         for pages, host, names, whole in zip(self._host.pages, transfer.host, keys, outcome.whole, strict=True):
-            self.fetched += len(pages.settle(names, host, whole, transfer.owner, are_stored))
+            stored = np.full(len(whole), are_stored)
+            self.fetched += len(pages.settle(names, host, whole, transfer.owner, stored))
+            pages.touch(prefetch.keys.at(range(prefetch.boundary // self._tree.page_size)))
         prefetch.pieces -= 1
         if prefetch.pieces == 0:
             self._end(prefetch)

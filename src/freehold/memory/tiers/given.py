@@ -1,0 +1,53 @@
+"""What storage has been given of one cache group, and what it is owed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from freehold.arrays import Bool, Int32
+
+
+class Given:
+    """`stored` and `owed`, bool [host pages + 1]: entries that storage has been given, and entries that it is to be
+    given. Storage may have lost the former since."""
+
+    def __init__(self, capacity: int):
+        self.stored: Bool = np.zeros(capacity + 1, np.bool_)
+        self.owed: Bool = np.zeros(capacity + 1, np.bool_)
+        self._above: set[bytes] = set()  # keys of pages that storage was given, and that the device alone still has
+
+    def owe(self, pages: Int32) -> None:
+        """Storage is to be given the entries in `pages` [n] that it has not been given; page 0 is none."""
+        self.owed[pages] = ~self.stored[pages]
+        self.owed[0] = False
+
+    def has(self, pages: Int32) -> None:
+        """Storage has been given the entries in `pages` [n]."""
+        self.stored[pages] = True
+        self.owed[pages] = False
+
+    def forget(self) -> None:
+        """Storage has none of this, and is owed nothing."""
+        self.stored[:] = self.owed[:] = False
+        self._above.clear()
+
+    def came(self, keys: Sequence[bytes], pages: Int32, stored: Bool) -> None:
+        """Entries have come to `pages` [n]; `stored` [n]: storage has them."""
+        self.stored[pages] = stored | self.of_device(keys)
+        self._above.difference_update(keys)
+
+    def went(self, keys: Sequence[bytes], pages: Int32, on_device: Bool) -> None:
+        """The entries in `pages` [n] have gone; `on_device` [n]: the device still has their pages."""
+        kept = on_device & self.stored[pages]
+        self._above.update(key for key, is_kept in zip(keys, kept, strict=True) if is_kept)
+        self.stored[pages] = self.owed[pages] = False
+
+    def left_device(self, keys: Sequence[bytes]) -> None:
+        """The device has their pages no longer."""
+        self._above.difference_update(keys)
+
+    def of_device(self, keys: Sequence[bytes]) -> Bool:
+        """Which of `keys`, of pages that the device has and the host lacks, storage was given, bool [n]."""
+        return np.fromiter(map(self._above.__contains__, keys), np.bool_, len(keys))
