@@ -199,11 +199,11 @@ class Life:
 
     def end(self) -> None:
         """Nothing is left of it."""
+        self.memory.pins.give_up()
+        self.turn()
         while self.mover.pending or self.scheduler.has_work:
             self.mover.finish()
             self.turn()
-        self.memory.pins.give_up()
-        self.turn()
         assert not self.tiers.storage._underway, "a prefetch goes on for ever"
         check_bounds(self.scheduler, 8)
         counts = self.memory.counts()
@@ -342,7 +342,8 @@ def test_every_order_ends_badly_once(kind, how, policy):
     def check(life: Life) -> None:
         assert not suffered(life, policy)
 
-    lives = each_call(policy, end_of_order(kind, how), check, 3)
+    # Pages of an order that never ends are lost: of many such loads there are not enough left for one request.
+    lives = each_call(policy, end_of_order(kind, how), check, 9 if how == "never" else 3)
     assert lives or (kind is Kind.FETCH and policy is WritePolicy.WRITE_BACK)
 
 

@@ -14,7 +14,7 @@ from freehold.scheduler.request import Request
 from freehold.scheduler.step_time import StepTime
 from freehold.slices import finished
 
-LOADS_MAX = 2  # for one request: what is evicted again before it is admitted is then computed
+LOADS_MAX = 2  # of one prefix for one request: what is evicted again before it is admitted is then computed
 
 
 class Loading:
@@ -90,7 +90,7 @@ class Loading:
         if tiers is None or deeper.load_count >= LOADS_MAX:
             return None
         plan = tiers.loads.plan(match, self._keys(tiers, request, match.namespace), self._limit(request))
-        return plan if plan is not None and tiers.loads.pays(plan, self._time.token) else None
+        return tiers.loads.piece_of(plan) if plan is not None and tiers.loads.pays(plan, self._time.token) else None
 
     def begin(self, request: Request, plan: LoadPlan, is_alone: bool, keep: Tail | None) -> bool:
         """Whether the request has to wait for what is planned: it is on its way, or begins to be now. `is_alone`: no
@@ -100,9 +100,13 @@ class Loading:
         number = tiers.loads.underway(plan)
         if number is None:
             number = tiers.loads.begin(plan, is_alone, keep)
-        if number is not None and number != deeper.load:
-            deeper.load_count += 1
-            deeper.load, deeper.begin, deeper.end = number, plan.match.length, plan.boundary
+        if number is None:  # what was evicted for it may be on its way to the host
+            return self._memory.room.is_returning
+        if number != deeper.load:
+            if deeper.load is None or plan.match.known <= deeper.known:  # what came has gone again
+                deeper.load_count += 1
+                deeper.begin = plan.match.length
+            deeper.load, deeper.known, deeper.end = number, plan.match.known, plan.boundary
         return self.is_awaited(request)
 
     def _keys(self, tiers: Tiers, request: Request, namespace: Namespace) -> KeyChain:

@@ -72,7 +72,8 @@ class Finish:
 class DeeperPrefix:
     """What a request has to do with tiers below the device: its `keys`, which are those in `namespace`; what is fetched
     for it from storage, and until when it waits for that (seconds of the scheduler's clock); the number of the `load`
-    that it waits for, how many it has waited for, and which tokens the newest one brings."""
+    that it waits for, how often loads of its prefix began anew, how many tokens the device knew when the newest one
+    began, and which tokens they bring."""
 
     keys: KeyChain | None = None
     namespace: Namespace | None = None
@@ -80,6 +81,7 @@ class DeeperPrefix:
     deadline: float = 0.0
     load: int | None = None
     load_count: int = 0
+    known: int = 0
     begin: int = 0
     end: int = 0
 

@@ -27,6 +27,7 @@ from freehold.slices import finished
 
 LEARNED_FROM = 5  # loads
 DECLINED_MAX = 32  # loads
+PIECES, PIECE_MAX = 8, 4096  # a load takes this part of the host at most, and so many columns
 
 
 class RoomMaker(Protocol):
@@ -100,6 +101,19 @@ class Loads:
 
     def _bytes(self, plan: LoadPlan) -> int:
         return sum(count * each for count, each in zip(plan.page_counts, self._page_bytes, strict=True))
+
+    def piece_of(self, plan: LoadPlan) -> LoadPlan:
+        """The beginning of a plan that would take too much of the host at once. What is evicted for a load has to find
+        room there beside what is loaded. Bounded groups come with the last piece."""
+        size, full = self._tree.page_size, self._reach.full
+        if not full:
+            return plan
+        most = min(self._host.pages[full[0]].pool.capacity // PIECES, PIECE_MAX)
+        end = plan.match.known // size + max(most, 1)
+        if end * size >= plan.boundary:
+            return plan
+        columns = [part[part < end] if group in full else part[:0] for group, part in enumerate(plan.columns)]
+        return replace(plan, boundary=end * size, columns=columns)
 
     def underway(self, plan: LoadPlan) -> int | None:
         """The number of a load that brings the first of these pages, if there is one."""
