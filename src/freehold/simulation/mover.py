@@ -115,6 +115,10 @@ class SimulatedMover:
         """End the order that was given first."""
         self._end(self._pending[0])
 
+    def heal(self) -> None:
+        """Nothing fails from now on."""
+        self._faults = Faults(self._faults.seed)
+
     def finish(self) -> None:
         """End everything, late as it may be."""
         for one in list(self._pending):

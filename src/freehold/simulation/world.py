@@ -21,6 +21,7 @@ from freehold.simulation.asked import request_of
 from freehold.simulation.assembly import SimulatedModel, assemble
 from freehold.simulation.bounds import check_bounds
 from freehold.simulation.compiling import Compiling
+from freehold.simulation.convergence import check_content, converge
 from freehold.simulation.conversations import Conversations
 from freehold.simulation.engine import WrongKV
 from freehold.simulation.fair_shares import FairShares
@@ -186,7 +187,8 @@ class World:
         if self.iteration % AUDIT_INTERVAL == 0:
             self.memory.audit()
             self._mirror.check(self.memory)
-            self._check_content()
+            if self.memory.tiers is not None and self.mover is not None:
+                check_content(self.memory.tree, self.memory.tiers, self.mover)
         if self.iteration % CENSUS_INTERVAL == 0:
             check_bounds(self.scheduler, len(self.requests) - self._first)
         self._poison()
@@ -341,21 +343,6 @@ class World:
         self._summary.retractions += request.retractions
         self._summary.cover.update(request.transitions)
 
-    def _check_content(self) -> None:
-        """Pages hold what their keys say, and storage has what it was given."""
-        if self.memory.tiers is None or self.mover is None:
-            return
-        for group, pages in enumerate(self.memory.tiers.host.pages):
-            entries = dict(pages.entries())
-            self.mover.check_content(False, group, list(entries), np.array(list(entries.values()), np.int32))
-            for node in self.memory.tree.nodes():
-                there = node.pages[group].nonzero()[0]
-                self.mover.check_content(True, group, node.keys_at(there), node.pages[group][there])
-            key = self.memory.tiers.plan.group_keys[group]
-            given = [one for one, page in entries.items() if pages.given.stored[page]]
-            lost = [one for one in given if not self.mover.has_stored(one, key)]
-            assert not lost, f"group {group}: {len(lost)} pages count as stored, and storage lacks them"
-
     def _poison(self) -> None:
         """Overwrite what is free: whoever still reads it is found out."""
         if self.scenario.cell.pool == "ample" and self.iteration % AUDIT_INTERVAL:
@@ -370,16 +357,15 @@ class World:
         self._restore()
         self.memory.pins.give_up()
         while self._operator.is_busy or self.scheduler.has_work or (self.mover is not None and self.mover.pending):
-            if self.mover is not None:
-                self.mover.finish()
-            self._operator.advance()
-            self.scheduler.step()
+            self._rest()
         self.memory.audit()
         self._conversations.check()
         self._operator.check_counts()
         self._totals.check(list(self.requests.values())[self._first :])
         counts = self.memory.counts()
         assert counts.lease == counts.pinned == counts.limbo == counts.transfer == 0, f"leaked: {counts}"
+        if self.memory.tiers is not None and self.mover is not None:
+            converge(self.memory.tree, self.memory.tiers, self.mover, self._rest)
         self.memory.flush()
         self.memory.audit()
         self._mirror.follow()
@@ -391,6 +377,14 @@ class World:
         assert len(self.requests) == sum(h.verb is Verb.SUBMIT for h in self.scenario.happenings)
         ended = (name for name, request in self.requests.items() if request.state is RequestState.ENDED)
         assert self.requests.keys() - self._gone == set(ended)
+
+    def _rest(self, seconds: float = 0.0) -> None:
+        """An iteration in which no request comes, and all transfers end."""
+        self.clock.now += seconds
+        if self.mover is not None:
+            self.mover.finish()
+        self._operator.advance()
+        self.scheduler.step()
 
     def _history(self, error: Exception) -> str:
         if isinstance(error, WrongKV) and error.page:

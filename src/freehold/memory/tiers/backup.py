@@ -194,7 +194,10 @@ class Backup:
         borrowed = [sources[bounded.number] for bounded in self._tree.bounded]
         hold = Hold.on(self._tree, node, PinKind.BACKUP, borrowed)
         number = self._transfers.next_number()
+        wanted = sum(len(pages) for pages in sources)
         host, sources, keys = self._room_for(number, sources, keys)
+        if sum(len(pages) for pages in sources) < wanted:
+            line.put(node)
         if not any(len(pages) for pages in sources):
             hold.drop(self._tree)
             return False
