@@ -223,6 +223,12 @@ class SimulateOptions:
     max_running_requests: int = option(64, "Maximum number of running requests.", PLANNING)
     schedule_policy: str = option("fcfs", "fcfs, lpm or priority.", PLANNING)
     eviction_policy: str = option("reuse", "reuse, lru, lfu, fifo or priority.", PLANNING)
+    hicache_ratio: float = option(
+        0.0, "Host memory for KV, as a multiple of the device's. 0: none.", PLANNING, Limits(least=0)
+    )
+    hicache_write_policy: str = option(
+        "write_through", "write_through, write_through_selective or write_back.", PLANNING
+    )
     step_ms: float = option(10.0, "Milliseconds that every step takes.", PLANNING)
     token_us: float = option(50.0, "Microseconds that each token of a step adds.", PLANNING)
 
@@ -239,6 +245,9 @@ class SimulateOptions:
             max_queued_requests=1 << 20,
             schedule_policy=self.schedule_policy,
             eviction_policy=self.eviction_policy,
+            enable_hierarchical_cache=self.hicache_ratio > 0,
+            hicache_ratio=self.hicache_ratio or 1.0,
+            hicache_write_policy=self.hicache_write_policy,
         )
 
 

@@ -1,8 +1,13 @@
 """Eviction alone, on small traces where the answer can be seen."""
 
-import numpy as np
+from dataclasses import replace
 
+import numpy as np
+import pytest
+
+from freehold.config import EngineConfig
 from freehold.planning.evictions import hit_rates
+from freehold.planning.replay import Speed, replay
 from freehold.planning.trace import Arrival
 
 
@@ -67,3 +72,41 @@ def test_no_policy_beats_the_optimum_on_a_random_trace():
     rates = hit_rates(trace, 4, 5, ["reuse", "lru", "lfu", "fifo", "priority"])
     assert rates["optimum"] == max(rates.values())
     assert rates["optimum"] > rates["lru"]
+
+
+def conversations(count: int, turns: int, seed: int) -> list[Arrival]:
+    """Conversations with one of two system prompts, in any order; each turn continues what was said."""
+    rng = np.random.default_rng(seed)
+    systems = [rng.integers(0, 900, 48).astype(np.int32) for _ in range(2)]
+    said = [systems[number % 2] for number in range(count)]
+    order = rng.permutation(np.repeat(np.arange(count), turns))
+    found: list[Arrival] = []
+    for at, number in enumerate(order.tolist()):
+        said[number] = np.concatenate([said[number], rng.integers(0, 900, rng.integers(8, 40)).astype(np.int32)])
+        found.append(Arrival(60.0 * at, said[number], 1))
+    return found
+
+
+def loop(count: int, rounds: int) -> list[Arrival]:
+    rng = np.random.default_rng(count)
+    prompts = [rng.integers(0, 900, 81).astype(np.int32) for _ in range(count)]
+    return [Arrival(60.0 * at, prompt, 1) for at, prompt in enumerate(prompts * rounds)]
+
+
+@pytest.mark.sampled(8)
+@pytest.mark.parametrize("policy", ["write_through", "write_back"])
+@pytest.mark.parametrize("size", [4, 16])
+@pytest.mark.parametrize("ratio", [0.5, 1.0, 2.0, 4.0])
+@pytest.mark.parametrize(
+    "trace", [conversations(24, 6, 0), conversations(10, 12, 1), loop(9, 5), loop(13, 5), loop(21, 4)]
+)
+def test_device_and_host_are_one_cache_of_the_size_of_both(trace, ratio, size, policy):
+    """One device of that size, least recently used first, finds as many tokens."""
+    longest = max(len(one.prompt) for one in trace)
+    pages = max(400 // size, longest // size + 2)
+    config = EngineConfig(page_size=size, num_pages=pages, max_running_requests=1, eviction_policy="lru")
+    one = replay(trace, replace(config, num_pages=int(pages * (1 + ratio))), Speed())
+    deeper = {"enable_hierarchical_cache": True, "hicache_ratio": ratio, "hicache_write_policy": policy}
+    both = replay(trace, replace(config, **deeper), Speed())
+    assert both.hit_rate >= one.hit_rate - 0.02
+    assert both.cached_tokens == one.cached_tokens or both.cached_by_tier["host"] > 0

@@ -26,8 +26,11 @@ def simulate_trace(path: Path, scale: int, limit: int | None, config: EngineConf
     _show_replay(result)
     with console.status("Comparing policies of eviction ..."):
         policies = dict.fromkeys(["lru", "lfu", config.eviction_policy])
-        rates = hit_rates(arrivals, config.page_size, config.num_pages or 0, list(policies))
-    table = Table("policy", "hit rate", "of what lies between lru and the optimum", title="eviction alone")
+        host = config.hicache_ratio if config.enable_hierarchical_cache else 0
+        pages = int((config.num_pages or 0) * (1 + host))
+        rates = hit_rates(arrivals, config.page_size, pages, list(policies))
+    title = f"eviction alone, {pages:,} pages"
+    table = Table("policy", "hit rate", "of what lies between lru and the optimum", title=title)
     room = max(rates["optimum"] - rates["lru"], 1e-9)
     for name, rate in rates.items():
         table.add_row(name, f"{rate:.3f}", f"{(rate - rates['lru']) / room:.0%}")
@@ -46,7 +49,8 @@ def _show_replay(result: Replay) -> None:
         f"{result.duration:,.0f} s simulated\n"
         f"queued p50 {percentile(result.queued, 50):.2f} s, p99 {percentile(result.queued, 99):.2f} s; "
         f"first token p50 {percentile(result.first_token, 50):.2f} s, p99 {percentile(result.first_token, 99):.2f} s\n"
-        f"hit rate {result.hit_rate:.3f} ({result.cached_tokens:,} of {result.prompt_tokens:,} prompt tokens), "
+        f"hit rate {result.hit_rate:.3f} ({result.cached_tokens:,} of {result.prompt_tokens:,} prompt tokens: "
+        f"{', '.join(f'{count:,} {tier}' for tier, count in result.cached_by_tier.items())}), "
         f"{result.retractions:,} retractions, {result.evicted_pages:,} pages evicted",
         highlight=False,
         soft_wrap=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -9,11 +10,12 @@ import numpy as np
 
 from freehold.config import EngineConfig
 from freehold.errors import InvalidParameter
+from freehold.memory import WritePolicy
 from freehold.planning.trace import Arrival
 from freehold.sampling_params import SamplingParams
 from freehold.scheduler.request import Request
 from freehold.scheduler.scheduler import Scheduler
-from freehold.simulation.assembly import assemble
+from freehold.simulation.assembly import SimulatedTiers, assemble
 from freehold.simulation.world import Clock
 
 SAMPLES = 20  # of memory over time
@@ -35,7 +37,7 @@ class Replay:
     requests: int = 0
     refused: int = 0
     prompt_tokens: int = 0
-    cached_tokens: int = 0
+    cached_by_tier: Counter[str] = field(default_factory=Counter[str])  # tokens
     output_tokens: int = 0
     retractions: int = 0
     evicted_pages: int = 0
@@ -48,6 +50,10 @@ class Replay:
     )  # time, pages by owner, running, waiting
 
     @property
+    def cached_tokens(self) -> int:
+        return self.cached_by_tier.total()
+
+    @property
     def hit_rate(self) -> float:
         return self.cached_tokens / max(self.prompt_tokens, 1)
 
@@ -58,7 +64,8 @@ def replay(
     """Run a trace to its end. Every read is checked."""
     limit = max(len(arrival.prompt) + arrival.output_length for arrival in arrivals) + 1
     clock = Clock()
-    server = assemble(config, limit, clock=clock)
+    tiers = SimulatedTiers(WritePolicy(config.hicache_write_policy), config.hicache_ratio)
+    server = assemble(config, limit, clock=clock, tiers=tiers if config.enable_hierarchical_cache else None)
     memory, engine, scheduler = server.memory, server.engine, server.scheduler
     result, pending, number = Replay(), arrivals[::-1], 0
     sample_every = max(arrivals[-1].at / SAMPLES, 1e-9)
@@ -68,6 +75,8 @@ def replay(
         while pending and pending[-1].at <= clock.now:
             arrival, number = pending.pop(), number + 1
             _submit(scheduler, arrival, number, result)
+        if server.mover is not None:
+            server.mover.advance()
         before = int(memory.leases.committed.sum())
         output = scheduler.step()
         computed = max(int(memory.leases.committed.sum()) - before, len(output.tokens))
@@ -98,7 +107,7 @@ def _submit(scheduler: Scheduler, arrival: Arrival, number: int, result: Replay)
 def _count(result: Replay, request: Request) -> None:
     result.requests += 1
     result.prompt_tokens += len(request.prompt)
-    result.cached_tokens += request.cached_tokens or 0
+    result.cached_by_tier.update(request.cached_by_tier)
     result.output_tokens += len(request.output)
     if request.first_scheduled is not None:
         result.queued.append(request.first_scheduled - request.arrival)

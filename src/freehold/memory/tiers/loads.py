@@ -27,7 +27,8 @@ from freehold.slices import finished
 
 LEARNED_FROM = 5  # loads
 DECLINED_MAX = 32  # loads
-PIECES, PIECE_MAX = 8, 4096  # a load takes this part of the host at most, and so many columns
+# A load takes this part of the host at most, and so many columns.
+PIECES, PIECE_LEAST, PIECE_MAX = 32, 4, 4096
 
 
 class RoomMaker(Protocol):
@@ -108,8 +109,8 @@ class Loads:
         size, full = self._tree.page_size, self._reach.full
         if not full:
             return plan
-        most = min(self._host.pages[full[0]].pool.capacity // PIECES, PIECE_MAX)
-        end = plan.match.known // size + max(most, 1)
+        most = min(max(self._host.pages[full[0]].pool.capacity // PIECES, PIECE_LEAST), PIECE_MAX)
+        end = plan.match.known // size + most
         if end * size >= plan.boundary:
             return plan
         columns = [part[part < end] if group in full else part[:0] for group, part in enumerate(plan.columns)]
