@@ -21,17 +21,20 @@ ABORT_TIMEOUT_S = 10.0  # for the turn that runs to end
 def session_routes(engine: AsyncEngine, table: SessionTable) -> APIRouter:
     routes = router()
 
+    def card(session: Session) -> dict[str, Any]:
+        return _described(session, table.last_used(session))
+
     @routes.post("/v1/sessions")
     async def open_session(request: Request, body: SessionBody | None = None) -> dict[str, Any]:
         body = body or SessionBody()
         client = client_of(request)
         namespace = client.namespace(body.cache_salt)
         settings = SessionSettings(body.timeout, body.capacity, namespace, owner=client.name)
-        return _card(table.open(body.session_id, settings))
+        return card(table.open(body.session_id, settings))
 
     @routes.get("/v1/sessions")
     async def sessions(request: Request) -> dict[str, Any]:
-        return {"object": "list", "data": [_card(session) for session in table.of(client_of(request))]}
+        return {"object": "list", "data": [card(session) for session in table.of(client_of(request))]}
 
     @routes.get("/v1/sessions/{name}")
     async def session(request: Request, name: str, token_ids: bool = False) -> dict[str, Any]:
@@ -41,18 +44,18 @@ def session_routes(engine: AsyncEngine, table: SessionTable) -> APIRouter:
         tokens = table.conversation(found).tokens
         # The last token of a prompt is always computed.
         argument = {"tokens": np.append(tokens, np.int32(0)).tobytes(), **found.scope, "session": found.key}
-        card = {**_card(found), "cached": await engine.call("lookup", argument)}
-        return {**card, "token_ids": tokens.tolist()} if token_ids else card
+        shown = {**card(found), "cached": await engine.call("lookup", argument)}
+        return {**shown, "token_ids": tokens.tolist()} if token_ids else shown
 
     @routes.post("/v1/sessions/{name}/fork")
     async def fork(request: Request, name: str, body: ForkBody | None = None) -> dict[str, Any]:
-        return _card(table.fork(table.get(name, client_of(request)), (body or ForkBody()).session_id))
+        return card(table.fork(table.get(name, client_of(request)), (body or ForkBody()).session_id))
 
     @routes.post("/v1/sessions/{name}/rewind")
     async def rewind(request: Request, name: str, body: RewindBody) -> dict[str, Any]:
         found = table.get(name, client_of(request))
         table.rewind(found, body.to)
-        return _card(found)
+        return card(found)
 
     @routes.delete("/v1/sessions/{name}")
     async def close(request: Request, name: str, abort: bool = False) -> dict[str, Any]:
@@ -68,7 +71,7 @@ def session_routes(engine: AsyncEngine, table: SessionTable) -> APIRouter:
     return routes
 
 
-def _card(session: Session) -> dict[str, Any]:
+def _described(session: Session, last_used: float) -> dict[str, Any]:
     settings = session.settings
     return {
         "id": session.id,
@@ -78,7 +81,7 @@ def _card(session: Session) -> dict[str, Any]:
         "active": session.turn is not None,
         "waiting": len(session.line),
         "closing": session.closing,
-        "last_used": session.last_used,
+        "last_used": last_used,
         "timeout": settings.timeout,
         "capacity": settings.capacity,
     }

@@ -27,7 +27,8 @@ def saving_routes(engine: AsyncEngine, table: SessionTable) -> APIRouter:
         found = table.get(name, client_of(request))
         tokens, timeout = table.conversation(found).tokens.tobytes(), (body or SaveBody()).timeout
         saving = engine.call("save", {"tokens": tokens, "timeout": timeout, **found.scope})
-        saved = await unless_disconnected(request, saving)
+        with table.in_use(found):
+            saved = await unless_disconnected(request, saving)
         return {"id": name, "object": "session.saved", **saved}
 
     @routes.post("/v1/sessions/{name}/restore")
@@ -38,7 +39,8 @@ def saving_routes(engine: AsyncEngine, table: SessionTable) -> APIRouter:
         tokens = table.conversation(found).tokens
         by_tier = dict.fromkeys(("device", "host", "storage"), 0)
         if len(tokens):
-            by_tier |= await _compute(engine, tokens, found)
+            with table.in_use(found):
+                by_tier |= await _compute(engine, tokens, found)
         cached = sum(by_tier.values())
         return {
             "id": name, "object": "session.restored", "tokens": len(tokens), "cached_tokens": by_tier,

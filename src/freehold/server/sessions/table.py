@@ -7,10 +7,11 @@ name's tail. So whatever happens to the engine's memory, a session can go on.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 
 from freehold.arrays import Int32
@@ -51,10 +52,11 @@ class Session:
 
     id: str
     settings: SessionSettings
+    last_used: float  # on the clock of its table
     tokens: int = 0
     turns: int = 0
     adapter: str = ""  # that of the newest turn
-    last_used: float = field(default_factory=time.time)
+    uses: int = 0  # beside its turns
     branches: BranchTree = field(default_factory=BranchTree)
     closing: bool = False
     turn: Turn | None = None
@@ -162,17 +164,24 @@ class Turn:
             session.line.remove(self)
         if session.turn is self:
             self._table.memory.hold(self, 0)
-            session.turn, session.last_used = None, time.time()
+            session.turn, session.last_used = None, self._table.clock()
             self.is_over.set()
             self._table.go_on(session)
 
 
 class SessionTable:
     """Used from one event loop. A client's names are unique; a closed session's name is free again. `memory` has
-    histories."""
+    histories. Idle time is measured on `clock`, which nobody sets."""
 
-    def __init__(self, engine: AsyncEngine, store: SessionStore, memory_bytes: int = ServerConfig.session_memory_bytes):
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        store: SessionStore,
+        memory_bytes: int = ServerConfig.session_memory_bytes,
+        clock: Callable[[], float] = time.monotonic,
+    ):
         self._engine = engine
+        self.clock = clock
         self.memory = Histories(store, memory_bytes)
         self._sessions: dict[str, Session] = {}
         for stored in store:
@@ -180,7 +189,7 @@ class SessionTable:
             if settings.branching:
                 continue  # its branches are not kept
             name = stored.id.removeprefix(f"{settings.owner}/")
-            session = Session(name, settings, stored.tokens, stored.turns)
+            session = Session(name, settings, clock(), stored.tokens, stored.turns)
             self._sessions[session.key] = session
 
     def __len__(self) -> int:
@@ -200,7 +209,7 @@ class SessionTable:
         name = uuid.uuid4().hex if name is None else name
         if not re.fullmatch(SESSION_ID, name):
             raise InvalidParameter("session_id", "must be 1 to 200 letters, digits, and any of . _ : @ -")
-        session = Session(name, settings)
+        session = Session(name, settings, self.clock())
         if session.key in self._sessions:
             raise SessionBusy(f"session id {name} is already open")
         self.change(session, conversation)
@@ -245,12 +254,13 @@ class SessionTable:
         if session.turn is None and session.closing:
             self._drop(session)
         elif session.turn is None and session.line:
-            session.turn, session.last_used = session.line.pop(0), time.time()
+            session.turn, session.last_used = session.line.pop(0), self.clock()
             session.turn.has_come.set()
 
     def fork(self, session: Session, name: str | None) -> Session:
         """A session with the history so far; pages are shared through the prefix tree, and what does not
         fill a page is computed again by the one that comes second. Raises what `open` does, and SessionsFull."""
+        session.last_used = self.clock()
         conversation = self.conversation(session)
         self.memory.make_room(conversation.nbytes)
         child = self.open(name, session.settings, conversation)
@@ -261,6 +271,7 @@ class SessionTable:
         """Raises SessionBusy, TurnRefused or StoreFailed."""
         if session.turn is not None:
             raise SessionBusy(f"session {session.id} has an active request")
+        session.last_used = self.clock()
         self.change(session, self.conversation(session).rewound(to))
 
     def close(self, session: Session, abort: bool = False) -> None:
@@ -279,12 +290,28 @@ class SessionTable:
             self.memory.drop(session.key)
             self._engine.forget_session(session.key)
 
+    @contextlib.contextmanager
+    def in_use(self, session: Session) -> Iterator[None]:
+        """It is not idle."""
+        session.uses += 1
+        try:
+            yield
+        finally:
+            session.uses, session.last_used = session.uses - 1, self.clock()
+
+    def last_used(self, session: Session) -> float:
+        """As a time of day."""
+        return time.time() - (self.clock() - session.last_used)
+
     async def expire(self) -> None:
         """Forever: close what has been idle for too long."""
         while True:
             await asyncio.sleep(EXPIRY_INTERVAL_S)
-            now = time.time()
-            for session in list(self):
-                timeout = session.settings.timeout
-                if timeout is not None and session.turn is None and now - session.last_used > timeout:
-                    self.close(session)
+            self.close_idle()
+
+    def close_idle(self) -> None:
+        now = self.clock()
+        for session in list(self):
+            timeout, in_use = session.settings.timeout, session.turn is not None or session.uses > 0
+            if timeout is not None and not in_use and now - session.last_used > timeout:
+                self.close(session)
