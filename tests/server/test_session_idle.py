@@ -3,9 +3,9 @@
 import time
 
 import pytest
+from opened_sessions import Clock, Opened, news
 
 from freehold.server.sessions.settings import SessionSettings
-from opened_sessions import Clock, Opened, news
 
 
 @pytest.fixture

@@ -1,8 +1,9 @@
-"""Sessions beside a plain model of them: turns, chats, branches that replace others, forks, rewinds, timeouts and clocks
-that jump, on too little memory; the disk fails at any moment, and the server is killed at any."""
+"""Sessions beside a plain model of them: turns, chats, branches that replace others, forks, rewinds, timeouts and
+clocks that jump, on too little memory. The disk fails at any moment, and the server is killed at any."""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import shutil
@@ -17,16 +18,16 @@ import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from opened_sessions import Clock, Opened, news
 
 from freehold.errors import SessionBusy, SessionsFull, StoreFailed, TurnRefused
 from freehold.server.native.schema import SessionParams
 from freehold.server.sessions.branches import branch_of
 from freehold.server.sessions.settings import SessionSettings
 from freehold.server.sessions.table import Turn
-from opened_sessions import Clock, Opened, news
 
 MEMORY_BYTES = 12_000
-NAMES, REQUESTS = "abc", "uvwxyz"
+NAMES, REQUESTS = "ab", "uvwxy"
 moments = st.none() | st.integers(1, 400)  # at which something happens to the disk, in steps of SQLite
 
 
@@ -239,7 +240,8 @@ class Sessions(RuleBasedStateMachine):
         free = sorted({*REQUESTS} - {flight.name for flight in running})
         if session is None or not free:
             return
-        rid = data.draw(st.none() | st.sampled_from(REQUESTS))
+        there = {*self.known[session].points, *(flight.name for flight in running)}
+        rid = data.draw(st.sampled_from([*sorted(there), *sorted(there), None, "nobody"]))
         offset = data.draw(st.none() | st.integers(-1, 300))
         params = SessionParams(id=session, rid=rid, offset=offset, replace=replaces, drop_previous_output=drops)
         found = self.opened.session(session)
@@ -311,8 +313,6 @@ class Sessions(RuleBasedStateMachine):
         self.changing(work, self.known, {**self.known, flight.session: after}, fails_at, dies_at)
 
     async def left(self, turn: Turn):
-        import asyncio
-
         task = asyncio.ensure_future(turn.observe(news([7], "yes", "stop")))
         await asyncio.sleep(0)
         task.cancel()
@@ -413,7 +413,7 @@ class Sessions(RuleBasedStateMachine):
         self.clock.now += seconds
         self.wall += jump
         in_use = {flight.session for flight in self.flights}
-        with mock.patch.object(time, "time", lambda: self.wall):
+        with mock.patch.object(time, "time", return_value=self.wall):
             self.opened.table.close_idle()
         for name, known in [*self.known.items()]:
             timeout = known.settings.timeout

@@ -85,7 +85,7 @@ class History:
     def replacing(self, name: str, point: Conversation, replacement: Replacement) -> Change:
         """What it takes to have a point in the place of others."""
         replaced = self._following(replacement.root)
-        gone = [other for other, one in self.points.items() if one.number in replaced and one.number < point.number]
+        gone = {other for other, one in self.points.items() if one.number in replaced and one.number < point.number}
         points = {name: point}
         root, unfinished = replacement.root, replacement.unfinished
         if root is not None and unfinished is not None and (unfinished in gone or unfinished not in self.points):
