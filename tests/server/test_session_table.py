@@ -152,10 +152,10 @@ def test_a_replacement_that_is_refused_replaces_nothing(opened, branching):
 
 def test_branches_without_a_store_are_bounded(opened, branching):
     opened.table.memory._limit = 100_000
-    for number in range(68):
+    for number in range(69):  # of 4 * 201 + 512 + 102 bytes and a little
         finish(opened, branch(opened, branching, f"r{number}", 200))
     with pytest.raises(SessionsFull, match="session_memory_bytes"):
-        branch(opened, branching, "more", 200)
+        branch(opened, branching, "more", 1000)
     assert 90_000 < opened.table.memory.nbytes <= 100_000
     opened.table.close(branching)
     assert opened.table.memory.nbytes == 0
