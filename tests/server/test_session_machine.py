@@ -27,8 +27,11 @@ from freehold.server.sessions.settings import SessionSettings
 from freehold.server.sessions.table import Turn
 
 MEMORY_BYTES = 12_000
-NAMES, REQUESTS = "ab", "uvwxy"
-moments = st.none() | st.integers(1, 400)  # at which something happens to the disk, in steps of SQLite
+NAMES, REQUESTS = "abc", "uvwxy"
+timeouts = st.sampled_from([None, None, 10.0])
+inputs = st.lists(st.integers(0, 9), max_size=4) | st.integers(0, 300).map(lambda count: [1] * count)
+# When something happens to the disk, in steps of SQLite; most often never.
+moments = st.sampled_from([None] * 60 + [1, 2, 4, 7, 11, 18, 25, 35, 50, 70, 100, 150, 250])
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,10 @@ class Sessions(RuleBasedStateMachine):
         self.numbers = itertools.count(1)
         self.names = itertools.count()
         self.open_again()
+        for name, branching in (("a", False), ("b", True)):
+            made = SessionSettings(branching=branching)
+            self.opened(self.opened.table.open(name, made))
+            self.known[name] = Known(made, self.clock.now)
 
     def open_again(self):
         self.opened = Opened(self.path, MEMORY_BYTES, self.clock)
@@ -181,7 +188,12 @@ class Sessions(RuleBasedStateMachine):
         ]
         return data.draw(st.sampled_from(sorted(found))) if found else None
 
-    @rule(name=st.sampled_from(NAMES), timeout=st.sampled_from([None, 10.0]), branching=st.booleans(), dies_at=moments)
+    @rule(
+        name=st.sampled_from(NAMES),
+        timeout=st.sampled_from([None, None, 10.0]),
+        branching=st.booleans(),
+        dies_at=moments,
+    )
     def open(self, name, timeout, branching, dies_at):
         made = SessionSettings(timeout, branching=branching)
         if name in self.known:
@@ -219,8 +231,8 @@ class Sessions(RuleBasedStateMachine):
         asked = Point(whole, len(whole), point.turns + 1, number, ancestors, point.messages)
         self.flights.append(Flight(session, name, turn, point, number=next(self.numbers), asked=asked, **flight))
 
-    @rule(data=st.data(), new=st.lists(st.integers(0, 9), max_size=400), said=st.none() | st.text(max_size=9))
-    def begin_turn(self, data, new, said):
+    @rule(data=st.data(), new=inputs, said=st.none() | st.text(max_size=9), ends=st.booleans())
+    def begin_turn(self, data, new, said, ends):
         """The template may write again what lies behind some token."""
         name = self.pick(data, branching=False, is_free=True)
         if name is None:
@@ -232,17 +244,19 @@ class Sessions(RuleBasedStateMachine):
             base = base.shortened(keep)
             point = Point(point.tokens[:keep], 0, point.turns, point.number, messages=point.messages)
         self.begin(name, "", base, point, new, root=None, keeps=None, said=said)
+        if ends:
+            self.finish("stop")
 
-    @rule(data=st.data(), new=st.lists(st.integers(0, 9), max_size=200), replaces=st.booleans(), drops=st.booleans())
-    def begin_branch(self, data, new, replaces, drops):
+    @rule(data=st.data(), new=inputs, replaces=st.booleans(), drops=st.booleans(), ends=st.booleans())
+    def begin_branch(self, data, new, replaces, drops, ends):
         session = self.pick(data, branching=True)
         running = [flight for flight in self.flights if flight.session == session]
         free = sorted({*REQUESTS} - {flight.name for flight in running})
         if session is None or not free:
             return
         there = {*self.known[session].points, *(flight.name for flight in running)}
-        rid = data.draw(st.sampled_from([*sorted(there), *sorted(there), None, "nobody"]))
-        offset = data.draw(st.none() | st.integers(-1, 300))
+        rid = data.draw(st.sampled_from([*sorted(there) * 3, None, "nobody"]))
+        offset = data.draw(st.sampled_from([None, None, None, -1, 0, 1, 2, 3, 5, 8]))
         params = SessionParams(id=session, rid=rid, offset=offset, replace=replaces, drop_previous_output=drops)
         found = self.opened.session(session)
         unfinished = next((flight for flight in running if flight.name == rid), None)
@@ -265,6 +279,8 @@ class Sessions(RuleBasedStateMachine):
         keeps = unfinished.asked if unfinished and replaces else None
         name = data.draw(st.sampled_from(free))
         self.begin(session, name, base, point, new, replacement, root=root, keeps=keeps, said=None)
+        if ends:
+            self.finish("stop")
 
     @precondition(lambda self: self.flights)
     @rule(data=st.data(), output=st.lists(st.integers(0, 9), max_size=3))
@@ -295,7 +311,14 @@ class Sessions(RuleBasedStateMachine):
     )  # fmt: skip
     def end(self, data, kind, fails_at, dies_at, leaves):
         """Its request ends, or its client leaves without a word of that, or while the end is written."""
-        flight = self.flights.pop(data.draw(st.integers(0, len(self.flights) - 1)))
+        self.flights.append(self.flights.pop(data.draw(st.integers(0, len(self.flights) - 1))))
+        self.finish(kind, fails_at, dies_at, leaves)
+
+    def finish(self, kind, fails_at=None, dies_at=None, leaves=False):
+        """The last of those in flight."""
+        if not self.flights:
+            return  # it was refused
+        flight = self.flights.pop()
         known = self.known[flight.session]
         known.used = self.clock.now
         if kind not in ("stop", "length"):
@@ -304,13 +327,13 @@ class Sessions(RuleBasedStateMachine):
             flight.turn.close()
             return
         flight.output += (7,)
-        self.replace(flight)
         after = known if flight.is_replaced else self.committed(flight, known)
         work = self.left(flight.turn) if leaves else flight.turn.observe(news([7], "yes", kind))
         fails_at = None if dies_at else fails_at
         if leaves:
             fails_at = None  # nobody hears of it
         self.changing(work, self.known, {**self.known, flight.session: after}, fails_at, dies_at)
+        self.replace(flight)
 
     async def left(self, turn: Turn):
         task = asyncio.ensure_future(turn.observe(news([7], "yes", "stop")))
@@ -387,8 +410,8 @@ class Sessions(RuleBasedStateMachine):
     @rule(data=st.data(), aborts=st.booleans())
     def close(self, data, aborts):
         name = self.pick(data)
-        if name is None:
-            return
+        if name is None or data.draw(st.integers(0, 3)):
+            return  # seldom: most of what there is to see takes many turns of a session
         session = self.opened.session(name)
         mine = [flight for flight in self.flights if flight.session == name]
         self.opened.table.close(session, aborts)
@@ -401,8 +424,10 @@ class Sessions(RuleBasedStateMachine):
         del self.known[name]
 
     @precondition(lambda self: self.path)
-    @rule()
-    def restart(self):
+    @rule(happens=st.sampled_from([True, False, False, False]))
+    def restart(self, happens):
+        if not happens:
+            return
         self.opened.close()
         self.flights = []
         self.open_again()
