@@ -150,6 +150,42 @@ def test_a_replacement_that_is_refused_replaces_nothing(opened, branching):
     assert list(opened(opened.table.history(branching)).points) == ["root", "one", "two"]
 
 
+def points(opened, session) -> dict[str, list[int]]:
+    return {name: one.tokens.tolist() for name, one in opened(opened.table.history(session)).points.items()}
+
+
+def test_a_replacement_concerns_what_was_there_when_it_began(opened, branching):
+    finish(opened, branch(opened, branching, "root"))
+    finish(opened, branch(opened, branching, "one", rid="root"))
+    slow, other = branch(opened, branching, "slow", rid="one"), branch(opened, branching, "other")
+    new = branch(opened, branching, "new", rid="root", replace=True)
+    late = branch(opened, branching, "late", rid="one")
+    finish(opened, branch(opened, branching, "later", rid="root"))
+    opened(new.observe(news([9])))
+    assert opened.engine.aborted == ["slow"]
+    finish(opened, slow)  # as one that ends before it hears of that
+    assert [*points(opened, branching)] == ["root", "one", "later"]
+    for turn in (new, late, other):
+        finish(opened, turn)
+    assert points(opened, branching) == {
+        "root": [1, 7], "later": [1, 7, 1, 7], "new": [1, 7, 1, 9, 7], "late": [1, 7, 1, 7, 1, 7], "other": [1, 7],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["stop", "abort"])
+def test_of_an_unfinished_request_that_is_replaced_the_input_stays_or_all_of_it(opened, branching, kind):
+    finish(opened, branch(opened, branching, "root"))
+    slow = branch(opened, branching, "slow", rid="root", new=2)
+    opened(slow.observe(news([5])))
+    new = branch(opened, branching, "new", rid="slow", replace=True)
+    opened(new.observe(news([9])))
+    assert opened.engine.aborted == ["slow"]
+    opened(slow.observe(news([], "", kind)))
+    finish(opened, new)
+    left = [1, 7, 1, 1] if kind == "abort" else [1, 7, 1, 1, 5]
+    assert points(opened, branching) == {"root": [1, 7], "slow": left, "new": [1, 7, 1, 1, 1, 9, 7]}
+
+
 def test_branches_without_a_store_are_bounded(opened, branching):
     opened.table.memory._limit = 100_000
     for number in range(69):  # of 4 * 201 + 512 + 102 bytes and a little

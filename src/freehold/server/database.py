@@ -23,7 +23,7 @@ class Tables(Protocol):
     """Tables that a store has in the file. Each entry may be in several."""
 
     noun: str  # what entries are, in the plural
-    names: Sequence[str]  # those of versions before included
+    names: tuple[str, ...]  # those of versions before included
 
     def prepare(self, connection: sqlite3.Connection) -> None:
         """Make them, or make them of those of a version before."""

@@ -49,7 +49,7 @@ class StoredResponse:
 
 class ResponseTables:
     noun = "responses"
-    names = ("responses",)
+    names: tuple[str, ...] = ("responses",)
 
     def prepare(self, connection: sqlite3.Connection) -> None:
         connection.execute(_SCHEMA)

@@ -141,12 +141,12 @@ def _write(connection: sqlite3.Connection, row: SessionRow, change: Change) -> N
 def _loaded(connection: sqlite3.Connection, name: str) -> History:
     """Raises sqlite3.DatabaseError if it can't be read, or makes no sense."""
     try:
-        turns: dict[int | None, Conversation | None] = {None: None}
+        turns: dict[int, Conversation] = {}
         for number, before, start, asked, count, forgets, said, added in connection.execute(_TURNS, (name,)):
             json.loads(said)
             tokens = np.frombuffer(added, np.int32)
-            turns[number] = Conversation(turns[before], start, tokens, asked, count, said, bool(forgets), number)
-        del turns[None]
+            base = None if before is None else turns[before]
+            turns[number] = Conversation(base, start, tokens, asked, count, said, bool(forgets), number)
         found = connection.execute("SELECT name, number FROM points WHERE session = ? ORDER BY rowid", (name,))
         points = {point: turns[number] for point, number in found}
     except (ValueError, TypeError, KeyError, sqlite3.OperationalError) as error:

@@ -49,7 +49,7 @@ UNION SELECT points.session FROM points
 
 class SessionTables:
     noun = "sessions"
-    names = ("sessions", "turns", "points")
+    names: tuple[str, ...] = ("sessions", "turns", "points")
 
     def prepare(self, connection: sqlite3.Connection) -> None:
         columns = [name for (_, name, *_) in connection.execute("PRAGMA table_info(sessions)")]
