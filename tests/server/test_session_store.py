@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from opened_sessions import Opened, database, news
 
-from freehold.errors import StoreFailed
+from freehold.errors import SessionBusy, StoreFailed
 from freehold.server.database import open_database
 from freehold.server.responses.store import ResponseStore, StoredResponse
 from freehold.server.sessions.settings import SessionSettings
@@ -236,6 +236,31 @@ def test_nothing_waits_for_another_that_writes_to_the_file(tmp_path):
         other.execute("BEGIN IMMEDIATE")
         assert opened(longest_wait(at_once())) < 0.5
     assert opened.tokens(session) == [1, 7]
+    opened.close()
+
+
+def test_a_turn_whose_client_leaves_while_it_is_written_has_the_session_until_then(tmp_path):
+    opened = Opened(tmp_path / "s")
+    session = opened(opened.table.open("s", SessionSettings()))
+    turn = opened.begin(session, [1])
+
+    async def leave() -> None:
+        writing = asyncio.ensure_future(turn.observe(news([7], "", "stop")))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        writing.cancel()
+        await asyncio.wait([writing])
+        turn.close()
+        assert writing.cancelled()
+        with pytest.raises(SessionBusy):
+            opened.table.line_up(session)
+        other.execute("COMMIT")
+        await turn.is_over.wait()
+
+    with changed(tmp_path / "s") as other:
+        other.execute("BEGIN IMMEDIATE")
+        opened(leave())
+    assert opened.begin(session, [2]).tokens.tolist() == [1, 7, 2]
     opened.close()
 
 
