@@ -49,12 +49,12 @@ def _copy(source: sqlite3.Connection, target: sqlite3.Connection, table: str) ->
 
 
 def _rows(source: sqlite3.Connection, table: str) -> Iterator[tuple[Any, ...]]:
-    """All that can be read, from the table itself: its indexes may be damaged. Behind a page that can't be read it goes
+    """All that can be read, in the order of the table itself: its indexes may be damaged. Behind a page that can't be read it goes
     on with the next one that can."""
     at, failures = 0, 0
     while at < ROWID_MAX:
         try:
-            found = source.execute(f"SELECT rowid, * FROM {table} NOT INDEXED WHERE rowid > ? ORDER BY rowid", (at,))
+            found = source.execute(f"SELECT rowid, * FROM {table} WHERE rowid > ? ORDER BY rowid", (at,))
             for rowid, *row in found:
                 at, failures = rowid, 0
                 yield tuple(row)

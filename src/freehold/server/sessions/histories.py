@@ -37,9 +37,9 @@ class Histories:
             self._keep(name, known)
         return known
 
-    async def put(self, row: SessionRow, history: History, change: Change, is_new: bool = False) -> None:
+    async def put(self, row: SessionRow, history: History, change: Change) -> None:
         """On disk first. Raises StoreFailed; then the history stays as it is."""
-        await self._store.save(row, change, is_new)
+        await self._store.save(row, change)
         self.give_up(row.id)
         history.apply(change)
         self._keep(row.id, history)

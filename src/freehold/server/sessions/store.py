@@ -76,12 +76,12 @@ class SessionStore:
         with failing_as(UNREAD):
             return await self._database.run(lambda connection: _loaded(connection, name))
 
-    async def save(self, row: SessionRow, change: Change, is_new: bool = False) -> None:
-        """All of it or nothing. One that `is_new` takes the place of a closed one of that name. Raises StoreFailed;
-        then the disk has what it had."""
+    async def save(self, row: SessionRow, change: Change) -> None:
+        """All of it or nothing, once what was closed before is deleted. Raises StoreFailed; then the disk has what it
+        had."""
         if self.is_on_disk:
             with failing_as(UNSTORED):
-                await self._database.run(lambda connection: self._save(connection, row, change, is_new))
+                await self._database.run(lambda connection: self._save(connection, row, change))
 
     def delete(self, name: str) -> None:
         """On disk as soon as there is room for that."""
@@ -92,11 +92,9 @@ class SessionStore:
         """Until what was asked before has been done."""
         await self._database.run(lambda connection: None)
 
-    def _save(self, connection: sqlite3.Connection, row: SessionRow, change: Change, is_new: bool) -> None:
+    def _save(self, connection: sqlite3.Connection, row: SessionRow, change: Change) -> None:
         self._catch_up(connection)
         with transaction(connection):
-            if is_new:
-                self.tables.delete(connection, row.id)
             _write(connection, row, change)
 
     def _delete(self, connection: sqlite3.Connection, name: str) -> None:

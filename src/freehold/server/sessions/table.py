@@ -245,7 +245,7 @@ class SessionTable:
             history = History()
             change = history.change(points)
             session.numbers = count(max((turn.number for turn in change.added), default=0) + 1)
-            await self.memory.put(session.row(session.adapter), history, change, is_new=True)
+            await self.memory.put(session.row(session.adapter), history, change)
             session.tokens, session.turns = history.head.length, history.head.turns
             session.last_used = self.clock()
             self._sessions[session.key] = session
