@@ -462,7 +462,7 @@ class Sessions(RuleBasedStateMachine):
         assert set(memory._kept) <= set(self.known)
         for history in memory._kept.values():
             reached = {one.number: one for point in history.points.values() for one in point.path}
-            assert reached.keys() == history.turns.keys(), "what nothing continues is gone"
+            assert reached == history.turns, "what nothing continues is gone, and nothing is there twice"
             names = sum(100 + len(name) for name in history.points)
             assert history.nbytes == sum(one.nbytes for one in reached.values()) + names
         if self.path is not None:

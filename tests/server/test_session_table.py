@@ -122,7 +122,7 @@ def test_a_chain_of_ten_thousand_turns_does_not_recurse(tmp_path):
         added = np.full(2, number, np.int32)
         points[f"r{number}"] = point = Conversation(point, 2 * number - 2, added, 1, number, number=number)
     session = opened(opened.table.open("long", SessionSettings(branching=True), points))
-    child = opened(opened.table.fork(session, None))
+    child = opened(opened.table.fork(session, "child"))
     assert (child.tokens, child.turns) == (20_000, 10_000)
     finish(opened, branch(opened, child, "new", rid="r2", replace=True))
     assert list(opened(opened.table.history(child)).points) == ["r1", "r2", "new"]
@@ -130,6 +130,7 @@ def test_a_chain_of_ten_thousand_turns_does_not_recurse(tmp_path):
     again = Opened(tmp_path / "s.db", 1 << 30)
     assert len(opened_points := again(again.table.history(again.session("long"))).points) == 10_000
     assert opened_points["r10000"].length == 20_000
+    assert list(again(again.table.history(again.session("child"))).points) == ["r1", "r2", "new"]
     again.close()
 
 

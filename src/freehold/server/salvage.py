@@ -49,8 +49,8 @@ def _copy(source: sqlite3.Connection, target: sqlite3.Connection, table: str) ->
 
 
 def _rows(source: sqlite3.Connection, table: str) -> Iterator[tuple[Any, ...]]:
-    """All that can be read, in the order of the table itself: its indexes may be damaged. Behind a page that can't be read it goes
-    on with the next one that can."""
+    """All that can be read, in the order of the table itself: its indexes may be damaged. Behind a page that can't be
+    read it goes on with the next one that can."""
     at, failures = 0, 0
     while at < ROWID_MAX:
         try:
