@@ -347,6 +347,18 @@ def test_the_one_used_least_recently_is_given_up_first(tmp_path):
     opened.close()
 
 
+def test_what_is_read_again_while_a_turn_runs_is_not_there_twice(tmp_path):
+    stored(tmp_path / "s", 1, turns=3)
+    opened = Opened(tmp_path / "s")
+    session = opened.session("s0")
+    turn = opened.begin(session, [1])
+    opened.table.memory.give_up(session.key)
+    opened(turn.observe(news([7], "", "stop")))
+    history = opened(opened.table.history(session))
+    assert {one.number: one for one in history.head.path} == history.turns
+    opened.close()
+
+
 def test_a_session_that_is_closed_while_it_is_read_is_not_kept(tmp_path):
     stored(tmp_path / "s", 1)
     opened = Opened(tmp_path / "s")
