@@ -191,7 +191,7 @@ def test_points_of_histories_are_bounded_and_their_owners(tmp_path, monkeypatch)
     again.database.close()
 
 
-def test_a_response_is_kept_for_its_time_on_a_clock_that_nobody_sets(tmp_path, monkeypatch):
+def test_a_response_is_kept_for_its_time_on_the_monotonic_clock(tmp_path, monkeypatch):
     path, clock = str(tmp_path / "store.sqlite"), Clock()
     store = Stored(path, 60, clock)
     store.put(stored("r"), "ada")

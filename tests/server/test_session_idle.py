@@ -1,4 +1,4 @@
-"""How long a session may be idle: measured where nobody sets the clock, and only while nothing uses it."""
+"""How long a session may be idle: on the monotonic clock, and only while nothing uses it."""
 
 import time
 
@@ -32,7 +32,7 @@ def test_setting_the_wall_clock_closes_nothing_and_keeps_nothing_open(clock, mon
     assert names(opened) == []
 
 
-def test_by_default_the_clock_is_one_that_nobody_sets():
+def test_by_default_the_clock_is_monotonic():
     assert Opened().table.clock is time.monotonic
 
 

@@ -255,7 +255,7 @@ class Sessions(RuleBasedStateMachine):
         if session is None or not free:
             return
         there = {*self.known[session].points, *(flight.name for flight in running)}
-        rid = data.draw(st.sampled_from([*sorted(there) * 3, None, "nobody"]))
+        rid = data.draw(st.sampled_from([*sorted(there) * 3, None, "unknown"]))
         offset = data.draw(st.sampled_from([None, None, None, -1, 0, 1, 2, 3, 5, 8]))
         params = SessionParams(id=session, rid=rid, offset=offset, replace=replaces, drop_previous_output=drops)
         found = self.opened.session(session)
@@ -331,7 +331,7 @@ class Sessions(RuleBasedStateMachine):
         work = self.left(flight.turn) if leaves else flight.turn.observe(news([7], "yes", kind))
         fails_at = None if dies_at else fails_at
         if leaves:
-            fails_at = None  # nobody hears of it
+            fails_at = None  # the client can't hear of it
         self.changing(work, self.known, {**self.known, flight.session: after}, fails_at, dies_at)
         self.replace(flight)
 

@@ -216,7 +216,7 @@ async def longest_wait(work) -> float:
 
 
 def test_nothing_waits_for_another_that_writes_to_the_file(tmp_path):
-    """Sessions and responses: they wait for it, and nobody waits for them."""
+    """Sessions and responses: they wait for it, and nothing waits for them."""
     file = both(tmp_path / "s")
     responses = ResponseStore(file, 60)
     file.close()

@@ -66,7 +66,7 @@ class ResponseTables:
 
 class ResponseStore:
     """Responses in a database. The oldest go first when there are too many. Each can be continued from for `ttl`
-    seconds. They begin again with the server, for they are measured on `clock`, which nobody sets."""
+    seconds. They begin again with the server: `clock` is a monotonic one."""
 
     tables = ResponseTables()
 

@@ -11,7 +11,7 @@ from freehold.conversation import Conversation
 @dataclass(frozen=True)
 class Change:
     """What becomes of a history: `points` that come or are others now, names that are `gone`; and of what they consist:
-    turns that are `added`, those before first, and numbers of those that nothing continues any more."""
+    turns that are `added`, the oldest first, and numbers of the turns that nothing continues any more."""
 
     points: Mapping[str, Conversation]
     gone: Collection[str] = ()

@@ -156,7 +156,7 @@ class Turn:
 
     async def observe(self, delta: Delta) -> None:
         """Take note of output. The end of it is saved before anybody hears of it: raises StoreFailed, and then the
-        turn has not happened. Once a commit has begun it goes on, even if nobody waits for it."""
+        turn has not happened. A commit that has begun goes on, even if the client leaves."""
         self._output += delta.tokens
         self._answer.add(delta.events)
         is_complete = delta.ended is not None and delta.ended.is_complete
@@ -194,7 +194,7 @@ class Turn:
 
 class SessionTable:
     """Used from one event loop. A client's names are unique; a closed session's name is free again. `memory` has
-    histories. Idle time is measured on `clock`, which nobody sets."""
+    histories. Idle time is measured on `clock`, a monotonic one."""
 
     def __init__(
         self,
@@ -207,7 +207,7 @@ class SessionTable:
         self.clock = clock
         self.memory = Histories(store, memory_bytes)
         self._sessions: dict[str, Session] = {}
-        self._opening: set[str] = set()  # names of those that are not on disk yet
+        self._opening: set[str] = set()  # names of sessions that are not on disk yet
         for stored in store:
             settings = SessionSettings(**stored.row.settings)
             name = stored.row.id.removeprefix(f"{settings.owner}/")
