@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,44 +14,75 @@ from freehold.errors import TurnRefused
 
 NO_TOKENS: Int32 = np.empty(0, np.int32)
 NO_MESSAGES = "[]"
+OBJECT_BYTES = 512  # what one takes beside tokens and texts
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False, slots=True)
 class Conversation:
-    """A value: each turn makes another one, which shares the arrays of the one before. So a fork is the same value.
+    """A value: each turn makes another one, which continues the one before. So a fork is the same value, and branches
+    share their beginning.
 
-    `parts` are its tokens int32, one array behind the other. `ends` int32 [turns] are the lengths of the history after
-    each turn. `messages` are those of a chat up to its last answer, as a list in JSON.
+    It is the first `start` tokens of `before` and, behind them, `added` int32. The first `asked` of those were input.
+    `said` are the messages that came with them, as a list in JSON; those of `before` come first, unless it `forgets`
+    them. Its session's store knows it by `number`; one without number and tokens is not a turn yet.
     """
 
-    parts: tuple[Int32, ...] = ()
-    ends: Int32 = field(default_factory=lambda: NO_TOKENS)
-    messages: str = NO_MESSAGES
+    before: Conversation | None = None
+    start: int = 0
+    added: Int32 = field(default_factory=lambda: NO_TOKENS)
+    asked: int = 0
+    turns: int = 0
+    said: str = NO_MESSAGES
+    forgets: bool = False
+    number: int = 0
+
+    @property
+    def path(self) -> Iterator[Conversation]:
+        """This one and all that it continues, the newest first."""
+        one: Conversation | None = self
+        while one is not None:
+            yield one
+            one = one.before
 
     @property
     def tokens(self) -> Int32:
         """All of them int32 [length], a copy if they are in several parts."""
-        return _joined(self.parts)
+        return _joined(self._parts())
+
+    def _parts(self) -> list[Int32]:
+        parts: list[Int32] = []
+        end = self.length
+        for one in self.path:
+            if one.start < end:
+                parts.append(one.added[: end - one.start])
+                end = one.start
+        return parts[::-1]
+
+    @property
+    def messages(self) -> str:
+        """All of a chat up to its last answer, as a list in JSON."""
+        texts: list[str] = []
+        for one in self.path:
+            texts.append(one.said)
+            if one.forgets:
+                break
+        return lists_joined(texts[::-1])
 
     @property
     def length(self) -> int:
-        return sum(map(len, self.parts))
-
-    @property
-    def turns(self) -> int:
-        return len(self.ends)
+        return self.start + len(self.added)
 
     @property
     def nbytes(self) -> int:
-        return sum(part.nbytes for part in self.parts) + self.ends.nbytes + len(self.messages)
+        """Without what it continues."""
+        return self.added.nbytes + len(self.said) + OBJECT_BYTES
 
-    def begin(self, new: Int32, keep: int | None = None, capacity: int | None = None) -> Int32:
-        """All tokens int32 [n] of a turn with the input `new` after the history, or after its first `keep` tokens.
+    def begin(self, new: Int32, capacity: int | None = None) -> Int32:
+        """All tokens int32 [n] of a turn with the input `new`.
 
         History, input and output may have `capacity` tokens together. Raises TurnRefused.
         """
-        history = self.parts if keep is None else (self.tokens[:keep],)
-        whole = _joined((*history, new))
+        whole = _joined([*self._parts(), new])
         if not len(whole):
             raise TurnRefused("the turn has no tokens, and the session no history")
         if capacity is not None and len(whole) >= capacity:
@@ -61,28 +92,52 @@ class Conversation:
             )
         return whole
 
-    def after(self, whole: Int32, output: Sequence[int], messages: str | None = None) -> Conversation:
-        """With a turn that has finished: `whole` is what `begin` gave. Without `messages` they stay as they are."""
-        end = np.array([len(whole) + len(output)], np.int32)
-        return Conversation(
-            (whole, np.array(output, np.int32)),
-            np.concatenate([self.ends, end]),
-            self.messages if messages is None else messages,
-        )
+    def after(self, whole: Int32, output: Sequence[int], said: str = NO_MESSAGES, number: int = 0) -> Conversation:
+        """With a turn that has finished: `whole` is what `begin` gave."""
+        added = np.concatenate([whole[self.length :], np.array(output, np.int32)])
+        asked = len(whole) - self.length
+        if len(self.added) or self.number:
+            return Conversation(self, self.length, added, asked, self.turns + 1, said, number=number)
+        said = lists_joined([self.said, said])
+        return Conversation(self.before, self.start, added, asked, self.turns + 1, said, self.forgets, number)
+
+    def up_to(self, end: int) -> Conversation:
+        """Its first `end` tokens, as a branch of it."""
+        return self if end >= self.length else Conversation(self, end, turns=self.turns)
+
+    def shortened(self, to: int) -> Conversation:
+        """Its first `to` tokens and all messages, without the turns that lie behind those tokens."""
+        texts: list[str] = []
+        forgets, before = False, self
+        while before is not None and before.start >= to:
+            if not forgets:
+                texts.append(before.said)
+                forgets = before.forgets
+            before = before.before
+        return Conversation(before, to, turns=self.turns, said=lists_joined(texts[::-1]), forgets=forgets)
 
     def rewound(self, to: int) -> Conversation:
         """Without all but the first `to` tokens, without the turns that end behind them, and without messages, which
         can't be cut at a token. Raises TurnRefused."""
         if not 0 <= to <= self.length:
             raise TurnRefused(f"to: must be between 0 and the session's {self.length} tokens, got {to}", "to")
-        return replace(self, parts=(self.tokens[:to].copy(),), ends=self.ends[self.ends <= to], messages=NO_MESSAGES)
+        cut = self.shortened(to)
+        last = cut.before
+        if last is not None and last.length > to:
+            last = last.before
+        return replace(cut, turns=0 if last is None else last.turns, said=NO_MESSAGES, forgets=True)
+
+
+def lists_joined(lists: Sequence[str]) -> str:
+    """Lists in JSON as one. What they have is not read."""
+    return f"[{', '.join(text[1:-1] for text in lists if text != NO_MESSAGES)}]"
 
 
 def with_messages(messages: str, new: Sequence[dict[str, Any]]) -> str:
-    """A list in JSON with `new` behind the messages that it has. What it has is not read."""
-    lists = [text[1:-1] for text in (messages, json.dumps(new)) if text != NO_MESSAGES]
-    return f"[{', '.join(lists)}]"
+    """A list in JSON with `new` behind the messages that it has."""
+    return lists_joined([messages, json.dumps(new)])
 
 
-def _joined(parts: tuple[Int32, ...]) -> Int32:
-    return parts[0] if len(parts) == 1 else np.concatenate([NO_TOKENS, *parts])
+def _joined(parts: Sequence[Int32]) -> Int32:
+    full = [part for part in parts if len(part)]
+    return full[0] if len(full) == 1 else np.concatenate([NO_TOKENS, *full])

@@ -94,4 +94,17 @@ BUGS = [
         "f\"{self.salt}\\x00{cache_salt or ''}\" if self.salt else cache_salt or ''",
         "cache_salt or ''",
     ),
+    # Sessions.
+    PlantedBug(
+        "a turn whose client leaves gives its session on while it is written",
+        "Turn.close",
+        "self in session.running and not is_saving",
+        "self in session.running",
+    ),
+    PlantedBug(
+        "a replacement drops what has begun after it",
+        "History.replacing",
+        "one.number in replaced and one.number < point.number",
+        "one.number in replaced",
+    ),
 ]

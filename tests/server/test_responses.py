@@ -1,14 +1,18 @@
 """The Responses API, with the real client."""
 
+import asyncio
 import json
+import time
 
 import httpx
 import openai
 import pytest
 from jsonschema import validate
+from opened_sessions import Clock
 from pydantic import BaseModel
 
 from freehold.errors import NotFound
+from freehold.server.database import open_database
 from freehold.server.responses import store as stores
 from freehold.server.responses.store import ResponseStore, StoredResponse
 
@@ -152,25 +156,58 @@ def stored(name, size=10):
     return StoredResponse({"id": name}, [{"id": "i"}], [{"role": "user", "content": "x" * size}], [1, 2, 3])
 
 
+class Stored:
+    """A store, whose calls run to their end."""
+
+    def __init__(self, path=None, ttl=60.0, clock=time.monotonic):
+        self.database = open_database(path, [ResponseStore.tables])
+        self.store = ResponseStore(self.database, ttl, clock)
+
+    def put(self, response, owner):
+        asyncio.run(self.store.put(response, owner))
+
+    def get(self, name, owner):
+        return asyncio.run(self.store.get(name, owner))
+
+
 def test_points_of_histories_are_bounded_and_their_owners(tmp_path, monkeypatch):
     monkeypatch.setattr(stores, "POINTS_MAX", 3)
     monkeypatch.setattr(stores, "BYTES_MAX", 4000)
     path = str(tmp_path / "store.sqlite")
-    store = ResponseStore(path, ttl=60)
+    store = Stored(path)
     for i in range(5):
         store.put(stored(f"r{i}"), "ada")
     assert store.get("r4", "ada") == store.get("r4", None) == stored("r4")
     for name, owner in (("r1", "ada"), ("r4", "bob")):
         with pytest.raises(NotFound):
             store.get(name, owner)
-    store.close()
-    again = ResponseStore(path, ttl=60)
+    store.database.close()
+    again = Stored(path)
     assert again.get("r4", "ada").tokens == [1, 2, 3]
     again.put(stored("large", 3800), "ada")
     with pytest.raises(NotFound):
         again.get("r4", "ada")
-    again.delete("large")
-    brief = ResponseStore(None, ttl=-1.0)
-    brief.put(stored("r"), "ada")
+    asyncio.run(again.store.delete("large"))
+    again.database.close()
+
+
+def test_a_response_is_kept_for_its_time_on_the_monotonic_clock(tmp_path, monkeypatch):
+    path, clock = str(tmp_path / "store.sqlite"), Clock()
+    store = Stored(path, 60, clock)
+    store.put(stored("r"), "ada")
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 1e9)
+    clock.now += 59
+    assert store.get("r", "ada") == stored("r")
+    store.database.close()
+    clock.now = 5.0  # a machine that has started again: never less time than was promised
+    store = Stored(path, 60, clock)
+    clock.now += 59
+    assert store.get("r", "ada") == stored("r")
+    clock.now += 2
     with pytest.raises(NotFound):
-        brief.get("r", "ada")
+        store.get("r", "ada")
+    store.put(stored("next"), "ada")
+    assert store.database.submit(lambda it: it.execute("SELECT id FROM responses").fetchall()).result() == [("next",)]
+    store.database.close()
+    assert Stored().store._clock is time.monotonic

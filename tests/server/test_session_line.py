@@ -6,33 +6,38 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from opened_sessions import Opened, news
 
+from freehold.conversation import Conversation
 from freehold.errors import SessionBusy, TimedOut
-from freehold.ipc.protocol import Ended, Options
-from freehold.ipc.streams import Delta
+from freehold.ipc.protocol import Options
 from freehold.sampling_params import SamplingParams
 from freehold.server.access.clients import Client
 from freehold.server.openai.schema import CompletionBody
-from freehold.server.sessions.store import SessionStore
-from freehold.server.sessions.table import Session, SessionSettings, SessionTable, Turn
+from freehold.server.sessions.settings import SessionSettings
+from freehold.server.sessions.table import Session, SessionTable, Turn
 from freehold.server.sessions.turns import turn_of
 
 BODY = CompletionBody(prompt="", session_id="s", session_wait=True)
 
 
 @pytest.fixture
-def sessions():
-    engine = SimpleNamespace(forget_session=lambda name: None, abort=lambda request_id: None)
-    return SessionTable(engine, SessionStore(None))
+def opened():
+    return Opened()
 
 
 @pytest.fixture
-def session(sessions):
-    return sessions.open("s", SessionSettings())
+def sessions(opened):
+    return opened.table
 
 
-def finish(turn: Turn) -> None:
-    turn.observe(Delta(0, "", [7], [], Ended("r", "stop", 1, 0, 1, 0, 0.0)))
+@pytest.fixture
+def session(opened):
+    return opened(opened.table.open("s", SessionSettings()))
+
+
+async def finish(turn: Turn) -> None:
+    await turn.observe(news([7], "", "stop"))
 
 
 async def take(sessions: SessionTable, number: int) -> Turn:
@@ -42,14 +47,15 @@ async def take(sessions: SessionTable, number: int) -> Turn:
         assert turn is not None
         for _ in range(2):
             await asyncio.sleep(0)
-        turn.begin(np.array([number], np.int32))
+        turn.begin(await sessions.conversation(turn.session), np.array([number], np.int32))
         return turn
 
 
-def check_idle(sessions: SessionTable, session: Session, tokens: list[int]) -> None:
-    assert sessions.conversation(session).tokens.tolist() == tokens
-    assert (session.turn, session.line) == (None, [])
-    assert sessions.memory.nbytes == sessions.conversation(session).nbytes, "something is held for ever"
+async def check_idle(sessions: SessionTable, session: Session, tokens: list[int]) -> None:
+    assert (await sessions.conversation(session)).tokens.tolist() == tokens
+    assert (session.running, session.line) == ([], [])
+    history = await sessions.history(session)
+    assert sessions.memory.nbytes == history.nbytes, "something is held for ever"
 
 
 async def cancel_first_of_two(sessions: SessionTable, session: Session, ticks: int) -> bool:
@@ -60,30 +66,30 @@ async def cancel_first_of_two(sessions: SessionTable, session: Session, ticks: i
     for tick in range(ticks):
         if tick == 8:
             assert len(session.line) == 2
-            finish(before)
+            await finish(before)
         await asyncio.sleep(0)
     first.cancel()
     await asyncio.wait({first})
     if not first.cancelled():
-        finish(first.result())
-    if session.turn is before:
-        finish(before)
-    finish(await asyncio.wait_for(second, 10))
-    check_idle(sessions, session, [1, 7, 3, 7] if first.cancelled() else [1, 7, 2, 7, 3, 7])
+        await finish(first.result())
+    if before in session.running:
+        await finish(before)
+    await finish(await asyncio.wait_for(second, 10))
+    await check_idle(sessions, session, [1, 7, 3, 7] if first.cancelled() else [1, 7, 2, 7, 3, 7])
     return first.cancelled()
 
 
-def test_a_turn_that_is_cancelled_at_any_await_gives_its_place_on(sessions):
+def test_a_turn_that_is_cancelled_at_any_await_gives_its_place_on(opened, sessions):
     cancelled = []
     for ticks in range(24):
-        session = sessions.open("s", SessionSettings())
-        cancelled.append(asyncio.run(cancel_first_of_two(sessions, session, ticks)))
+        session = opened(sessions.open("s", SessionSettings()))
+        cancelled.append(opened(cancel_first_of_two(sessions, session, ticks)))
         sessions.close(session)
     assert cancelled == sorted(cancelled, reverse=True)
     assert 12 <= sum(cancelled) < 20, "it was cancelled after each await, and last not at all"
 
 
-def test_the_line_is_first_come_first_served(sessions, session):
+def test_the_line_is_first_come_first_served(opened, sessions, session):
     rng, line = random.Random(0), []
     for _ in range(500):
         kind = rng.choice(["wait", "wait", "now", "leave", "finish"])
@@ -96,14 +102,14 @@ def test_the_line_is_first_come_first_served(sessions, session):
             line.pop(rng.randrange(len(line))).close()
         elif line:
             turn = line.pop(0)
-            turn.begin(np.array([1], np.int32))
-            finish(turn)
+            turn.begin(Conversation(), np.array([1], np.int32))
+            opened(finish(turn))
             turn.close()  # a second time: the next one has the session
         assert [turn.has_come.is_set() for turn in line] == [True, *[False] * len(line)][: len(line)]
-        assert ([] if session.turn is None else [session.turn]) + session.line == line
+        assert session.running + session.line == line
 
 
-def test_closing_refuses_turns_that_have_not_begun(sessions, session):
+def test_closing_refuses_turns_that_have_not_begun(opened, sessions, session):
     async def close_them() -> None:
         begun = await take(sessions, 1)
         waiting = [asyncio.create_task(take(sessions, number)) for number in (2, 3)]
@@ -114,17 +120,17 @@ def test_closing_refuses_turns_that_have_not_begun(sessions, session):
             assert isinstance(error, SessionBusy)
             assert "close was requested" in str(error)
         assert len(sessions) == 1
-        finish(begun)
+        await finish(begun)
         assert len(sessions) == 0
 
-    asyncio.run(close_them())
+    opened(close_them())
 
 
 def test_a_turn_that_tokenizes_while_its_session_is_closed_does_not_begin(sessions, session):
     turn = sessions.line_up(session)
     sessions.close(session, abort=True)
     with pytest.raises(SessionBusy, match="close was requested"):
-        turn.begin(np.array([1], np.int32))
+        turn.begin(Conversation(), np.array([1], np.int32))
     turn.close()
     assert len(sessions) == 0
     assert turn.is_over.is_set()

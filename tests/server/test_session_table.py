@@ -1,234 +1,231 @@
-"""Sessions without HTTP: turns, closing, the store."""
+"""Sessions without HTTP: turns, closing, and values of conversations. `test_session_machine.py` has the rest."""
 
-import contextlib
 import json
-import shutil
-import sqlite3
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from opened_sessions import Opened, news
 
-from freehold.conversation import Conversation, with_messages
-from freehold.errors import NoSuchSession, SessionBusy, StoreFailed, TurnRefused
+from freehold.conversation import OBJECT_BYTES, Conversation, with_messages
+from freehold.errors import NoSuchSession, SessionBusy, SessionsFull, TurnRefused
 from freehold.ipc.async_engine import AsyncEngine
-from freehold.ipc.protocol import Ended
-from freehold.ipc.streams import Delta
 from freehold.sampling_params import SamplingParams
-from freehold.server.access.clients import Client
-from freehold.server.sessions.store import SessionStore
-from freehold.server.sessions.table import Session, SessionSettings, SessionTable, Turn
+from freehold.server.native.schema import SessionParams
+from freehold.server.sessions.branches import branch_of
+from freehold.server.sessions.settings import SessionSettings
 from freehold.server.sessions.turns import closed_on_failure
-from freehold.text.answers.events import Content
 
 
-class Engine:
-    """Notes what it is told."""
-
-    def __init__(self):
-        self.forgotten: list[str] = []
-        self.aborted: list[str] = []
-
-    def forget_session(self, name: str) -> None:
-        self.forgotten.append(name)
-
-    def abort(self, request_id: str) -> None:
-        self.aborted.append(request_id)
+@pytest.fixture
+def opened():
+    return Opened()
 
 
-def ended(kind: str) -> Ended:
-    return Ended("r", kind, 1, 0, 1, 0, 0.0)
+@pytest.fixture
+def session(opened):
+    return opened(opened.table.open("s", SessionSettings()))
 
 
-def news(tokens: list[int], text: str, end: Ended | None) -> Delta:
-    return Delta(0, text, tokens, [], end, events=[Content(text)])
-
-
-def table(path: str | None = None, memory_bytes: int = 1 << 20) -> tuple[SessionTable, Engine]:
-    engine = Engine()
-    return SessionTable(engine, SessionStore(path), memory_bytes), engine
-
-
-def begin(sessions: SessionTable, session: Session, new: list[int]) -> Turn:
-    """As a route does it: a turn that can't begin gives its place on."""
-    turn = sessions.line_up(session)
-    with closed_on_failure(turn):
-        turn.begin(np.array(new, np.int32))
-    return turn
-
-
-def tokens(sessions: SessionTable, session: Session) -> list[int]:
-    return sessions.conversation(session).tokens.tolist()
-
-
-def test_a_turn_that_has_ended_makes_room_for_the_next_and_cannot_end_it():
-    sessions, _ = table()
-    session = sessions.open("s", SessionSettings())
-    first = begin(sessions, session, [1, 2])
+def test_a_turn_that_has_ended_makes_room_for_the_next_and_cannot_end_it(opened, session):
+    first = opened.begin(session, [1, 2])
     with pytest.raises(SessionBusy):
-        begin(sessions, session, [3])
-    first.observe(news([7], "x", None))
-    first.observe(news([8], "y", ended("length")))
-    assert tokens(sessions, session) == [1, 2, 7, 8]
-    second = begin(sessions, session, [3])
+        opened.begin(session, [3])
+    opened(first.observe(news([7], "x")))
+    opened(first.observe(news([8], "y", "length")))
+    assert opened.tokens(session) == [1, 2, 7, 8]
+    second = opened.begin(session, [3])
     first.close()
-    assert session.turn is second
+    assert session.running == [second]
     assert second.tokens.tolist() == [1, 2, 7, 8, 3]
-    second.observe(news([9], "z", ended("abort")))
-    assert session.turn is None
-    assert tokens(sessions, session) == [1, 2, 7, 8]
+    opened(second.observe(news([9], "z", "abort")))
+    assert not session.running
+    assert opened.tokens(session) == [1, 2, 7, 8]
 
 
-def test_an_empty_turn_needs_history():
-    sessions, _ = table()
-    session = sessions.open(None, SessionSettings())
+def test_an_empty_turn_needs_history(opened, session):
     with pytest.raises(TurnRefused, match="no tokens"):
-        begin(sessions, session, [])
-    assert session.turn is None
-    begin(sessions, session, [1]).observe(news([2], "", ended("stop")))
-    assert begin(sessions, session, []).tokens.tolist() == [1, 2]
+        opened.begin(session, [])
+    assert not session.running
+    opened.turn(session, [1], [2])
+    assert opened.begin(session, []).tokens.tolist() == [1, 2]
 
 
-def test_closing_waits_for_the_turn_or_aborts_it():
-    sessions, engine = table()
-    session = sessions.open("s", SessionSettings())
-    turn = begin(sessions, session, [1])
+def test_closing_waits_for_the_turn_or_aborts_it(opened, session):
+    turn = opened.begin(session, [1])
     turn.request_id = "r1"
-    sessions.close(session)
+    opened.table.close(session)
     with pytest.raises(SessionBusy, match="close was requested"):
-        begin(sessions, session, [2])
-    assert not engine.forgotten
-    sessions.close(session, abort=True)
-    assert engine.aborted == ["r1"]
-    turn.observe(news([], "", ended("abort")))
-    assert engine.forgotten == ["s"]
+        opened.begin(session, [2])
+    assert not opened.engine.forgotten
+    opened.table.close(session, abort=True)
+    assert opened.engine.aborted == ["r1"]
+    opened(turn.observe(news([], "", "abort")))
+    assert opened.engine.forgotten == ["s"]
     with pytest.raises(NoSuchSession):
-        sessions.get("s", Client())
+        opened.session("s")
 
 
-def test_what_is_committed_is_on_disk_and_what_is_not_is_not(tmp_path):
-    path = str(tmp_path / "sessions.db")
-    sessions, _ = table(path)
-    session = sessions.open("s", SessionSettings(timeout=9.0, capacity=100, namespace="salt"))
-    begin(sessions, session, [1, 2]).observe(news([3], "x", ended("stop")))
-    begin(sessions, session, [4]).observe(news([5], "y", None))
-    sessions.open("closed", SessionSettings())
-    sessions.close(sessions.get("closed", Client()))
-    for file in tmp_path.glob("sessions.db*"):  # as a kill at this moment would leave it
-        shutil.copy(file, tmp_path / file.name.replace("sessions", "left"))
-    again, _ = table(str(tmp_path / "left.db"))
-    assert [found.id for found in again] == ["s"]
-    found = again.get("s", Client())
-    assert tokens(again, found) == [1, 2, 3]
-    assert found.settings == SessionSettings(9.0, 100, "salt")
-    assert begin(again, found, [4]).tokens.tolist() == [1, 2, 3, 4]
-
-
-def full(sessions: SessionTable, is_full: bool = True) -> None:
-    """The disk has no room for a single page more, or has again."""
-    database = sessions.memory._store._database
-    assert database is not None
-    database.execute(f"PRAGMA max_page_count={1 if is_full else 1 << 30}")
-
-
-def test_a_turn_that_is_not_on_disk_has_not_happened(tmp_path):
-    path = str(tmp_path / "sessions.db")
-    sessions, _ = table(path)
-    session = sessions.open("s", SessionSettings())
-    begin(sessions, session, [1, 2]).observe(news([3], "x", ended("stop")))
-    full(sessions)
-    large = list(range(100_000))
-    turn = begin(sessions, session, large)
-    with pytest.raises(StoreFailed, match="can't be written"):
-        turn.observe(news([5], "y", ended("stop")))
-    assert session.turn is None
-    assert (tokens(sessions, session), session.turns) == ([1, 2, 3], 1)
-    assert [one.id for one in sessions] == ["s"]
-    full(sessions, False)
-    begin(sessions, session, large).observe(news([5], "y", ended("stop")))
-    assert (session.tokens, session.turns) == (100_004, 2)
-
-
-def test_a_session_is_closed_whatever_the_disk_says(tmp_path, monkeypatch):
-    path = str(tmp_path / "sessions.db")
-    sessions, _ = table(path)
-    session = sessions.open("s", SessionSettings())
-    store = sessions.memory._store
-    real, store._database = store._database, sqlite3.connect(":memory:")  # has no such table: every write fails
-    sessions.close(session)
-    assert len(sessions) == 0
-    store._database = real
-    sessions.open("t", SessionSettings())
-    store.close()
-    again, _ = table(path)
-    assert [found.id for found in again] == ["t"]
-
-
-def test_a_store_has_one_server(tmp_path):
-    path = str(tmp_path / "sessions.db")
-    first = SessionStore(path)
-    with pytest.raises(ValueError, match="in use by another server"):
-        SessionStore(path)
-    first.close()
-    SessionStore(path).close()
-
-
-def test_a_damaged_store_is_said_to_be_and_what_can_be_read_is_kept(tmp_path):
-    path = tmp_path / "sessions.db"
-    sessions, _ = table(str(path))
-    for name in ("a", "b", "c"):
-        session = sessions.open(name, SessionSettings())
-        begin(sessions, session, [1, 2]).observe(news([3], "x", ended("stop")))
-    sessions.memory._store.close()
-    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
-        database.execute("UPDATE sessions SET settings = '{' WHERE id = 'b'")
-    with pytest.raises(ValueError, match=r"is damaged .* --session-store-recover"):
-        SessionStore(str(path))
-    store = SessionStore(str(path), recover=True)
-    assert sorted(one.id for one in store) == ["a", "c"]
-    store.close()
-    assert len(list(tmp_path.glob("*.damaged-*"))) >= 1
-    path.write_bytes(b"this is no database" * 100)
-    with pytest.raises(ValueError, match="is damaged"):
-        SessionStore(str(path))
-    store = SessionStore(str(path), recover=True)
-    assert list(store) == []
-    store.close()
-
-
-def test_capacity_counts_output():
-    sessions, _ = table()
-    session = sessions.open("s", SessionSettings(capacity=10))
-    turn = begin(sessions, session, [1] * 7)
+def test_capacity_counts_output(opened):
+    session = opened(opened.table.open("t", SessionSettings(capacity=10)))
+    turn = opened.begin(session, [1] * 7)
     assert turn.fitted(SamplingParams(max_tokens=50, min_tokens=20)).max_tokens == 3
     turn.close()
     with pytest.raises(TurnRefused, match="capacity is 10"):
-        begin(sessions, session, [1] * 10)
+        opened.begin(session, [1] * 10)
 
 
-def test_a_rewind_forgets_the_turns_behind_it():
-    sessions, _ = table()
-    session = sessions.open("s", SessionSettings())
+def test_a_rewind_forgets_the_turns_behind_it(opened, session):
     for _ in range(3):
-        begin(sessions, session, [1, 2]).observe(news([3], "x", ended("stop")))
-    sessions.rewind(session, 7)
+        opened.turn(session, [1, 2], [3])
+    opened(opened.table.rewind(session, 7))
     assert (session.tokens, session.turns) == (7, 2)
     with pytest.raises(TurnRefused) as refused:
-        sessions.rewind(session, 8)
+        opened(opened.table.rewind(session, 8))
     assert refused.value.field == "to"
+
+
+# -- branches --------------------------------------------------------------------------------------------------
+
+
+def branch(opened, session, name, new=1, **params):
+    found = opened(opened.table.history(session))
+    base, replacement = branch_of(session, found, SessionParams(id="b", **params))
+    turn = opened.table.line_up(session, name=name)
+    with closed_on_failure(turn):
+        turn.begin(base, np.ones(new, np.int32), replacement=replacement)
+    return turn
+
+
+def finish(opened, turn, output=(7,)):
+    opened(turn.observe(news([*output], "", "stop")))
+
+
+@pytest.fixture
+def branching(opened):
+    return opened(opened.table.open("b", SessionSettings(branching=True)))
+
+
+def test_branches_share_what_they_begin_with(opened, branching):
+    finish(opened, branch(opened, branching, "r0", 1000))
+    for number in range(1, 101):
+        finish(opened, branch(opened, branching, f"r{number}", rid=f"r{number - 1}"))
+        finish(opened, branch(opened, branching, f"o{number}", rid=f"r{number - 1}", offset=900))
+    assert opened.table.memory.nbytes < 4 * 1300 + 201 * (OBJECT_BYTES + 150)
+    assert opened.tokens(branching) == [1] * 901 + [7]
+
+
+def test_a_chain_of_ten_thousand_turns_does_not_recurse(tmp_path):
+    opened = Opened(tmp_path / "s.db", 1 << 30)
+    point, points = None, {}
+    for number in range(1, 10_001):
+        added = np.full(2, number, np.int32)
+        points[f"r{number}"] = point = Conversation(point, 2 * number - 2, added, 1, number, number=number)
+    session = opened(opened.table.open("long", SessionSettings(branching=True), points))
+    child = opened(opened.table.fork(session, "child"))
+    assert (child.tokens, child.turns) == (20_000, 10_000)
+    finish(opened, branch(opened, child, "new", rid="r2", replace=True))
+    assert list(opened(opened.table.history(child)).points) == ["r1", "r2", "new"]
+    opened.close()
+    again = Opened(tmp_path / "s.db", 1 << 30)
+    assert len(opened_points := again(again.table.history(again.session("long"))).points) == 10_000
+    assert opened_points["r10000"].length == 20_000
+    assert list(again(again.table.history(again.session("child"))).points) == ["r1", "r2", "new"]
+    again.close()
+
+
+def test_a_replacement_that_is_refused_replaces_nothing(opened, branching):
+    finish(opened, branch(opened, branching, "root"))
+    finish(opened, branch(opened, branching, "one", rid="root"))
+    running = branch(opened, branching, "two", rid="one")
+    for params in ({"rid": "root"}, {}, {"rid": "two"}):
+        turn = branch(opened, branching, "new", replace=True, **params)
+        opened(turn.observe(news([], "", "error")))  # as an engine whose line is full says it
+        turn.close()
+        opened.table.memory._limit = 0
+        with pytest.raises(SessionsFull):
+            branch(opened, branching, "new", replace=True, **params)
+        opened.table.memory._limit = 1 << 20
+    assert not opened.engine.aborted
+    finish(opened, running)
+    assert list(opened(opened.table.history(branching)).points) == ["root", "one", "two"]
+
+
+def points(opened, session) -> dict[str, list[int]]:
+    return {name: one.tokens.tolist() for name, one in opened(opened.table.history(session)).points.items()}
+
+
+def test_a_replacement_concerns_what_was_there_when_it_began(opened, branching):
+    finish(opened, branch(opened, branching, "root"))
+    finish(opened, branch(opened, branching, "one", rid="root"))
+    slow, other = branch(opened, branching, "slow", rid="one"), branch(opened, branching, "other")
+    new = branch(opened, branching, "new", rid="root", replace=True)
+    late = branch(opened, branching, "late", rid="one")
+    finish(opened, branch(opened, branching, "later", rid="root"))
+    opened(new.observe(news([9])))
+    assert opened.engine.aborted == ["slow"]
+    finish(opened, slow)  # as one that ends before it hears of that
+    assert [*points(opened, branching)] == ["root", "one", "later"]
+    for turn in (new, late, other):
+        finish(opened, turn)
+    assert points(opened, branching) == {
+        "root": [1, 7], "later": [1, 7, 1, 7], "new": [1, 7, 1, 9, 7], "late": [1, 7, 1, 7, 1, 7], "other": [1, 7],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["stop", "abort"])
+def test_of_an_unfinished_request_that_is_replaced_the_input_stays_or_all_of_it(opened, branching, kind):
+    finish(opened, branch(opened, branching, "root"))
+    slow = branch(opened, branching, "slow", rid="root", new=2)
+    opened(slow.observe(news([5])))
+    new = branch(opened, branching, "new", rid="slow", replace=True)
+    opened(new.observe(news([9])))
+    assert opened.engine.aborted == ["slow"]
+    opened(slow.observe(news([], "", kind)))
+    finish(opened, new)
+    left = [1, 7, 1, 1] if kind == "abort" else [1, 7, 1, 1, 5]
+    assert points(opened, branching) == {"root": [1, 7], "slow": left, "new": [1, 7, 1, 1, 1, 9, 7]}
+
+
+def test_branches_without_a_store_are_bounded(opened, branching):
+    opened.table.memory._limit = 100_000
+    for number in range(69):  # of 4 * 201 + 512 + 102 bytes and a little
+        finish(opened, branch(opened, branching, f"r{number}", 200))
+    with pytest.raises(SessionsFull, match="session_memory_bytes"):
+        branch(opened, branching, "more", 1000)
+    assert 90_000 < opened.table.memory.nbytes <= 100_000
+    opened.table.close(branching)
+    assert opened.table.memory.nbytes == 0
+
+
+# -- values ----------------------------------------------------------------------------------------------------
 
 
 def test_a_conversation_is_a_value():
     empty = Conversation()
     whole = empty.begin(np.array([1, 2], np.int32))
-    one = empty.after(whole, [9])
-    two = one.after(one.begin(np.array([3], np.int32)), [8])
+    one = empty.after(whole, [9], number=1)
+    two = one.after(one.begin(np.array([3], np.int32)), [8], number=2)
     assert (empty.tokens.tolist(), one.tokens.tolist(), two.tokens.tolist()) == ([], [1, 2, 9], [1, 2, 9, 3, 8])
-    assert one.parts[0] is whole, "the prompt is the history, without a copy"
+    assert two.before is one
     assert (one.rewound(1).tokens.tolist(), one.tokens.tolist()) == ([1], [1, 2, 9])
-    assert two.rewound(4).ends.tolist() == [3]
-    assert two.nbytes == 4 * 5 + 4 * 2 + len("[]")
+    assert [two.rewound(to).turns for to in range(6)] == [0, 0, 0, 1, 1, 2]
+    assert two.nbytes == 4 * 2 + len("[]") + OBJECT_BYTES
     assert whole.dtype == two.tokens.dtype == np.int32
+
+
+def test_what_is_written_again_leaves_nothing_behind():
+    """As with a template that drops thoughts of earlier turns, or one that says the time at its beginning."""
+    for kept in (0, 5, 40):
+        told = Conversation()
+        for number in range(1, 200):
+            base = told.shortened(min(kept, told.length))
+            whole = base.begin(np.full(50 - base.length, number, np.int32))
+            told = base.after(whole, [7], json.dumps([number]), number)
+        assert told.length == 51
+        assert len([*told.path]) <= 3
+        assert json.loads(told.messages) == list(range(1, 200))
+        assert told.turns == 199
 
 
 def test_messages_are_a_list_however_many_come():

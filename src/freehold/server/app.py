@@ -24,6 +24,7 @@ from freehold.server.access.traces import Traces
 from freehold.server.answers.served_format import ServedFormat
 from freehold.server.anthropic.routes import anthropic_routes
 from freehold.server.config import ServerConfig
+from freehold.server.database import open_database
 from freehold.server.errors import EXPECTED_ERRORS, respond_with_error
 from freehold.server.native.control import native_control_routes
 from freehold.server.native.generate import native_routes
@@ -65,9 +66,10 @@ def create_app(
     config = config or ServerConfig()
     keys = Keys.of(config)
     traces = None if config.otlp_traces_endpoint is None else Traces(config.otlp_traces_endpoint)
-    store = SessionStore(config.session_store, config.session_store_recover)
-    sessions = SessionTable(engine, store, config.session_memory_bytes)
-    responses = ResponseStore(config.session_store, config.response_ttl)
+    tables = (SessionStore.tables, ResponseStore.tables)
+    database = open_database(config.session_store, tables, config.session_sync, config.session_store_recover)
+    sessions = SessionTable(engine, SessionStore(database), config.session_memory_bytes)
+    responses = ResponseStore(database, config.response_ttl)
     served = ServedFormat(engine, config.tool_call_parser, config.reasoning_parser)
 
     @contextlib.asynccontextmanager
@@ -78,8 +80,7 @@ def create_app(
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await engine.shutdown()
-        store.close()
-        responses.close()
+        await asyncio.to_thread(database.close)
         if traces is not None:
             await asyncio.to_thread(traces.close)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from freehold.options import Limits, check_limits, option
+from freehold.server.database import NORMAL, SYNCS
 from freehold.text.answers.thinking import THINKING
 from freehold.text.tools.formats import TOOL_FORMATS
 
@@ -36,6 +37,13 @@ class ServerConfig:
     )
     session_store_recover: bool = option(
         False, "Put a damaged session store aside, and keep what can be read of it.", SERVER
+    )
+    session_sync: str = option(
+        NORMAL,
+        "When a turn is safe from a power loss. full: before its last event is sent. normal: a little later; a kill "
+        "takes nothing in any case.",
+        SERVER,
+        Limits(choices=SYNCS),
     )
     session_memory_bytes: int = option(
         SESSION_BYTES_DEFAULT,

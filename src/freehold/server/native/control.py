@@ -18,7 +18,8 @@ from freehold.server.access.clients import Client, client_of
 from freehold.server.native.schema import AbortBody, CloseSessionBody, OpenSessionBody
 from freehold.server.requests.job import Generator
 from freehold.server.router import router
-from freehold.server.sessions.table import SessionSettings, SessionTable
+from freehold.server.sessions.settings import SessionSettings
+from freehold.server.sessions.table import SessionTable
 
 FLUSH_POLL_S = 0.05
 
@@ -34,7 +35,7 @@ def native_control_routes(engine: AsyncEngine, generator: Generator, sessions: S
             body.timeout, namespace=client.namespace(None), branching=not body.streaming, owner=client.name
         )
         try:
-            return sessions.open(body.session_id, settings).id
+            return (await sessions.open(body.session_id, settings)).id
         except SessionBusy as error:
             raise BadRequest(str(error), "session_id") from error
 
@@ -43,6 +44,7 @@ def native_control_routes(engine: AsyncEngine, generator: Generator, sessions: S
         """At the end of the turn that runs. Unknown names are fine: they are closed."""
         with contextlib.suppress(NoSuchSession):
             sessions.close(sessions.get(body.session_id, client_of(request)))
+            await sessions.memory.settle()
         return Response(status_code=200)
 
     @routes.post("/abort_request")

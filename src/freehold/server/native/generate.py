@@ -80,8 +80,8 @@ async def _samples(
         for tokens, probe in zip(ids, probes, strict=True):
             _check_prompt(tokens, probe, turn is not None, engine)
         if turn is not None and body.session_params is not None:
-            natives.begin(turn, body.session_params, ids[0])
-            turn.session.adapter = adapter
+            await natives.begin(turn, body.session_params, ids[0])
+            turn.adapter = adapter
             ids = [turn.tokens]
         options = _options(body, None if turn is None else turn.session, client, adapter)
         samples: list[_Sample] = []

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from freehold.arrays import Int32
+from freehold.conversation import Conversation
 from freehold.errors import BadRequest, InvalidParameter, NoSuchSession, SessionBusy
 from freehold.ipc.async_engine import AsyncEngine
 from freehold.server.access.clients import Client
 from freehold.server.native.schema import GenerateBody, SessionParams
-from freehold.server.sessions.branch_turn import BranchTurn
-from freehold.server.sessions.table import Session, SessionTable, Turn
+from freehold.server.sessions.branches import branch_of
+from freehold.server.sessions.table import SessionTable, Turn
 from freehold.text.tokenizer import Tokenizer
 
 
@@ -19,8 +20,8 @@ class NativeSessions:
         self._engine = engine
         self._table = table
 
-    def turn(self, body: GenerateBody, client: Client, rid: str, outputs: int) -> Turn | BranchTurn | None:
-        """One that has its session, where branches have none to themselves; None for a request without a session. To be
+    def turn(self, body: GenerateBody, client: Client, rid: str, outputs: int) -> Turn | None:
+        """One that has its session, which branches have together; None for a request without a session. To be
         closed, whatever comes of it. Raises BadRequest, as the contract says, for a session that can't take it."""
         params = body.session_params
         if params is None or params.id is None:
@@ -29,28 +30,25 @@ class NativeSessions:
             raise InvalidParameter("session_params", "takes one prompt and one output, not a batch")
         try:
             session = self._table.get(params.id, client)
-            if session.settings.branching:
-                return BranchTurn(session, self._table.memory, rid)
-            _refuse_branching(params)
-            return self._table.line_up(session)
+            if not session.settings.branching:
+                _refuse_branching(params)
+            return self._table.line_up(session, name=rid if session.settings.branching else "")
         except NoSuchSession as error:
             raise BadRequest(str(error), "session_params") from error
         except SessionBusy as error:
             raise BadRequest(str(error)) from error
 
-    def begin(self, turn: Turn | BranchTurn, params: SessionParams, tokens: Int32) -> None:
+    async def begin(self, turn: Turn, params: SessionParams, tokens: Int32) -> None:
         """Begin with new input int32 [n], if the whole of it fits. Raises BadRequest; then nothing has changed."""
         session = turn.session
-        new = _without_bos(tokens, session, self._engine.tokenizer)
+        history = await self._table.history(session)
+        base, replacement = history.head, None
+        if session.settings.branching:
+            base, replacement = branch_of(session, history, params)
+        new = _without_bos(tokens, base, self._engine.tokenizer)
+        room(base.length + len(new), self._engine)
         try:
-            if isinstance(turn, Turn):
-                room(session.tokens + len(new), self._engine)
-                turn.begin(new)
-            else:
-                whole = session.branches.whole(params, new)
-                room(len(whole), self._engine)
-                for name in turn.begin(params, whole):
-                    self._engine.abort(name)
+            turn.begin(base, new, replacement=replacement)
         except SessionBusy as error:
             raise BadRequest(str(error)) from error
 
@@ -73,7 +71,7 @@ def _refuse_branching(params: SessionParams) -> None:
             raise InvalidParameter(f"session_params.{name}", "is not for streaming sessions")
 
 
-def _without_bos(tokens: Int32, session: Session, tokenizer: Tokenizer) -> Int32:
-    """A turn after the first does not begin with BOS again."""
-    begins_again = tokenizer.adds_bos and session.tokens > 0 and tokens[:1].tolist() == [tokenizer.bos_token]
+def _without_bos(tokens: Int32, base: Conversation, tokenizer: Tokenizer) -> Int32:
+    """What continues something does not begin with BOS again."""
+    begins_again = tokenizer.adds_bos and base.length > 0 and tokens[:1].tolist() == [tokenizer.bos_token]
     return tokens[1:] if begins_again else tokens

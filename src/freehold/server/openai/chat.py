@@ -58,7 +58,7 @@ def chat_routes(
         async with turn_of(sessions, request, body, params) as turn:
             if turn is not None:
                 text = await begin_chat(turn, sessions, engine, body.messages, rendering)
-                turn.session.adapter = adapter
+                turn.adapter = adapter
                 prompt, params = turn.tokens, turn.fitted(params)
                 options = turn.options(body.options(client, adapter, body.retained(None)))
             else:

@@ -53,8 +53,8 @@ def completion_routes(
                 options = body.options(client, adapter, body.retained(max(map(len, prompts))))
             else:
                 options = turn.options(body.options(client, adapter, body.retained(None)))
-                turn.begin(prompts[0])
-                turn.session.adapter = adapter
+                turn.begin(await sessions.conversation(turn.session), prompts[0])
+                turn.adapter = adapter
                 prompts, params = [turn.tokens], turn.fitted(params)
             job = Job(name, prompts, params, options, "prompt", client, skip, turn)
             answer = _Answer(generator, job, body, engine.tokenizer, model)

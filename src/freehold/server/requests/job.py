@@ -18,7 +18,6 @@ from freehold.sampling_params import SamplingParams
 from freehold.server.access.clients import Client
 from freehold.server.answers.reading import OutputReader
 from freehold.server.operator.metrics import Metrics
-from freehold.server.sessions.branch_turn import BranchTurn
 from freehold.server.sessions.table import Turn
 from freehold.step import TokenLogprobs
 from freehold.text.answers.answer import Answer
@@ -67,7 +66,7 @@ class Job:
     prompt_field: str  # what the body calls the prompt
     client: Client
     skip_special_tokens: bool = True
-    turn: Turn | BranchTurn | None = None  # of a session
+    turn: Turn | None = None  # of a session
     expected: ExpectedAnswer | None = None  # how to read it; None if all of it is content
 
     @property
@@ -105,7 +104,7 @@ class Generator:
                         readers[news.index] = OutputReader(job.expected, f"{job.id}/{news.index}")
                     delta = readers[news.index].read(news)
                     if job.turn is not None:
-                        job.turn.observe(delta)
+                        await job.turn.observe(delta)
                     self._metrics.observe(delta, arrival, last)
                     _account(job.client, delta)
                     failure = delta.ended.failure if delta.ended else None

@@ -15,7 +15,6 @@ from starlette.types import Receive, Scope, Send
 
 from freehold.errors import Aborted, FreeholdError
 from freehold.server.errors import anthropic_error, as_api_error, error_body, responses_error
-from freehold.server.sessions.branch_turn import BranchTurn
 from freehold.server.sessions.table import Turn
 
 Chunks = AsyncGenerator[dict[str, Any]]
@@ -62,7 +61,7 @@ async def respond(
     request: Request,
     answer: Answer,
     streams: bool | None,
-    turn: Turn | BranchTurn | None = None,
+    turn: Turn | None = None,
     events: EventFormat = OPENAI_EVENTS,
 ) -> Any:
     """The response to `request`. `turn`, if it is one of a session, is closed at the end of it, whatever the

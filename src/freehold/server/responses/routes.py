@@ -58,7 +58,7 @@ def response_routes(
         items, field = items_of(body.input), "previous_response_id"
         before = None
         if body.previous_response_id is not None:
-            before = store.get(body.previous_response_id, owner(client), field)
+            before = await store.get(body.previous_response_id, owner(client), field)
         history, new = [] if before is None else before.messages, messages_of(items)
         check_calls(new, history, "input")
         wanted = WantedAnswer(served, body.offer(), body.form())
@@ -76,17 +76,17 @@ def response_routes(
 
     @routes.get("/v1/responses/{name}")
     async def get(name: str, request: Request) -> dict[str, Any]:
-        return store.get(name, owner(client_of(request))).response
+        return (await store.get(name, owner(client_of(request)))).response
 
     @routes.delete("/v1/responses/{name}")
     async def delete(name: str, request: Request) -> dict[str, Any]:
-        store.get(name, owner(client_of(request)))
-        store.delete(name)
+        await store.get(name, owner(client_of(request)))
+        await store.delete(name)
         return {"id": name, "object": "response", "deleted": True}
 
     @routes.get("/v1/responses/{name}/input_items")
     async def input_items(name: str, request: Request) -> dict[str, Any]:
-        data = store.get(name, owner(client_of(request))).items
+        data = (await store.get(name, owner(client_of(request)))).items
         ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]}
         return {"object": "list", "data": data, "has_more": False, **ends}
 
@@ -95,7 +95,7 @@ def response_routes(
         """Of one whose stream is read by somebody else."""
         client = client_of(request)
         if not generator.is_running(name, client):
-            store.get(name, owner(client))
+            await store.get(name, owner(client))
             raise BadRequest("the response is complete", "response_id")
         generator.abort(name, client)
         return {"id": name, "object": "response", "status": "cancelled"}
@@ -142,7 +142,7 @@ class _Answer:
                 self._output.add(delta)
                 self._items.add(delta.events)
         self._items.finish(self._status(self._output.end) == "completed")
-        return self._completed()
+        return await self._completed()
 
     async def stream(self) -> AsyncGenerator[dict[str, Any]]:
         items, has_begun = self._items, False
@@ -158,20 +158,20 @@ class _Answer:
         status = self._status(self._output.end)
         for event in items.finish(status == "completed"):
             yield event
-        yield items.event(status, response=self._completed())
+        yield items.event(status, response=await self._completed())
 
     @staticmethod
     def _status(ended: Ended) -> str:
         return {"length": "incomplete", "stop": "completed"}.get(ended.kind, "cancelled")
 
-    def _completed(self) -> dict[str, Any]:
+    async def _completed(self) -> dict[str, Any]:
         """All of it. It can be continued from before anybody hears of it."""
         output, turn = self._output, self._turn
         response = self._response(self._status(output.end))
         if turn.body.store is not False and output.end.is_complete:
             messages = [*turn.messages, output.answer.as_message()]
             tokens = [*self._job.prompts[0].tolist(), *output.tokens]
-            self._store.put(StoredResponse(response, turn.items, messages, tokens), turn.client.name)
+            await self._store.put(StoredResponse(response, turn.items, messages, tokens), turn.client.name)
         return response
 
     def _response(self, status: str) -> dict[str, Any]:

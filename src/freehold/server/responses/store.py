@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,12 +12,18 @@ import numpy as np
 import orjson
 
 from freehold.errors import NotFound
+from freehold.server.database import Database
 from freehold.server.sqlite_errors import failing_as
 
 POINTS_MAX = 10_000
 BYTES_MAX = 256 << 20
 
-UNSTORED = "the response can't be stored"
+UNSTORED, UNREAD = "the response can't be stored", "the response can't be read"
+_DAMAGED = """
+SELECT CAST(id AS TEXT) FROM responses WHERE NOT coalesce(
+    typeof(tokens) = 'blob' AND length(tokens) % 4 = 0 AND typeof(size) = 'integer'
+    AND CASE WHEN json_valid(fields) THEN json_type(fields) = 'object' END, 0)
+"""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS responses (
     id TEXT PRIMARY KEY, owner TEXT NOT NULL, expires REAL NOT NULL, size INTEGER NOT NULL,
@@ -40,51 +47,73 @@ class StoredResponse:
         return self.response["id"]
 
 
+class ResponseTables:
+    noun = "responses"
+    names: tuple[str, ...] = ("responses",)
+
+    def prepare(self, connection: sqlite3.Connection) -> None:
+        connection.execute(_SCHEMA)
+
+    def damaged(self, connection: sqlite3.Connection) -> list[str]:
+        return [name for (name,) in connection.execute(_DAMAGED)]
+
+    def entries(self, connection: sqlite3.Connection) -> int:
+        return _sum(connection, "SELECT count(*) FROM responses")
+
+    def delete(self, connection: sqlite3.Connection, name: str) -> None:
+        connection.execute("DELETE FROM responses WHERE id = ?", (name,))
+
+
 class ResponseStore:
-    """SQLite, in memory without a path. The oldest go first when there are too many. Used by one thread at a time."""
+    """Responses in a database. The oldest go first when there are too many. Each can be continued from for `ttl`
+    seconds. They begin again with the server: `clock` is a monotonic one."""
 
-    def __init__(self, path: str | None, ttl: float):
+    tables = ResponseTables()
+
+    def __init__(self, database: Database, ttl: float, clock: Callable[[], float] = time.monotonic):
+        self._database = database
         self._ttl = ttl
-        self._database = sqlite3.connect(path or ":memory:", isolation_level=None, check_same_thread=False)
-        self._database.execute(_SCHEMA)
-        self._size = self._sum("SELECT COALESCE(SUM(size), 0) FROM responses")
+        self._clock = clock
+        database.submit(lambda it: it.execute("UPDATE responses SET expires = ?", (clock() + ttl,))).result()
+        self._size = database.submit(lambda it: _sum(it, "SELECT COALESCE(SUM(size), 0) FROM responses")).result()
 
-    def _sum(self, question: str) -> int:
-        (found,) = self._database.execute(question).fetchone()
-        return int(found)
-
-    def put(self, stored: StoredResponse, owner: str) -> None:
+    async def put(self, stored: StoredResponse, owner: str) -> None:
         """Raises StoreFailed."""
-        tokens = np.array(stored.tokens, np.int32).tobytes()
-        fields = orjson.dumps({"response": stored.response, "items": stored.items, "messages": stored.messages})
-        size = len(tokens) + len(fields)
         with failing_as(UNSTORED):
-            self._forget("expires < ?", time.time())
-            row = (stored.id, owner, time.time() + self._ttl, size, tokens, fields.decode())
-            self._database.execute("INSERT OR REPLACE INTO responses VALUES (?, ?, ?, ?, ?, ?)", row)
-            self._size += size
-            while self._size > BYTES_MAX or self._sum("SELECT COUNT(*) FROM responses") > POINTS_MAX:
-                self._forget("rowid = (SELECT MIN(rowid) FROM responses)")
+            await self._database.run(lambda connection: self._put(connection, stored, owner))
 
-    def get(self, name: str, owner: str | None, field: str | None = None) -> StoredResponse:
-        """One of `owner`'s, of anybody's if that is None. Raises NotFound, which names the `field`."""
-        row = self._database.execute(
-            "SELECT tokens, fields FROM responses WHERE id = ? AND expires >= ? AND (?3 IS NULL OR owner = ?3)",
-            (name, time.time(), owner),
-        ).fetchone()
+    async def get(self, name: str, owner: str | None, field: str | None = None) -> StoredResponse:
+        """One of `owner`'s, of anybody's if that is None. Raises NotFound, which names the `field`, or StoreFailed."""
+        question = "SELECT tokens, fields FROM responses WHERE id = ? AND expires >= ? AND (?3 IS NULL OR owner = ?3)"
+        values = (name, self._clock(), owner)
+        with failing_as(UNREAD):
+            row = await self._database.run(lambda connection: connection.execute(question, values).fetchone())
         if row is None:
             raise NotFound(f"there is no response '{name}'", field)
         tokens, fields = row
         return StoredResponse(tokens=np.frombuffer(tokens, np.int32).tolist(), **orjson.loads(fields))
 
-    def delete(self, name: str) -> None:
+    async def delete(self, name: str) -> None:
         """Raises StoreFailed."""
         with failing_as(UNSTORED):
-            self._forget("id = ?", name)
+            await self._database.run(lambda connection: self._forget(connection, "id = ?", name))
 
-    def _forget(self, where: str, *values: Any) -> None:
-        gone = self._database.execute(f"DELETE FROM responses WHERE {where} RETURNING size", values).fetchall()
+    def _put(self, connection: sqlite3.Connection, stored: StoredResponse, owner: str) -> None:
+        tokens = np.array(stored.tokens, np.int32).tobytes()
+        fields = orjson.dumps({"response": stored.response, "items": stored.items, "messages": stored.messages})
+        size = len(tokens) + len(fields)
+        self._forget(connection, "expires < ?", self._clock())
+        row = (stored.id, owner, self._clock() + self._ttl, size, tokens, fields.decode())
+        connection.execute("INSERT OR REPLACE INTO responses VALUES (?, ?, ?, ?, ?, ?)", row)
+        self._size += size
+        while self._size > BYTES_MAX or _sum(connection, "SELECT COUNT(*) FROM responses") > POINTS_MAX:
+            self._forget(connection, "rowid = (SELECT MIN(rowid) FROM responses)")
+
+    def _forget(self, connection: sqlite3.Connection, where: str, *values: Any) -> None:
+        gone = connection.execute(f"DELETE FROM responses WHERE {where} RETURNING size", values).fetchall()
         self._size -= sum(size for (size,) in gone)
 
-    def close(self) -> None:
-        self._database.close()
+
+def _sum(connection: sqlite3.Connection, question: str) -> int:
+    (found,) = connection.execute(question).fetchone()
+    return int(found)

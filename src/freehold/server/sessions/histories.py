@@ -2,42 +2,55 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from freehold.conversation import Conversation
 from freehold.errors import SessionsFull
-from freehold.server.sessions.store import SessionStore
+from freehold.server.sessions.history import Change, History
+from freehold.server.sessions.store import SessionRow, SessionStore
 
 
 class Histories:
-    """Conversations by name, and what turns in flight and branches hold, in at most `limit` bytes together.
+    """Histories by name, and what turns in flight hold, in at most `limit` bytes together.
 
-    A conversation that is on disk is given up for others, the least recently used first, and read again when it is
-    used. Values in use stay valid. Only the output of turns in flight may exceed the limit.
+    A history that is on disk is given up for others, the least recently used first, and read again when it is used.
+    What has been taken of it stays valid. Only the output of turns in flight may exceed the limit. Who changes a
+    history, or reads one that may not be in memory, does that alone.
     """
 
     def __init__(self, store: SessionStore, limit: int):
         self._store = store
         self._limit = limit
-        self._kept: dict[str, Conversation] = {}  # the least recently used first
+        self._kept: dict[str, History] = {}  # the least recently used first
         self._held: dict[object, int] = {}  # bytes by holder
         self.nbytes = 0  # of both
 
-    def of(self, name: str) -> Conversation:
-        """Raises StoreFailed if it can't be read."""
-        conversation = self._kept.get(name)
-        if conversation is None:
-            conversation = self._store.load(name)
-        self._keep(name, conversation)
-        return conversation
+    def known(self, name: str) -> History | None:
+        """If it is in memory."""
+        history = self._kept.get(name)
+        if history is not None:
+            self._keep(name, history)
+        return history
 
-    def put(self, name: str, conversation: Conversation, settings: dict[str, Any]) -> None:
-        """On disk first. Raises StoreFailed; then the one before it stays."""
-        self._store.save(name, conversation, settings)
-        self._keep(name, conversation)
+    async def of(self, name: str) -> History:
+        """Raises StoreFailed if it can't be read."""
+        known = self.known(name)
+        if known is None:
+            known = await self._store.load(name)
+            self._keep(name, known)
+        return known
+
+    async def put(self, row: SessionRow, history: History, change: Change) -> None:
+        """On disk first. Raises StoreFailed; then the history stays as it is."""
+        await self._store.save(row, change)
+        self.give_up(row.id)
+        history.apply(change)
+        self._keep(row.id, history)
+
+    def give_up(self, name: str) -> None:
+        """Only what is in memory."""
+        if (known := self._kept.pop(name, None)) is not None:
+            self.nbytes -= known.nbytes
 
     def drop(self, name: str) -> None:
-        self._forget(name)
+        self.give_up(name)
         self._store.delete(name)
 
     def hold(self, holder: object, nbytes: int) -> None:
@@ -59,18 +72,18 @@ class Histories:
                 f"{self._limit:,} bytes that they may have (session_memory_bytes)"
             )
 
-    def _keep(self, name: str, conversation: Conversation) -> None:
+    async def settle(self) -> None:
+        """Until the disk has what was put and dropped before."""
+        await self._store.settle()
+
+    def _keep(self, name: str, history: History) -> None:
         """As the one used last."""
-        self._forget(name)
-        self._kept[name] = conversation
-        self.nbytes += conversation.nbytes
+        self.give_up(name)
+        self._kept[name] = history
+        self.nbytes += history.nbytes
         self._give_up(0)
 
     def _give_up(self, nbytes: int) -> None:
         """Until there is room for so many bytes, as far as possible."""
         while self._store.is_on_disk and self._kept and self.nbytes + nbytes > self._limit:
-            self._forget(next(iter(self._kept)))
-
-    def _forget(self, name: str) -> None:
-        if (known := self._kept.pop(name, None)) is not None:
-            self.nbytes -= known.nbytes
+            self.give_up(next(iter(self._kept)))

@@ -13,13 +13,17 @@ from freehold.ipc.async_engine import AsyncEngine
 from freehold.server.access.clients import client_of
 from freehold.server.openai.schema import ForkBody, RewindBody, SessionBody
 from freehold.server.router import router
-from freehold.server.sessions.table import Session, SessionSettings, SessionTable
+from freehold.server.sessions.settings import SessionSettings
+from freehold.server.sessions.table import Session, SessionTable
 
-ABORT_TIMEOUT_S = 10.0  # for the turn that runs to end
+ABORT_TIMEOUT_S = 10.0  # for the turns that run to end
 
 
 def session_routes(engine: AsyncEngine, table: SessionTable) -> APIRouter:
     routes = router()
+
+    def card(session: Session) -> dict[str, Any]:
+        return _described(session, table.last_used(session))
 
     @routes.post("/v1/sessions")
     async def open_session(request: Request, body: SessionBody | None = None) -> dict[str, Any]:
@@ -27,58 +31,61 @@ def session_routes(engine: AsyncEngine, table: SessionTable) -> APIRouter:
         client = client_of(request)
         namespace = client.namespace(body.cache_salt)
         settings = SessionSettings(body.timeout, body.capacity, namespace, owner=client.name)
-        return _card(table.open(body.session_id, settings))
+        return card(await table.open(body.session_id, settings))
 
     @routes.get("/v1/sessions")
     async def sessions(request: Request) -> dict[str, Any]:
-        return {"object": "list", "data": [_card(session) for session in table.of(client_of(request))]}
+        return {"object": "list", "data": [card(session) for session in table.of(client_of(request))]}
 
     @routes.get("/v1/sessions/{name}")
     async def session(request: Request, name: str, token_ids: bool = False) -> dict[str, Any]:
         """With what is cached of it: whole pages in the prefix tree, and the tail behind them; and with its
         tokens, if asked for."""
         found = table.get(name, client_of(request))
-        tokens = table.conversation(found).tokens
+        tokens = (await table.conversation(found)).tokens
         # The last token of a prompt is always computed.
         argument = {"tokens": np.append(tokens, np.int32(0)).tobytes(), **found.scope, "session": found.key}
-        card = {**_card(found), "cached": await engine.call("lookup", argument)}
-        return {**card, "token_ids": tokens.tolist()} if token_ids else card
+        shown = {**card(found), "cached": await engine.call("lookup", argument)}
+        return {**shown, "token_ids": tokens.tolist()} if token_ids else shown
 
     @routes.post("/v1/sessions/{name}/fork")
     async def fork(request: Request, name: str, body: ForkBody | None = None) -> dict[str, Any]:
-        return _card(table.fork(table.get(name, client_of(request)), (body or ForkBody()).session_id))
+        return card(await table.fork(table.get(name, client_of(request)), (body or ForkBody()).session_id))
 
     @routes.post("/v1/sessions/{name}/rewind")
     async def rewind(request: Request, name: str, body: RewindBody) -> dict[str, Any]:
         found = table.get(name, client_of(request))
-        table.rewind(found, body.to)
-        return _card(found)
+        await table.rewind(found, body.to)
+        return card(found)
 
     @routes.delete("/v1/sessions/{name}")
     async def close(request: Request, name: str, abort: bool = False) -> dict[str, Any]:
         """At the end of the turn that runs, or with `abort` at once."""
         found = table.get(name, client_of(request))
-        turn = found.turn
+        running = list(found.running)
         table.close(found, abort)
-        if abort and turn is not None:
+        if abort:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(turn.is_over.wait(), ABORT_TIMEOUT_S)
-        return {"id": name, "object": "session.deleted", "deleted": found.turn is None}
+                async with asyncio.timeout(ABORT_TIMEOUT_S):
+                    for turn in running:
+                        await turn.is_over.wait()
+        await table.memory.settle()
+        return {"id": name, "object": "session.deleted", "deleted": not found.running}
 
     return routes
 
 
-def _card(session: Session) -> dict[str, Any]:
+def _described(session: Session, last_used: float) -> dict[str, Any]:
     settings = session.settings
     return {
         "id": session.id,
         "object": "session",
         "tokens": session.tokens,
         "turns": session.turns,
-        "active": session.turn is not None,
+        "active": bool(session.running),
         "waiting": len(session.line),
         "closing": session.closing,
-        "last_used": session.last_used,
+        "last_used": last_used,
         "timeout": settings.timeout,
         "capacity": settings.capacity,
     }

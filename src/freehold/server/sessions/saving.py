@@ -25,9 +25,11 @@ def saving_routes(engine: AsyncEngine, table: SessionTable) -> APIRouter:
     async def save(request: Request, name: str, body: SaveBody | None = None) -> dict[str, Any]:
         """Copy the session's whole pages to the deepest tier, whatever the write policy is."""
         found = table.get(name, client_of(request))
-        tokens, timeout = table.conversation(found).tokens.tobytes(), (body or SaveBody()).timeout
+        tokens = (await table.conversation(found)).tokens.tobytes()
+        timeout = (body or SaveBody()).timeout
         saving = engine.call("save", {"tokens": tokens, "timeout": timeout, **found.scope})
-        saved = await unless_disconnected(request, saving)
+        with table.in_use(found):
+            saved = await unless_disconnected(request, saving)
         return {"id": name, "object": "session.saved", **saved}
 
     @routes.post("/v1/sessions/{name}/restore")
@@ -35,10 +37,11 @@ def saving_routes(engine: AsyncEngine, table: SessionTable) -> APIRouter:
         """Bring the session's KV back to the device before its next turn: from the tiers that have it, and what none
         has is computed."""
         found = table.get(name, client_of(request))
-        tokens = table.conversation(found).tokens
+        tokens = (await table.conversation(found)).tokens
         by_tier = dict.fromkeys(("device", "host", "storage"), 0)
         if len(tokens):
-            by_tier |= await _compute(engine, tokens, found)
+            with table.in_use(found):
+                by_tier |= await _compute(engine, tokens, found)
         cached = sum(by_tier.values())
         return {
             "id": name, "object": "session.restored", "tokens": len(tokens), "cached_tokens": by_tier,

@@ -1,4 +1,4 @@
-"""The open sessions: conversations with names, settings and a time to live.
+"""The open sessions: histories with names, settings and a time to live.
 
 A session lives here, beside HTTP; the engine knows only that a request is the turn of a name, and keeps that
 name's tail. So whatever happens to the engine's memory, a session can go on.
@@ -7,58 +7,54 @@ name's tail. So whatever happens to the engine's memory, a session can go on.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from itertools import count
+from types import MappingProxyType
+from typing import Any
 
 from freehold.arrays import Int32
-from freehold.conversation import NO_TOKENS, Conversation, with_messages
-from freehold.errors import InvalidParameter, NoSuchSession, SessionBusy, TimedOut
+from freehold.conversation import NO_MESSAGES, NO_TOKENS, Conversation, with_messages
+from freehold.errors import InvalidParameter, NoSuchSession, SessionBusy, TimedOut, TurnRefused
 from freehold.ipc.async_engine import AsyncEngine
 from freehold.ipc.protocol import Options
 from freehold.ipc.streams import Delta
 from freehold.sampling_params import SamplingParams
 from freehold.server.access.clients import Client
 from freehold.server.config import ServerConfig
-from freehold.server.sessions.branches import BranchTree
 from freehold.server.sessions.histories import Histories
-from freehold.server.sessions.store import SessionStore
+from freehold.server.sessions.history import History, Replacement
+from freehold.server.sessions.settings import SessionSettings
+from freehold.server.sessions.store import SessionRow, SessionStore
 from freehold.text.answers.answer import Answer
 
 EXPIRY_INTERVAL_S = 1.0
 LEAST_TIMEOUT_S = 0.001
+NO_POINTS: Mapping[str, Conversation] = MappingProxyType({})
 SESSION_ID = r"[A-Za-z0-9_.:@-]{1,200}"
-
-
-@dataclass(frozen=True)
-class SessionSettings:
-    """`timeout` is the idle time, in seconds, after which a session is closed; None is never. `branching`
-    sessions keep the history of each request (see `branches.py`). Only `owner` and admins may use it."""
-
-    timeout: float | None = None
-    capacity: int | None = None
-    namespace: str = ""
-    branching: bool = False
-    owner: str = ""
 
 
 @dataclass(eq=False, slots=True)
 class Session:
-    """`id` is its owner's name for it. Its history has so many `tokens` and `turns`. `turn` has the session, and those
-    in `line` wait for it, first come first."""
+    """`id` is its owner's name for it. Its newest point has so many `tokens` and `turns`. The turns that are `running`
+    have the session, and those in `line` wait for it, first come first."""
 
     id: str
     settings: SessionSettings
+    last_used: float  # on the clock of its table
     tokens: int = 0
     turns: int = 0
     adapter: str = ""  # that of the newest turn
-    last_used: float = field(default_factory=time.time)
-    branches: BranchTree = field(default_factory=BranchTree)
+    numbers: Iterator[int] = field(default_factory=lambda: count(1))  # for turns to come
+    uses: int = 0  # beside its turns
     closing: bool = False
-    turn: Turn | None = None
+    running: list[Turn] = field(default_factory=list["Turn"])
     line: list[Turn] = field(default_factory=list["Turn"])
+    changes: asyncio.Lock = field(default_factory=asyncio.Lock)  # of its history: one at a time
 
     @property
     def key(self) -> str:
@@ -70,6 +66,14 @@ class Session:
         """Where its KV is: what the engine's procedures call it."""
         return {"namespace": self.settings.namespace, "adapter": self.adapter}
 
+    @property
+    def is_free(self) -> bool:
+        """For a turn. Branches run beside each other."""
+        return self.settings.branching or not self.running
+
+    def row(self, adapter: str) -> SessionRow:
+        return SessionRow(self.key, asdict(self.settings), adapter)
+
     def check_open(self) -> None:
         """Raises SessionBusy."""
         if self.closing:
@@ -78,21 +82,35 @@ class Session:
 
 class Turn:
     """One turn of a session. It comes to have the session, begins, and is over; it may be closed at any time before.
-    What it has said when it ends becomes history; closed without that, it leaves no trace."""
+    What it has said when it ends becomes history, as the point `name`; closed without that, it leaves no trace."""
 
-    def __init__(self, table: SessionTable, session: Session):
+    def __init__(self, table: SessionTable, session: Session, name: str = ""):
         self._table = table
         self.session = session
         self.session_id = session.id
+        self.name = name
         self.has_come = asyncio.Event()  # set too if the session is closed before
         self.is_over = asyncio.Event()
         self.tokens = NO_TOKENS  # until it has begun
-        self.request_id = ""
+        self.number = 0  # likewise
+        self.base = Conversation()  # that it continues
+        self.request_id = name
+        self.adapter = ""
+        self.is_replaced = False
+        self._replacement: Replacement | None = None
         self._lined_up = time.monotonic()
-        self._before = Conversation()  # once it has begun, without its tokens
-        self._messages: str | None = None  # of a chat, up to the answer
+        self._asked: Conversation | None = None
+        self._has_replaced = False
+        self._said: str | None = None  # messages of a chat, up to the answer
         self._output: list[int] = []
         self._answer = Answer()
+        self._commit: asyncio.Task[None] | None = None
+
+    def asked(self) -> Conversation:
+        """Its input alone, of one that has begun."""
+        if self._asked is None:
+            self._asked = self.base.after(self.tokens, [], number=next(self.session.numbers))
+        return self._asked
 
     async def wait(self, timeout: float | None = None) -> None:
         """Until this turn has the session. Raises SessionBusy if that is closed before, TimedOut after `timeout`
@@ -104,17 +122,18 @@ class Turn:
             raise TimedOut(message) from None
         self.session.check_open()
 
-    def begin(self, new: Int32, keep: int | None = None, messages: str | None = None) -> None:
-        """Have all tokens: `new` input after the history, or after its first `keep` tokens. `messages` of a chat are
-        all up to the answer. Raises SessionBusy, TurnRefused, SessionsFull or StoreFailed."""
+    def begin(
+        self, base: Conversation, new: Int32, said: str | None = None, replacement: Replacement | None = None
+    ) -> None:
+        """Have all tokens: `new` input behind those of `base`, with the messages of a chat that have been `said`.
+        Raises SessionBusy, TurnRefused or SessionsFull; then nothing has changed."""
         session = self.session
         session.check_open()
-        assert session.turn is self
-        before = self._table.conversation(session)
-        tokens = before.begin(new, keep, session.settings.capacity)
-        self._table.memory.hold(self, tokens.nbytes + len(messages or ""))
-        self.tokens, self._messages = tokens, messages
-        self._before = replace(before, parts=())
+        assert self in session.running
+        tokens = base.begin(new, session.settings.capacity)
+        self._table.memory.hold(self, tokens.nbytes + len(said or ""))
+        self.base, self.tokens, self._said, self._replacement = base, tokens, said, replacement
+        self.number = next(session.numbers)
 
     def options(self, asked: Options) -> Options:
         """Those of its request: as asked for, in what is left of the time since it lined up."""
@@ -135,52 +154,65 @@ class Turn:
         most = room if params.max_tokens is None else min(params.max_tokens, room)
         return replace(params, max_tokens=most, min_tokens=min(params.min_tokens, most))
 
-    def observe(self, delta: Delta) -> None:
+    async def observe(self, delta: Delta) -> None:
         """Take note of output. The end of it is saved before anybody hears of it: raises StoreFailed, and then the
-        turn has not happened."""
+        turn has not happened. A commit that has begun goes on, even if the client leaves."""
         self._output += delta.tokens
         self._answer.add(delta.events)
+        is_complete = delta.ended is not None and delta.ended.is_complete
+        if self._replacement is not None and not self._has_replaced and (delta.tokens or is_complete):
+            self._has_replaced = True  # not before: a request that is refused replaces nothing
+            self._table.abort_replaced(self, self._replacement)
         if delta.ended is None:
             return
         try:
-            if delta.ended.is_complete:
-                self._commit()
+            if is_complete and not self.is_replaced:
+                self._commit = asyncio.ensure_future(self._save())
+                self._commit.add_done_callback(lambda _: self.close())
+                await asyncio.shield(self._commit)
         finally:
             self.close()
 
-    def _commit(self) -> None:
-        self._table.memory.hold(self, 0)  # its tokens are the history's from here on
-        messages = self._messages
-        if messages is not None:
-            messages = with_messages(messages, [self._answer.as_message()])
-        self._table.change(self.session, self._before.after(self.tokens, self._output, messages))
+    async def _save(self) -> None:
+        said = NO_MESSAGES if self._said is None else with_messages(self._said, [self._answer.as_message()])
+        point = self.base.after(self.tokens, self._output, said, self.number)
+        await self._table.change(self.session, self.name, point, self._replacement, self.adapter)
 
     def close(self) -> None:
         """The turn is over, whatever came of it, and the next one in line comes. Idempotent."""
         session = self.session
         if self in session.line:
             session.line.remove(self)
-        if session.turn is self:
+        is_saving = self._commit is not None and not self._commit.done()
+        if self in session.running and not is_saving:
             self._table.memory.hold(self, 0)
-            session.turn, session.last_used = None, time.time()
+            session.running.remove(self)
+            session.last_used = self._table.clock()
             self.is_over.set()
             self._table.go_on(session)
 
 
 class SessionTable:
     """Used from one event loop. A client's names are unique; a closed session's name is free again. `memory` has
-    histories."""
+    histories. Idle time is measured on `clock`, a monotonic one."""
 
-    def __init__(self, engine: AsyncEngine, store: SessionStore, memory_bytes: int = ServerConfig.session_memory_bytes):
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        store: SessionStore,
+        memory_bytes: int = ServerConfig.session_memory_bytes,
+        clock: Callable[[], float] = time.monotonic,
+    ):
         self._engine = engine
+        self.clock = clock
         self.memory = Histories(store, memory_bytes)
         self._sessions: dict[str, Session] = {}
+        self._opening: set[str] = set()  # names of sessions that are not on disk yet
         for stored in store:
-            settings = SessionSettings(**stored.settings)
-            if settings.branching:
-                continue  # its branches are not kept
-            name = stored.id.removeprefix(f"{settings.owner}/")
-            session = Session(name, settings, stored.tokens, stored.turns)
+            settings = SessionSettings(**stored.row.settings)
+            name = stored.row.id.removeprefix(f"{settings.owner}/")
+            session = Session(name, settings, clock(), stored.tokens, stored.turns, stored.row.adapter)
+            session.numbers = count(stored.last + 1)
             self._sessions[session.key] = session
 
     def __len__(self) -> int:
@@ -189,23 +221,36 @@ class SessionTable:
     def __iter__(self) -> Iterator[Session]:
         return iter(self._sessions.values())
 
-    def open(
+    async def open(
         self,
         name: str | None,
         settings: SessionSettings,
-        conversation: Conversation = Conversation(),  # noqa: B008, it can't change
+        points: Mapping[str, Conversation] = NO_POINTS,
+        adapter: str = "",
     ) -> Session:
-        """With this history. Raises SessionBusy if the owner uses the name already, InvalidParameter if it can't be
+        """With these points. Raises SessionBusy if the owner uses the name already, InvalidParameter if it can't be
         one, or StoreFailed."""
         name = uuid.uuid4().hex if name is None else name
         if not re.fullmatch(SESSION_ID, name):
             raise InvalidParameter("session_id", "must be 1 to 200 letters, digits, and any of . _ : @ -")
-        session = Session(name, settings)
-        if session.key in self._sessions:
+        session = Session(name, settings, self.clock(), adapter=adapter)
+        if session.key in self._sessions or session.key in self._opening:
             raise SessionBusy(f"session id {name} is already open")
-        self.change(session, conversation)
-        self._sessions[session.key] = session
+        self._opening.add(session.key)
+        await _to_its_end(self._open(session, points))
         return session
+
+    async def _open(self, session: Session, points: Mapping[str, Conversation]) -> None:
+        try:
+            history = History()
+            change = history.change(points)
+            session.numbers = count(max((turn.number for turn in change.added), default=0) + 1)
+            await self.memory.put(session.row(session.adapter), history, change)
+            session.tokens, session.turns = history.head.length, history.head.turns
+            session.last_used = self.clock()
+            self._sessions[session.key] = session
+        finally:
+            self._opening.discard(session.key)
 
     def get(self, name: str, client: Client) -> Session:
         """A client's own session, or for administrators anybody's. Raises NoSuchSession."""
@@ -220,71 +265,127 @@ class SessionTable:
         """All that the client may use."""
         return [session for session in self if client.may_use(session.settings.owner)]
 
-    def conversation(self, session: Session) -> Conversation:
-        """Its history. Raises StoreFailed if it can't be read."""
-        return self.memory.of(session.key)
+    async def history(self, session: Session) -> History:
+        """Raises StoreFailed if it can't be read, NoSuchSession if the session is closed meanwhile."""
+        known = self.memory.known(session.key)
+        if known is not None:
+            return known
+        async with session.changes:
+            history = await self.memory.of(session.key)
+        if self._sessions.get(session.key) is not session:
+            self.memory.give_up(session.key)
+            raise NoSuchSession(f"session id {session.id} does not exist")
+        return history
 
-    def change(self, session: Session, conversation: Conversation) -> None:
-        """Give it this history, on disk first. Raises StoreFailed; then nothing has changed."""
-        self.memory.put(session.key, conversation, asdict(session.settings))
-        session.tokens, session.turns = conversation.length, conversation.turns
+    async def conversation(self, session: Session) -> Conversation:
+        """Its newest point. Raises what `history` does."""
+        return (await self.history(session)).head
 
-    def line_up(self, session: Session, waits: bool = False) -> Turn:
+    async def change(
+        self, session: Session, name: str, point: Conversation, replacement: Replacement | None, adapter: str
+    ) -> None:
+        """Have this point, on disk first, for a turn that has the session. Raises StoreFailed; then nothing has
+        changed."""
+        async with session.changes:
+            history = await self.memory.of(session.key)
+            change = (
+                history.change({name: point}) if replacement is None else history.replacing(name, point, replacement)
+            )
+            await self.memory.put(session.row(adapter), history, change)
+            session.tokens, session.turns, session.adapter = history.head.length, history.head.turns, adapter
+
+    def line_up(self, session: Session, waits: bool = False, name: str = "") -> Turn:
         """A turn that has the session, or if another one has it, and this one `waits`, comes after those before it.
         To be closed, whatever comes of it. Raises SessionBusy."""
         session.check_open()
-        if session.turn is not None and not waits:
+        if not session.is_free and not waits:
             raise SessionBusy(f"session {session.id} already has an active request")
-        turn = Turn(self, session)
+        turn = Turn(self, session, name)
         session.line.append(turn)
         self.go_on(session)
         return turn
 
     def go_on(self, session: Session) -> None:
-        """To the next turn in line, if no other has the session."""
-        if session.turn is None and session.closing:
+        """To the next turn in line, if the session is free for it."""
+        if session.closing and not session.running:
             self._drop(session)
-        elif session.turn is None and session.line:
-            session.turn, session.last_used = session.line.pop(0), time.time()
-            session.turn.has_come.set()
+        while session.line and session.is_free:
+            session.running.append(session.line.pop(0))
+            session.last_used = self.clock()
+            session.running[-1].has_come.set()
 
-    def fork(self, session: Session, name: str | None) -> Session:
+    def abort_replaced(self, by: Turn, replacement: Replacement) -> None:
+        """End what has begun before it and is replaced."""
+        for turn in [turn for turn in by.session.running if 0 < turn.number < by.number]:
+            turn.is_replaced = turn.is_replaced or replacement.concerns(turn.base)
+            if turn.is_replaced or turn.name == replacement.unfinished:
+                self._engine.abort(turn.request_id)
+
+    async def fork(self, session: Session, name: str | None) -> Session:
         """A session with the history so far; pages are shared through the prefix tree, and what does not
         fill a page is computed again by the one that comes second. Raises what `open` does, and SessionsFull."""
-        conversation = self.conversation(session)
-        self.memory.make_room(conversation.nbytes)
-        child = self.open(name, session.settings, conversation)
-        child.adapter = session.adapter
-        return child
+        session.last_used = self.clock()
+        history = await self.history(session)
+        self.memory.make_room(history.nbytes)
+        return await self.open(name, session.settings, {**history.points}, session.adapter)
 
-    def rewind(self, session: Session, to: int) -> None:
+    async def rewind(self, session: Session, to: int) -> None:
         """Raises SessionBusy, TurnRefused or StoreFailed."""
-        if session.turn is not None:
-            raise SessionBusy(f"session {session.id} has an active request")
-        self.change(session, self.conversation(session).rewound(to))
+        if session.settings.branching:
+            raise TurnRefused("a branching session is not rewound: a request may continue any before it")
+        turn = self.line_up(session)
+        await _to_its_end(self._rewind(turn, to))
+
+    async def _rewind(self, turn: Turn, to: int) -> None:
+        session = turn.session
+        try:
+            point = (await self.conversation(session)).rewound(to)
+            await self.change(session, "", replace(point, number=next(session.numbers)), None, session.adapter)
+        finally:
+            turn.close()
 
     def close(self, session: Session, abort: bool = False) -> None:
-        """Now, or at the end of the turn that runs; with `abort` that turn ends at once. Those in line are refused."""
+        """Now, or at the end of the turns that run; with `abort` those end at once. Those in line are refused."""
         session.closing = True
         for turn in session.line:
             turn.has_come.set()
         session.line.clear()
-        if session.turn is not None and abort:
-            self._engine.abort(session.turn.request_id)
+        for turn in session.running if abort else ():
+            self._engine.abort(turn.request_id)
         self.go_on(session)
 
     def _drop(self, session: Session) -> None:
         if self._sessions.pop(session.key, None) is not None:
-            self.memory.hold(session.branches, 0)
             self.memory.drop(session.key)
             self._engine.forget_session(session.key)
+
+    @contextlib.contextmanager
+    def in_use(self, session: Session) -> Iterator[None]:
+        """It is not idle."""
+        session.uses += 1
+        try:
+            yield
+        finally:
+            session.uses, session.last_used = session.uses - 1, self.clock()
+
+    def last_used(self, session: Session) -> float:
+        """As a time of day."""
+        return time.time() - (self.clock() - session.last_used)
 
     async def expire(self) -> None:
         """Forever: close what has been idle for too long."""
         while True:
             await asyncio.sleep(EXPIRY_INTERVAL_S)
-            now = time.time()
-            for session in list(self):
-                timeout = session.settings.timeout
-                if timeout is not None and session.turn is None and now - session.last_used > timeout:
-                    self.close(session)
+            self.close_idle()
+
+    def close_idle(self) -> None:
+        now = self.clock()
+        for session in list(self):
+            timeout, in_use = session.settings.timeout, bool(session.running or session.uses)
+            if timeout is not None and not in_use and now - session.last_used > timeout:
+                self.close(session)
+
+
+async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
+    """Even if the caller is cancelled meanwhile."""
+    await asyncio.shield(asyncio.ensure_future(work))

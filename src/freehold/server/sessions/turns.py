@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from fastapi import Request
 
-from freehold.conversation import with_messages
+from freehold.arrays import Int32
 from freehold.errors import InvalidParameter
 from freehold.ipc.async_engine import AsyncEngine
 from freehold.sampling_params import SamplingParams
@@ -17,13 +17,12 @@ from freehold.server.access.clients import client_of
 from freehold.server.openai.schema import Message, SamplingBody, for_template
 from freehold.server.requests.prompt import Rendering
 from freehold.server.requests.response import unless_disconnected
-from freehold.server.sessions.branch_turn import BranchTurn
 from freehold.server.sessions.continuation import continuation
 from freehold.server.sessions.table import SessionTable, Turn
 
 
 @contextlib.contextmanager
-def closed_on_failure(turn: Turn | BranchTurn | None) -> Iterator[None]:
+def closed_on_failure(turn: Turn | None) -> Iterator[None]:
     """Close the turn, if there is one, if what is done inside fails. Afterwards its response closes it."""
     try:
         yield
@@ -44,7 +43,10 @@ async def turn_of(
         return
     if params.n > 1:
         raise InvalidParameter("n", "must be 1 for a turn of a session")
-    turn = table.line_up(table.get(body.session_id, client_of(request)), bool(body.session_wait))
+    session = table.get(body.session_id, client_of(request))
+    if session.settings.branching:
+        raise InvalidParameter("session_id", "is that of a branching session, which takes requests of /generate")
+    turn = table.line_up(session, bool(body.session_wait))
     with closed_on_failure(turn):
         if not turn.has_come.is_set():
             await unless_disconnected(request, turn.wait(body.timeout))
@@ -56,15 +58,25 @@ async def begin_chat(
 ) -> str:
     """Begin a turn with `messages` that are new -> the text of the whole chat. Raises InvalidParameter and what
     `Turn.begin` does."""
-    tokenizer, conversation = engine.tokenizer, table.conversation(turn.session)
+    tokenizer, conversation = engine.tokenizer, await table.conversation(turn.session)
     history = json.loads(conversation.messages)
     new = for_template(messages, history)
     whole = rendering.text(tokenizer, [*history, *new])
-    keep, text = None, whole
+    rest = whole
     if history:
         before = replace(rendering, add_generation_prompt=False).text(tokenizer, history)
-        begin = int(conversation.ends[-2]) if conversation.turns > 1 else 0
-        rest = continuation(tokenizer, conversation.tokens, begin, before, whole)
-        keep, text = (0, whole) if rest is None else (None, rest)
-    turn.begin(await engine.encode(text, False), keep, with_messages(conversation.messages, new))
+        rest = continuation(tokenizer, conversation.tokens, conversation.start, before, whole)
+    if rest is None:
+        tokens = await engine.encode(whole, False)
+        conversation = conversation.shortened(_shared(conversation.tokens, tokens))
+        turn.begin(conversation, tokens[conversation.length :], json.dumps(new))
+    else:
+        turn.begin(conversation, await engine.encode(rest, False), json.dumps(new))
     return whole
+
+
+def _shared(one: Int32, other: Int32) -> int:
+    """How many tokens both begin with."""
+    length = min(len(one), len(other))
+    differs = one[:length] != other[:length]
+    return int(differs.argmax()) if differs.any() else length

@@ -1,0 +1,143 @@
+"""A SQLite file for what must survive a restart, on a thread of its own: no request waits for another's disk."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import sqlite3
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import IO, Protocol, TypeVar
+
+from freehold.server.salvage import salvaged
+
+NORMAL, FULL = "normal", "full"
+SYNCS = (NORMAL, FULL)
+Found = TypeVar("Found")
+
+
+class Tables(Protocol):
+    """Tables that a store has in the file. Each entry may be in several."""
+
+    noun: str  # what entries are, in the plural
+    names: tuple[str, ...]  # those of versions before included
+
+    def prepare(self, connection: sqlite3.Connection) -> None:
+        """Make them, or make them of those of a version before."""
+
+    def damaged(self, connection: sqlite3.Connection) -> list[str]:
+        """Ids of entries that can't be read."""
+        ...
+
+    def entries(self, connection: sqlite3.Connection) -> int: ...
+
+    def delete(self, connection: sqlite3.Connection, name: str) -> None: ...
+
+
+class Database:
+    """Does what it is asked in the order of asking. The file belongs to one server at a time."""
+
+    def __init__(self, connection: sqlite3.Connection, lock: IO[str] | None = None):
+        self._connection = connection
+        self._lock = lock
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="sqlite")
+
+    @property
+    def is_file(self) -> bool:
+        return self._lock is not None
+
+    def submit(self, work: Callable[[sqlite3.Connection], Found]) -> Future[Found]:
+        return self._thread.submit(work, self._connection)
+
+    async def run(self, work: Callable[[sqlite3.Connection], Found]) -> Found:
+        """It is done even if the caller is cancelled meanwhile."""
+        return await asyncio.shield(asyncio.wrap_future(self.submit(work)))
+
+    def close(self) -> None:
+        """Once everything asked is done. Idempotent."""
+        self._thread.shutdown()
+        self._connection.close()
+        if self._lock is not None:
+            self._lock.close()
+
+
+@contextlib.contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    """All of what is done inside, or nothing."""
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+def open_database(path: str | None, tables: Sequence[Tables], sync: str = NORMAL, recover: bool = False) -> Database:
+    """With these tables; in memory without a path. Raises ValueError if the file can't be used. With `recover` a
+    damaged one is put aside, and what can be read of it is kept."""
+    if path is None:
+        return Database(_opened(":memory:", tables, sync))
+    lock = _lock(path)
+    try:
+        return Database(_opened(path, tables, sync), lock)
+    except sqlite3.OperationalError as error:
+        lock.close()
+        raise ValueError(f"session_store: {path} can't be opened: {error}") from None
+    except sqlite3.DatabaseError as error:
+        if recover:
+            return Database(_recovered(path, tables, sync), lock)
+        lock.close()
+        raise ValueError(
+            f"session_store: {path} is damaged ({error}). Start with --session-store-recover to keep what can be read"
+        ) from None
+
+
+def _lock(path: str) -> IO[str]:
+    """Held as long as the file is open, also by a process that is killed. Raises ValueError."""
+    try:
+        file = open(f"{path}.lock", "w")  # noqa: SIM115, it is the lock
+    except OSError as error:
+        raise ValueError(f"session_store: {path} can't be opened: {error}") from None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise ValueError(f"session_store: {path} is in use by another server") from None
+    return file
+
+
+def _opened(path: str, tables: Sequence[Tables], sync: str, prunes: bool = False) -> sqlite3.Connection:
+    """Raises sqlite3.DatabaseError for what can't be read, unless it `prunes` that."""
+    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    try:
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute(f"PRAGMA synchronous={sync}")
+        (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+        if verdict != "ok":
+            raise sqlite3.DatabaseError(verdict)
+        for store in tables:
+            with transaction(connection):
+                store.prepare(connection)
+            damaged = store.damaged(connection)
+            if damaged and not prunes:
+                raise sqlite3.DatabaseError(f"{len(damaged)} {store.noun} can't be read, such as '{damaged[0]}'")
+            for name in damaged:
+                store.delete(connection, name)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _recovered(path: str, tables: Sequence[Tables], sync: str) -> sqlite3.Connection:
+    """A new file with what can be read of a damaged one, which is put aside."""
+    aside = salvaged(Path(path), [name for store in tables for name in store.names])
+    connection = _opened(path, tables, sync, prunes=True)
+    kept = " and ".join(f"{store.entries(connection)} {store.noun}" for store in tables)
+    print(f"freehold: {path} was damaged. {kept} could be read, the damaged file is {aside}", file=sys.stderr)
+    return connection
