@@ -165,9 +165,17 @@ BUGS = [
     # Pages are lost or mixed up between device, host and storage.
     PlantedBug(
         "a failed copy settles as done",
-        "Backup._finish",
-        "pages.settle(_1, _2, whole, _3)",
-        "pages.settle(_1, _2, np.ones_like(whole), _3)",
+        "Backup._arrive",
+        "pages.settle(_1, _2, whole, _3, _4)",
+        "pages.settle(_1, _2, np.ones_like(whole), _3, _4)",
+    ),
+    PlantedBug("what was not stored is forgotten", "Storage._stored", "self._owes_more = True", "pass"),
+    PlantedBug("the end of a prefix outlives its beginning", "Backup._begin_rescue", "parts[::-1]", "parts"),
+    PlantedBug(
+        "the host keeps what the device has",
+        "HostPages._in_turn",
+        "yield from self._alone.items()",
+        "yield from list(self._alone.items())[::-1]",
     ),
     PlantedBug(
         "the source of a copy is not pinned",
