@@ -258,16 +258,29 @@ def test_an_index_of_a_longer_file_is_not_believed(store):
 
 def test_a_segment_that_is_deleted_while_it_is_read_is_read_to_the_end(store, monkeypatch):
     store.put([item(1)], SECOND)
+    real = os.preadv
+
+    def late(*arguments):
+        store.clear(SECOND)
+        with open(os.devnull, "rb"):  # it would get the number of a file that was closed
+            return real(*arguments)
+
+    monkeypatch.setattr(os, "preadv", late)
+    assert payloads(store, [item(1)]) == [item(1).payload]
+    monkeypatch.undo()
+    assert payloads(store, [item(1)]) == [None]
+    assert store.stats().damaged == 0
+
+
+def test_a_segment_that_is_deleted_before_it_is_read_is_a_miss(store, monkeypatch):
+    store.put([item(1)], SECOND)
     real = Segment.read
 
     def late(self, place, buffer):
         store.clear(SECOND)
-        with open(os.devnull, "rb"):  # it would get the number of a file that was closed
-            return real(self, place, buffer)
+        return real(self, place, buffer)
 
     monkeypatch.setattr(Segment, "read", late)
-    assert payloads(store, [item(1)]) == [item(1).payload]
-    monkeypatch.undo()
     assert payloads(store, [item(1)]) == [None]
     assert store.stats().damaged == 0
 

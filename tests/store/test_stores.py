@@ -102,8 +102,9 @@ def overwrite(store, key: bytes, raw: bytes) -> None:
     elif isinstance(store, ObjectStore):
         store._store.put(f"{key[:1].hex()}/{key.hex()}", raw)
     else:
-        place = store._places[key]
-        with open(store.folder / f"{place.segment:08}.kv", "r+b") as file:
+        segment, entry = store._of(store._index[key])
+        place = segment.place(entry)
+        with open(segment.path, "r+b") as file:
             file.seek(place.offset)
             file.write(raw[: place.size].ljust(place.size, b"\0"))
 

@@ -56,6 +56,9 @@ class Breaker:
     def all_keys(self) -> Iterator[bytes]:
         return self._store.all_keys()
 
+    def foreign(self) -> Iterator[str]:
+        return self._store.foreign()
+
     def raw(self, key: bytes) -> bytes | None:
         return self._store.raw(key)
 

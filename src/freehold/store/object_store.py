@@ -8,13 +8,16 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from datetime import timedelta
 from typing import TypeVar
 
-from obstore.exceptions import BaseError
+from obstore.exceptions import BaseError, InvalidPathError
 from obstore.store import S3Store
 
 from freehold.store.entry import Damaged, decode, encode
 from freehold.store.store import Item, StoreStats, StoreUnavailable
 
+PREFIX = "freehold"  # of a location without one: a bucket is rarely ours alone
 REQUESTS = 16  # at a time
+OURS = re.compile(r"([0-9a-f]{2})/(\1[0-9a-f]{62})")
+BYTES = [f"{byte:02x}" for byte in range(256)]
 REFUSED = re.compile(r"status code: 40[0134]")  # a key or a bucket that the server does not know
 
 Result = TypeVar("Result")
@@ -22,16 +25,17 @@ Result = TypeVar("Result")
 
 class ObjectStore:
     """One object an entry, of the same bytes as on disk, `<prefix>/<first byte of the key>/<key>`. Objects are replaced
-    as a whole, so none is ever seen in part. What goes, and when, is the bucket's lifecycle rule.
+    as a whole, so none is ever seen in part. What goes, and when, is the bucket's lifecycle rule. Objects with other
+    names stay as they are.
 
     Credentials, region and endpoint are taken from the environment, as AWS tools name them. `timeout`: seconds that a
     request may take.
     """
 
-    def __init__(self, bucket: str, prefix: str = "", timeout: float = 5.0, **options: str):
+    def __init__(self, bucket: str, prefix: str = PREFIX, timeout: float = 5.0, **options: str):
         self._store = S3Store(
             bucket,
-            prefix=prefix or None,
+            prefix=prefix,
             config=options,  # pyright: ignore[reportArgumentType]
             client_options={"timeout": timedelta(seconds=timeout), "allow_http": True},
             retry_config={"max_retries": 0, "retry_timeout": timedelta(seconds=timeout)},
@@ -81,7 +85,7 @@ class ObjectStore:
         return len(items)
 
     def _each(
-        self, call: Callable[..., Result], arguments: Sequence[bytes] | Sequence[Item], deadline: float
+        self, call: Callable[..., Result], arguments: Sequence[bytes] | Sequence[Item] | Sequence[str], deadline: float
     ) -> list[Result]:
         """Several requests at a time. What is still under way at the deadline goes on, for nobody."""
         futures: list[Future[Result]] = [self._threads.submit(call, argument) for argument in arguments]
@@ -96,19 +100,33 @@ class ObjectStore:
         return [future.result() for future in futures]
 
     def clear(self, deadline: float) -> None:
-        try:
-            for found in self._store.list():
-                self._store.delete([one["path"] for one in found])
-        except (BaseError, OSError) as error:
-            raise StoreUnavailable(f"s3: {error}") from error
+        self._each(self._clear, BYTES, deadline)
+
+    def _clear(self, folder: str) -> None:
+        if paths := self._ours(folder):
+            self._store.delete(paths)
+
+    def _ours(self, folder: str) -> list[str]:
+        """Paths of entries whose keys begin with a byte. Each of those is listed for itself: the library can't list
+        where another name is no path for it."""
+        names = (one["path"] for found in self._store.list(folder) for one in found)
+        return [name for name in names if OURS.fullmatch(name)]
 
     def all_keys(self) -> Iterator[bytes]:
         try:
-            for found in self._store.list():
-                for one in found:
-                    yield bytes.fromhex(one["path"].rpartition("/")[2])
+            for folder in BYTES:
+                yield from (bytes.fromhex(name.rpartition("/")[2]) for name in self._ours(folder))
         except BaseError as error:
-            raise StoreUnavailable(f"s3: {error}") from error
+            raise StoreUnavailable(f"s3: {_first_line(error)}") from error
+
+    def foreign(self) -> Iterator[str]:
+        try:
+            for found in self._store.list():
+                yield from (one["path"] for one in found if not OURS.fullmatch(one["path"]))
+        except InvalidPathError as error:
+            yield f"and more: {_first_line(error)}"
+        except BaseError as error:
+            raise StoreUnavailable(f"s3: {_first_line(error)}") from error
 
     def raw(self, key: bytes) -> bytes | None:
         try:

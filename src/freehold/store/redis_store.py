@@ -10,10 +10,12 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from freehold.prefix_keys import KEY_BYTES
 from freehold.store.entry import Damaged, decode, encode
 from freehold.store.store import Item, StoreStats, StoreUnavailable
 
 PREFIX = b"freehold:"
+OURS = PREFIX + b"?" * KEY_BYTES  # the pattern of keys of entries
 TTL_S = 24 * 3600
 AT_ONCE = 32  # commands in one pipeline
 CAPACITY_CHECK_S = 1.0
@@ -101,7 +103,7 @@ class RedisStore:
     def clear(self, deadline: float) -> None:
         end = time.monotonic() + deadline
         try:
-            for keys in _chunks(self._client.scan_iter(match=PREFIX + b"*", count=1000)):
+            for keys in _chunks(self._ours()):
                 if time.monotonic() > end:
                     raise StoreUnavailable("redis: the deadline has passed")
                 self._client.unlink(*keys)
@@ -110,8 +112,21 @@ class RedisStore:
 
     def all_keys(self) -> Iterator[bytes]:
         try:
+            for found in self._ours():
+                yield found[len(PREFIX) :]
+        except redis.RedisError as error:
+            raise StoreUnavailable(f"redis: {error}") from error
+
+    def _ours(self) -> Iterator[bytes]:
+        """Keys of Redis that have the form of ours. Values of another type are none of ours."""
+        yield from self._client.scan_iter(match=OURS, count=1000, _type="string")
+
+    def foreign(self) -> Iterator[str]:
+        try:
+            ours = set(self._ours())
             for found in self._client.scan_iter(match=PREFIX + b"*", count=1000):
-                yield cast(bytes, found)[len(PREFIX) :]
+                if found not in ours:
+                    yield cast(bytes, found).decode(errors="replace")
         except redis.RedisError as error:
             raise StoreUnavailable(f"redis: {error}") from error
 

@@ -60,6 +60,10 @@ class Store(Protocol):
         """Those of all entries, in no order. For people: it may take long."""
         ...
 
+    def foreign(self) -> Iterator[str]:
+        """Names of what others keep among the entries. No call touches it. For people: it may take long."""
+        ...
+
     def raw(self, key: bytes) -> bytes | None:
         """A whole entry (`entry.py`) as it is stored, damaged or not."""
         ...
