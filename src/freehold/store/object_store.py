@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import TypeVar
 
-from obstore.exceptions import BaseError, InvalidPathError
+from obstore.exceptions import BaseError, InvalidPathError, PermissionDeniedError
 from obstore.store import S3Store
 
 from freehold.store.entry import Damaged, decode, encode
+from freehold.store.lane import Lane
 from freehold.store.store import Item, StoreStats, StoreUnavailable
 
 PREFIX = "freehold"  # of a location without one: a bucket is rarely ours alone
-REQUESTS = 16  # at a time
+REQUESTS = 16  # of a kind at a time
 OURS = re.compile(r"([0-9a-f]{2})/(\1[0-9a-f]{62})")
+# Without the right to list, what is missing is forbidden.
+MISSING = (FileNotFoundError, PermissionDeniedError)
 BYTES = [f"{byte:02x}" for byte in range(256)]
 REFUSED = re.compile(r"status code: 40[0134]")  # a key or a bucket that the server does not know
 
@@ -40,16 +43,15 @@ class ObjectStore:
             client_options={"timeout": timedelta(seconds=timeout), "allow_http": True},
             retry_config={"max_retries": 0, "retry_timeout": timedelta(seconds=timeout)},
         )
-        self._threads = ThreadPoolExecutor(REQUESTS, thread_name_prefix="s3")
+        self._reading, self._writing = Lane("s3", REQUESTS), Lane("s3", REQUESTS)
         self._damaged = self._dropped = 0
 
     def check(self, deadline: float) -> None:
         """Lists the first entry: unlike a key, a bucket that is missing is an error there."""
-        listed = self._threads.submit(lambda: next(iter(self._store.list(chunk_size=1)), None))
-        if not wait((listed,), deadline).done:
-            raise StoreUnavailable(f"s3: no answer within {deadline:g} s")
         try:
-            listed.result()
+            self._reading.run(lambda: next(iter(self._store.list(chunk_size=1)), None), deadline)
+        except StoreUnavailable:
+            raise
         except (BaseError, OSError) as error:
             kind = ValueError if REFUSED.search(str(error)) else StoreUnavailable
             raise kind(f"s3: {_first_line(error)}") from error
@@ -57,22 +59,22 @@ class ObjectStore:
             raise ValueError(f"s3: the bucket or AWS_ENDPOINT is no address: {error}") from error
 
     def contains(self, keys: Sequence[bytes], deadline: float) -> list[bool]:
-        return self._each(self._has, keys, deadline)
+        return list(self._each(self._reading, (partial(self._has, key) for key in keys), deadline))
 
     def _has(self, key: bytes) -> bool:
         try:
             self._store.head(_path(key))
-        except FileNotFoundError:
+        except MISSING:
             return False
         return True
 
-    def get(self, keys: Sequence[bytes], deadline: float) -> list[memoryview | None]:
-        return self._each(self._get, keys, deadline)
+    def get(self, keys: Sequence[bytes], deadline: float) -> Iterator[memoryview | None]:
+        return self._each(self._reading, (partial(self._get, key) for key in keys), deadline)
 
     def _get(self, key: bytes) -> memoryview | None:
         try:
             raw = memoryview(self._store.get(_path(key)).bytes())
-        except FileNotFoundError:
+        except MISSING:
             return None
         try:
             return decode(key, raw)
@@ -81,26 +83,25 @@ class ObjectStore:
             return None
 
     def put(self, items: Sequence[Item], deadline: float) -> int:
-        self._each(lambda item: self._store.put(_path(item.key), b"".join(encode(*item))), items, deadline)
-        return len(items)
+        # Encoded by the caller's thread: a late request must not read what is the caller's.
+        calls = (partial(self._put, _path(item.key), b"".join(encode(*item))) for item in items)
+        return sum(self._each(self._writing, calls, deadline))
 
-    def _each(
-        self, call: Callable[..., Result], arguments: Sequence[bytes] | Sequence[Item] | Sequence[str], deadline: float
-    ) -> list[Result]:
-        """Several requests at a time. What is still under way at the deadline goes on, for nobody."""
-        futures: list[Future[Result]] = [self._threads.submit(call, argument) for argument in arguments]
-        late = wait(futures, deadline).not_done
-        for future in late:
-            future.cancel()
-        if late:
-            raise StoreUnavailable(f"s3: {len(late)} of {len(futures)} requests took more than {deadline:g} s")
-        for future in futures:
-            if (error := future.exception()) is not None:  # a panic of the library too
-                raise StoreUnavailable(f"s3: {_first_line(error)}") from error
-        return [future.result() for future in futures]
+    def _put(self, path: str, raw: bytes) -> bool:
+        self._store.put(path, raw)
+        return True
+
+    def _each(self, lane: Lane, calls: Iterable[Callable[[], Result]], deadline: float) -> Iterator[Result]:
+        try:
+            yield from lane.each(calls, deadline)
+        except (StoreUnavailable, GeneratorExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # a panic of the library, too
+            raise StoreUnavailable(f"s3: {_first_line(error)}") from error
 
     def clear(self, deadline: float) -> None:
-        self._each(self._clear, BYTES, deadline)
+        for _ in self._each(self._writing, (partial(self._clear, folder) for folder in BYTES), deadline):
+            pass
 
     def _clear(self, folder: str) -> None:
         if paths := self._ours(folder):
@@ -142,7 +143,8 @@ class ObjectStore:
         return StoreStats(None, None, None, self._damaged, self._dropped)
 
     def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._reading.close()
+        self._writing.close()
 
 
 def _first_line(error: BaseException) -> str:
