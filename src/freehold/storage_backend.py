@@ -124,7 +124,8 @@ class StorageBackend:
         self._work = _Work(BackendState.CLEARING, mover.storage.clear(), then)
 
     def status(self) -> dict[str, Any]:
-        """What there is, what is being done, and why the last thing that was asked for failed, if it did."""
+        """What there is, what is being done, why the last thing that was asked for failed, if it did, and why the store
+        is left alone, if it is."""
         self._settle()
         backend = self._backend
         return {
@@ -134,7 +135,14 @@ class StorageBackend:
             "hicache_storage_prefetch_policy": None if backend is None else backend.prefetch_policy.value,
             "state": self._state.value,
             "error": self._error,
+            "trouble": self.trouble,
         }
+
+    @property
+    def trouble(self) -> str | None:
+        """Why the store is left alone, if it is. The engine serves without it meanwhile."""
+        storage = None if self._mover is None else self._mover.storage
+        return None if storage is None else storage.trouble
 
     @property
     def _state(self) -> BackendState:

@@ -243,7 +243,7 @@ class Failing:
 
 def test_a_store_that_fails_is_left_alone_and_tried_again():
     now, store = [0.0], Failing()
-    breaker = Breaker(store, lambda: now[0])
+    breaker = Breaker(lambda: store, lambda: now[0])
 
     def ask():
         return list(breaker.get([b""], SECOND))
@@ -254,7 +254,7 @@ def test_a_store_that_fails_is_left_alone_and_tried_again():
     for _ in range(10):
         with pytest.raises(StoreUnavailable, match="left alone"):
             ask()
-    assert (store.calls, breaker.refused, breaker.is_open) == (FAILURES_MAX, 10, True)
+    assert (store.calls, breaker._reading.refused, breaker.trouble) == (FAILURES_MAX, 10, "down")
     now[0] += RETRY_S
     with pytest.raises(StoreUnavailable, match="down"):
         ask()
@@ -264,12 +264,12 @@ def test_a_store_that_fails_is_left_alone_and_tried_again():
     store.fails = False
     assert ask() == [None]
     assert ask() == [None]
-    assert not breaker.is_open
+    assert breaker.trouble is None
 
 
 def test_one_call_tries_while_the_others_are_refused():
     now, store = [0.0], Failing()
-    breaker = Breaker(store, lambda: now[0])
+    breaker = Breaker(lambda: store, lambda: now[0])
     for _ in range(FAILURES_MAX):
         with pytest.raises(StoreUnavailable):
             list(breaker.get([b""], SECOND))
@@ -291,7 +291,7 @@ def test_one_call_tries_while_the_others_are_refused():
 
 def test_successes_between_failures_keep_it_closed():
     store = Failing()
-    breaker = Breaker(store)
+    breaker = Breaker(lambda: store)
     for _ in range(3):
         store.fails = True
         for _ in range(FAILURES_MAX - 1):
@@ -299,7 +299,72 @@ def test_successes_between_failures_keep_it_closed():
                 list(breaker.get([b""], SECOND))
         store.fails = False
         list(breaker.get([b""], SECOND))
-    assert not breaker.is_open
+    assert breaker.trouble is None
+
+
+class Half(Failing):
+    """Knows which keys there are, and can't read them; tells of the calls it gets."""
+
+    def contains(self, keys, deadline):
+        return [True] * len(keys)
+
+
+def test_a_store_that_can_not_be_read_is_left_alone_though_it_answers():
+    store = Half()
+    breaker = Breaker(lambda: store)
+    for _ in range(20):
+        assert breaker.contains([b""], SECOND) == [True]
+        with pytest.raises(StoreUnavailable):
+            list(breaker.get([b""], SECOND))
+    assert store.calls == FAILURES_MAX
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_who_takes_what_was_asked_for_and_no_more_has_succeeded(count):
+    """As the threads that fetch do."""
+    store = Failing()
+    breaker = Breaker(lambda: store)
+
+    def fetch():
+        found = iter(breaker.get([b""] * count, SECOND))
+        return [next(found) for _ in range(count)]
+
+    for _ in range(3):
+        for _ in range(FAILURES_MAX - 1):
+            store.fails = True
+            with pytest.raises(StoreUnavailable, match="down"):
+                fetch()
+        store.fails = False
+        assert fetch() == [None] * count
+    assert breaker.trouble is None
+
+
+def test_a_store_that_can_not_be_opened_is_used_once_it_can(tmp_path, capfd):
+    folder = tmp_path / "kv"
+    holder = DiskStore(folder, MANY, free_floor_bytes=0)
+    with pytest.raises(StoreUnavailable, match="in use by another process"):
+        open_storage(str(folder), MANY)
+    store = open_storage(str(folder), MANY, must_answer=False)
+    assert f"{folder} can't be used yet: {folder} is in use" in capfd.readouterr().err
+    with pytest.raises(StoreUnavailable, match="in use"):
+        store.put([item(1)], SECOND)
+    assert "in use" in (store.stats().trouble or "")
+    holder.close()
+    store.put([item(1)], SECOND)
+    assert payloads(store, [item(1)]) == [item(1).payload]
+    assert store.stats().trouble is None
+    store.close()
+
+
+def test_opening_a_store_takes_no_longer_than_is_waited_for():
+    may_open, store = threading.Event(), Half()
+    store.close = threading.Event().set
+    breaker = Breaker(lambda: may_open.wait(10) and store)
+    with at_most(1), pytest.raises(StoreUnavailable, match=r"within 0.1 s"):
+        breaker.contains([b""], 0.1)
+    may_open.set()
+    assert breaker.contains([b""], SECOND) == [True]
+    breaker.close()
 
 
 # -- names ------------------------------------------------------------------------------------------------
@@ -420,4 +485,4 @@ def test_a_store_that_does_not_answer_may_come_later(location, monkeypatch, capf
     with pytest.raises(StoreUnavailable):
         open_storage(location, MANY)
     open_storage(location, MANY, must_answer=False).close()
-    assert f"{location} does not answer yet" in capfd.readouterr().err
+    assert f"{location} can't be used yet" in capfd.readouterr().err

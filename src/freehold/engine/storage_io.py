@@ -35,6 +35,11 @@ class StorageIO:
         else:
             self._fetching.submit(run, self._fetch if order.kind is Kind.FETCH else self._probe)
 
+    @property
+    def trouble(self) -> str | None:
+        """Why the store is left alone, if it is."""
+        return self._store.stats().trouble
+
     def clear(self) -> Future[None]:
         """Forget all that is stored, and what was queued before. The future raises StoreUnavailable."""
         return self._storing.submit(self._store.clear, STORE_DEADLINE_S)

@@ -24,7 +24,8 @@ class Item(NamedTuple):
 @dataclass(frozen=True)
 class StoreStats:
     """What a store holds, None where it can't say, and what became of entries since it was opened. `damaged`: entries
-    that were not served because their bytes were wrong; `dropped`: those that there was no room for."""
+    that were not served because their bytes were wrong; `dropped`: those that there was no room for. `trouble`: why the
+    store is left alone, if it is."""
 
     entries: int | None
     bytes: int | None
@@ -32,6 +33,7 @@ class StoreStats:
     damaged: int = 0
     dropped: int = 0
     evicted: int = 0
+    trouble: str | None = None
 
 
 class Store(Protocol):
