@@ -95,6 +95,17 @@ def test_what_was_stored_is_fetched_until_it_is_cleared(tmp_path):
     io.close()
 
 
+def test_what_was_refused_is_told_page_by_page(tmp_path):
+    """Pages of one group are larger than the store."""
+    host = [np.ones((4, 4000), np.uint8), np.ones((4, 40), np.uint8)]
+    io = StorageIO(DiskStore(tmp_path, 2000, free_floor_bytes=0), host)
+    order, ended = Order(1, Kind.STORE, [PAGES[0], PAGES[0]], keys=[KEYS[0], [b"%32d" % n for n in range(3)]]), []
+    io.begin(order, lambda move: ended.append(move(order)))
+    until(lambda: ended)
+    assert [part.tolist() for part in ended[0]] == [[False] * 3, [True] * 3]
+    io.close()
+
+
 # -- the backend that operators exchange --------------------------------------------------------------------------
 
 

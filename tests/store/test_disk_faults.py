@@ -15,7 +15,7 @@ from freehold.store.disk import DiskStore
 from freehold.store.store import StoreUnavailable
 
 CALLS = (
-    "open", "pwritev", "preadv", "pread", "truncate", "ftruncate", "unlink", "replace", "statvfs", "fstat", "listdir",
+    "open", "pwrite", "preadv", "pread", "truncate", "ftruncate", "unlink", "replace", "statvfs", "fstat", "listdir",
     "mkdir",
 )  # fmt: skip
 
@@ -97,7 +97,7 @@ def test_a_start_needs_nothing_to_be_written(tmp_path, monkeypatch, number):
     def refuse(*_, **__):
         raise OSError(number, os.strerror(number))
 
-    for name in ("truncate", "ftruncate", "pwritev", "replace", "unlink"):
+    for name in ("truncate", "ftruncate", "pwrite", "replace", "unlink"):
         monkeypatch.setattr(os, name, refuse)
     again = opened(tmp_path / "copy")
     assert payloads(again, items) == [one.payload for one in items]
@@ -136,9 +136,8 @@ def test_a_failed_start_keeps_neither_lock_nor_file(tmp_path, monkeypatch):
 
 def test_a_file_that_can_not_be_deleted_keeps_its_entries(tmp_path, monkeypatch):
     store = opened(tmp_path, capacity=12_000)
-    stored = 0
     for number in range(20):
-        stored += store.put([item(number)], SECOND)
+        store.put([item(number)], SECOND)
     before = [payloads(store, [item(n)]) for n in range(20)]
 
     def refuse(*_, **__):
@@ -158,7 +157,7 @@ def test_a_file_that_can_not_be_deleted_keeps_its_entries(tmp_path, monkeypatch)
 
 
 def test_a_file_that_takes_no_more_is_left_for_another(tmp_path, monkeypatch):
-    store, real = opened(tmp_path), os.pwritev
+    store, real = opened(tmp_path), os.pwrite
     store.put([item(1)], SECOND)
     broken = (tmp_path / "00000001.kv").stat().st_ino
 
@@ -167,7 +166,7 @@ def test_a_file_that_takes_no_more_is_left_for_another(tmp_path, monkeypatch):
             raise OSError(errno.EIO, "Input/output error")
         return real(file, parts, offset)
 
-    monkeypatch.setattr(os, "pwritev", write)
+    monkeypatch.setattr(os, "pwrite", write)
     with pytest.raises(StoreUnavailable):
         store.put([item(2)], SECOND)
     store.put([item(3)], SECOND)

@@ -57,14 +57,12 @@ class StorageIO:
         self._store.close()
 
     def _put(self, order: Order) -> list[Bool]:
-        """Those behind the last that there was room for are not stored."""
         items = [
             Item(key, b"", host[page].data)
             for host, pages, keys in zip(self._host, order.host, order.keys, strict=True)
             for page, key in zip(pages.tolist(), keys, strict=True)
         ]
-        stored = self._store.put(items, STORE_DEADLINE_S)
-        return _by_group(order, [number < stored for number in range(len(items))])
+        return _by_group(order, self._store.put(items, STORE_DEADLINE_S))
 
     def _fetch(self, order: Order) -> list[Bool]:
         found = iter(self._store.get([key for keys in order.keys for key in keys], FETCH_DEADLINE_S))

@@ -111,7 +111,7 @@ class Breaker:
             self._reading.failed(error)
             raise
 
-    def put(self, items: Sequence[Item], deadline: float) -> int:
+    def put(self, items: Sequence[Item], deadline: float) -> list[bool]:
         return self._pass(self._writing, lambda store: store.put(items, deadline), deadline)
 
     def clear(self, deadline: float) -> None:

@@ -5,25 +5,30 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import itertools
 import os
 import threading
-import time
 from collections.abc import Collection, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from freehold.store.entry import Damaged, Raw, decode, encode
+from freehold.store.lane import Lane
 from freehold.store.segment import Buffer, NotASegment, Segment, numbers_in, strangers_in
 from freehold.store.store import Item, StoreStats, StoreUnavailable
 
 SEGMENT_BYTES = 64 << 20
 FREE_FLOOR_BYTES = 1 << 30
+READERS = 4  # entries that are read at a time
+CLOSE_S = 5.0
+DISCARD_S = 3600.0
 _NUMBER_BITS = 32  # of an entry in its segment
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
 class DiskStore:
     """A folder of segments, with an index of all entries in memory: about 200 bytes each. One file is open at a time
-    for writing, and one for each call that reads.
+    for writing, and one for each entry that is being read.
 
     An entry is written once, behind the others, and found only when all of it is written. What a crash leaves of one at
     the end of a segment is cut off at the next start, and each start begins a new segment. When the store is full, the
@@ -46,7 +51,7 @@ class DiskStore:
         self._capacity, self._floor = capacity_bytes, free_floor_bytes
         self._segment_bytes = min(segment_bytes, max(capacity_bytes // 4, 1))
         self._is_read_only = is_read_only
-        self._writing = threading.Lock()  # who writes has this one, and the other for moments
+        self._reading, self._writing = Lane(f"{folder}", READERS), Lane(f"{folder}", 1)
         self._lock = threading.Lock()  # of the index
         self._damaged = self._dropped = self._evicted = 0
         self._segments: dict[int, Segment] = {}  # oldest first
@@ -94,11 +99,10 @@ class DiskStore:
             return [key in self._index for key in keys]
 
     def get(self, keys: Sequence[bytes], deadline: float) -> Iterator[memoryview | None]:
-        end, buffer = time.monotonic() + deadline, Buffer()
-        for number, key in enumerate(keys):
-            if time.monotonic() > end:
-                raise StoreUnavailable(f"{self.folder}: {number} of {len(keys)} entries read in {deadline:g} s")
-            yield self._get(key, buffer)
+        # One more than are read ahead: the caller has one.
+        buffers = itertools.cycle([Buffer() for _ in range(self._reading.ahead + 1)])
+        calls = (partial(self._get, key, buffer) for key, buffer in zip(keys, buffers, strict=False))
+        return self._reading.each(calls, deadline)
 
     def _get(self, key: bytes, buffer: Buffer) -> memoryview | None:
         if (entry := self._index.get(key)) is None:
@@ -147,34 +151,33 @@ class DiskStore:
 
     # -- writing --------------------------------------------------------------------------------------
 
-    def put(self, items: Sequence[Item], deadline: float) -> int:
-        end, stored = time.monotonic() + deadline, 0
-        for item in items:
-            if time.monotonic() > end:
-                break
-            parts = [] if item.key in self._index else encode(item.key, item.about, item.payload)
-            with self._told(), self._writing:
-                stored += self._put(item.key, parts)
+    def put(self, items: Sequence[Item], deadline: float) -> list[bool]:
+        # Encoded by the caller's thread: a late call must not read what is the caller's.
+        calls = (
+            partial(self._put, item.key, None if item.key in self._index else b"".join(encode(*item))) for item in items
+        )
+        with self._told():
+            stored = list(self._writing.each(calls, deadline))
         with self._lock:
-            self._dropped += len(items) - stored
+            self._dropped += stored.count(False)
         return stored
 
-    def _put(self, key: bytes, parts: list[Raw]) -> bool:
-        """Whether the entry is stored now. Without `parts` it was before."""
-        if not parts or key in self._index:
+    def _put(self, key: bytes, raw: bytes | None) -> bool:
+        """Whether the entry is stored now. Without its bytes it was before."""
+        if raw is None or key in self._index:
             return key in self._index
         try:
-            if not self._make_room(sum(memoryview(part).nbytes for part in parts)):
+            if not self._make_room(len(raw)):
                 return False
-            self._append(key, parts)
+            self._append(key, raw)
         except OSError as error:
             self._give_way(error)
             raise
         return True
 
-    def _append(self, key: bytes, parts: list[Raw]) -> None:
+    def _append(self, key: bytes, raw: Raw) -> None:
         segment = self._writable()
-        entry = _entry(segment, segment.append(key, parts))
+        entry = _entry(segment, segment.append(key, raw))
         with self._lock:
             self._index[key] = entry
 
@@ -218,7 +221,7 @@ class DiskStore:
         kept = self._still_used(segment)
         self._evicted += len(self._forget(segment)) - len(kept)
         for key, raw in kept:
-            self._append(key, [raw])
+            self._append(key, raw)
 
     def _still_used(self, segment: Segment) -> list[tuple[bytes, bytes]]:
         """Keys and bytes of what has a second chance: half of a segment at most."""
@@ -236,8 +239,8 @@ class DiskStore:
 
     def _forget(self, segment: Segment) -> list[int]:
         """Delete a segment -> the entries that were in use. Raises OSError; then all is as before."""
+        segment.delete()
         with self._lock:
-            segment.delete()
             del self._segments[segment.number]
             live = self._live(segment)
             for number in live:
@@ -249,28 +252,34 @@ class DiskStore:
         return [number for number, key in enumerate(segment.keys) if self._index.get(key) == _entry(segment, number)]
 
     def discard(self, keys: Collection[bytes]) -> None:
+        with self._told():
+            self._writing.run(partial(self._discard, keys), DISCARD_S)
+
+    def _discard(self, keys: Collection[bytes]) -> None:
         """Segments are never changed: what else they have is written anew."""
-        with self._told(), self._writing:
-            with self._lock:
-                found = [entry for key in keys if (entry := self._index.pop(key, None)) is not None]
-            touched = list({segment.number: segment for segment, _ in map(self._of, found)}.values())
-            if self._open_segment in touched:
-                self._seal()
-            for segment in touched:
-                for number in self._live(segment):
-                    self._append(segment.keys[number], [segment.read(segment.place(number), Buffer())])
-                self._forget(segment)
+        with self._lock:
+            found = [entry for key in keys if (entry := self._index.pop(key, None)) is not None]
+        touched = list({segment.number: segment for segment, _ in map(self._of, found)}.values())
+        if self._open_segment in touched:
+            self._seal()
+        for segment in touched:
+            for number in self._live(segment):
+                self._append(segment.keys[number], segment.read(segment.place(number), Buffer()))
+            self._forget(segment)
 
     @property
     def _bytes(self) -> int:
         return sum(segment.bytes for segment in self._segments.values())
 
     def clear(self, deadline: float) -> None:
-        with self._told(), self._writing:
-            for segment in list(self._segments.values()):
-                self._forget(segment)
-                if segment is self._open_segment:
-                    self._open_segment = None
+        with self._told():
+            self._writing.run(self._clear, deadline)
+
+    def _clear(self) -> None:
+        for segment in list(self._segments.values()):
+            self._forget(segment)
+            if segment is self._open_segment:
+                self._open_segment = None
 
     # -- the whole ------------------------------------------------------------------------------------
 
@@ -282,11 +291,16 @@ class DiskStore:
 
     def close(self) -> None:
         """Seal the open segment, so that the next start need not read it. A store that was not closed loses nothing."""
-        with self._writing:
-            self._seal()
-            if self._lock_file is not None:
-                os.close(self._lock_file)
-                self._lock_file = None
+        with contextlib.suppress(StoreUnavailable):  # a disk that hangs may end that later
+            self._writing.run(self._close, CLOSE_S)
+        self._reading.close()
+        self._writing.close()
+
+    def _close(self) -> None:
+        self._seal()
+        if self._lock_file is not None:
+            os.close(self._lock_file)
+            self._lock_file = None
 
 
 def _entry(segment: Segment, number: int) -> int:

@@ -60,7 +60,10 @@ class Lane:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _begin(self, call: Callable[[], Result]) -> Future[Result]:
-        future = self._pool.submit(call)
+        try:
+            future = self._pool.submit(call)
+        except RuntimeError:
+            raise StoreUnavailable(f"{self._name}: it is closed") from None
         self._underway.add(future)
         future.add_done_callback(self._underway.discard)
         return future

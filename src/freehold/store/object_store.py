@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
@@ -43,13 +45,13 @@ class ObjectStore:
             client_options={"timeout": timedelta(seconds=timeout), "allow_http": True},
             retry_config={"max_retries": 0, "retry_timeout": timedelta(seconds=timeout)},
         )
-        self._reading, self._writing = Lane("s3", REQUESTS), Lane("s3", REQUESTS)
+        self._asking, self._reading, self._writing = (Lane("s3", REQUESTS) for _ in range(3))
         self._damaged = self._dropped = 0
 
     def check(self, deadline: float) -> None:
         """Lists the first entry: unlike a key, a bucket that is missing is an error there."""
         try:
-            self._reading.run(lambda: next(iter(self._store.list(chunk_size=1)), None), deadline)
+            self._asking.run(lambda: next(iter(self._store.list(chunk_size=1)), None), deadline)
         except StoreUnavailable:
             raise
         except (BaseError, OSError) as error:
@@ -59,7 +61,7 @@ class ObjectStore:
             raise ValueError(f"s3: the bucket or AWS_ENDPOINT is no address: {error}") from error
 
     def contains(self, keys: Sequence[bytes], deadline: float) -> list[bool]:
-        return list(self._each(self._reading, (partial(self._has, key) for key in keys), deadline))
+        return list(self._each(self._asking, (partial(self._has, key) for key in keys), deadline))
 
     def _has(self, key: bytes) -> bool:
         try:
@@ -82,14 +84,23 @@ class ObjectStore:
             self._damaged += 1
             return None
 
-    def put(self, items: Sequence[Item], deadline: float) -> int:
+    def put(self, items: Sequence[Item], deadline: float) -> list[bool]:
         # Encoded by the caller's thread: a late request must not read what is the caller's.
         calls = (partial(self._put, _path(item.key), b"".join(encode(*item))) for item in items)
-        return sum(self._each(self._writing, calls, deadline))
+        failures = list(self._each(self._writing, calls, deadline))
+        stored = [failure is None for failure in failures]
+        if items and not any(stored):
+            raise StoreUnavailable(f"s3: {failures[0]}")
+        self._dropped += stored.count(False)
+        return stored
 
-    def _put(self, path: str, raw: bytes) -> bool:
-        self._store.put(path, raw)
-        return True
+    def _put(self, path: str, raw: bytes) -> str | None:
+        """-> why it failed, if it did."""
+        try:
+            self._store.put(path, raw)
+        except (BaseError, OSError) as error:
+            return _first_line(error)
+        return None
 
     def _each(self, lane: Lane, calls: Iterable[Callable[[], Result]], deadline: float) -> Iterator[Result]:
         try:
@@ -100,8 +111,10 @@ class ObjectStore:
             raise StoreUnavailable(f"s3: {_first_line(error)}") from error
 
     def clear(self, deadline: float) -> None:
-        for _ in self._each(self._writing, (partial(self._clear, folder) for folder in BYTES), deadline):
-            pass
+        end = time.monotonic() + deadline
+        self._writing.drain(deadline)
+        calls = (partial(self._clear, folder) for folder in BYTES)
+        deque(self._each(self._writing, calls, end - time.monotonic()), maxlen=0)
 
     def _clear(self, folder: str) -> None:
         if paths := self._ours(folder):
@@ -132,8 +145,10 @@ class ObjectStore:
     def raw(self, key: bytes) -> bytes | None:
         try:
             return bytes(self._store.get(_path(key)).bytes())
-        except FileNotFoundError:
+        except MISSING:
             return None
+        except BaseError as error:
+            raise StoreUnavailable(f"s3: {_first_line(error)}") from error
 
     def discard(self, keys: Collection[bytes]) -> None:
         self._store.delete([_path(key) for key in keys])
@@ -143,8 +158,8 @@ class ObjectStore:
         return StoreStats(None, None, None, self._damaged, self._dropped)
 
     def close(self) -> None:
-        self._reading.close()
-        self._writing.close()
+        for lane in (self._asking, self._reading, self._writing):
+            lane.close()
 
 
 def _first_line(error: BaseException) -> str:

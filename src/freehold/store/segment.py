@@ -142,11 +142,11 @@ class Segment:
                 yield header.key, Place(offset, header.size)
             offset += header.size
 
-    def append(self, key: bytes, parts: list[Raw]) -> int:
+    def append(self, key: bytes, raw: Raw) -> int:
         """Write an entry behind the others -> its number. Raises OSError; then the segment is as before."""
-        size = sum(memoryview(part).nbytes for part in parts)
+        size = len(raw)
         try:
-            _write_all(self._file, parts, self.bytes)
+            _write_all(self._file, raw, self.bytes)
         except OSError:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._file, self.bytes)
@@ -176,7 +176,7 @@ class Segment:
         partial = self._index.with_suffix(".tmp")
         file = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _SAFELY, 0o600)
         try:
-            _write_all(file, [xxhash.xxh3_128(body).digest(), body], 0)
+            _write_all(file, xxhash.xxh3_128(body).digest() + body, 0)
         finally:
             os.close(file)
         partial.replace(self._index)
@@ -218,13 +218,9 @@ def _next_magic(file: int, offset: int, length: int) -> int:
     return length if found < 0 else found
 
 
-def _write_all(file: int, parts: list[Raw], offset: int) -> None:
-    """`pwritev` may write less than it is given."""
-    views = [memoryview(part).cast("B") for part in parts if memoryview(part).nbytes]
-    while views:
-        written = os.pwritev(file, views, offset)
-        offset += written
-        while views and written >= views[0].nbytes:
-            written -= views.pop(0).nbytes
-        if written:
-            views[0] = views[0][written:]
+def _write_all(file: int, raw: Raw, offset: int) -> None:
+    """`pwrite` may write less than it is given."""
+    rest = memoryview(raw)
+    while rest:
+        written = os.pwrite(file, rest, offset)
+        offset, rest = offset + written, rest[written:]

@@ -52,8 +52,8 @@ class Store(Protocol):
         """One for each key, in order: each is valid until the next is taken."""
         ...
 
-    def put(self, items: Sequence[Item], deadline: float) -> int:
-        """-> how many are stored now, those that were before included."""
+    def put(self, items: Sequence[Item], deadline: float) -> list[bool]:
+        """-> which are stored now, those that were before included."""
         ...
 
     def clear(self, deadline: float) -> None: ...

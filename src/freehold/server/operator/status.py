@@ -36,8 +36,8 @@ def status_routes(
 
     @routes.get("/health")
     async def health() -> JSONResponse:
-        """200 when the engine serves; 503 while it loads or drains, and after a failed audit. `degraded`: what it serves
-        without, and why."""
+        """200 when the engine serves; 503 while it loads or drains, and after a failed audit. `degraded`: what it
+        serves without, and why."""
         trouble = engine.stats.storage_trouble
         degraded = {} if trouble is None else {"storage": trouble}
         return JSONResponse({"degraded": degraded}, 200 if engine.is_healthy else 503)
