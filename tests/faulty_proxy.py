@@ -1,12 +1,18 @@
 """Stands before a real server, and answers in its place: never, a byte at a time, not at all, or nonsense."""
 
 import contextlib
+import itertools
 import random
 import socket
 import threading
 from enum import StrEnum
 
 BEGINNINGS = {"redis": b"$1000000\r\n", "s3": b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n"}
+NOISE = random.Random(0).randbytes(64) + b"\r\n"
+NONSENSE = {
+    "redis": (NOISE, b":x\r\n", b"$abc\r\n", b"+OK\r\n" * 100, b":7\r\n" * 100, b"*1\r\n$1\r\nx\r\n" * 100),
+    "s3": (NOISE, b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nLast-Modified: now\r\n\r\nhello", b"HTTP/1.1 999 \r\n\r\n"),
+}
 DRIP_S = 0.05
 
 
@@ -25,6 +31,7 @@ class FaultyProxy:
     def __init__(self, kind: str, real: int):
         self.fault: Fault | None = None
         self._kind, self._real = kind, real
+        self._nonsense = itertools.cycle(NONSENSE[kind])
         self._listening = socket.create_server(("127.0.0.1", 0), backlog=256)
         self.port = self._listening.getsockname()[1]
         self._ended = threading.Event()
@@ -71,7 +78,7 @@ class FaultyProxy:
             case Fault.FAILS:
                 client.close()
             case _:
-                client.sendall(random.Random(0).randbytes(64) + b"\r\n")
+                client.sendall(next(self._nonsense))
                 client.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:

@@ -110,7 +110,7 @@ def suffer(call, store):
         return
     if answer is not None:
         for payload, one in zip(answer, ITEMS, strict=True):
-            assert payload in (None, True, False, one.payload)
+            assert isinstance(payload, bool) or payload in (None, one.payload)
 
 
 def until_well(store, name):

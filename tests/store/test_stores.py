@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import numpy as np
@@ -220,6 +221,76 @@ def test_entries_of_redis_live_on_when_they_are_read(redis_server):
     list(store.get([item(1).key], SECOND))
     assert client.ttl(PREFIX + item(1).key) > 900
     store.close()
+
+
+def test_a_value_of_another_type_is_a_miss_and_no_error_for_the_others(redis_server):
+    url = f"redis://127.0.0.1:{redis_server.port}/0"
+    store = RedisStore(url, MANY)
+    store.put([item(1), item(2)], SECOND)
+    client: Any = redis.Redis.from_url(url)
+    client.delete(PREFIX + item(1).key)
+    client.rpush(PREFIX + item(1).key, "a list")
+    assert payloads(store, [item(1), item(2)]) == [None, item(2).payload]
+    store.close()
+
+
+@pytest.fixture
+def forbidding(monkeypatch):
+    """An S3 that forbids everything, and says why."""
+
+    class Handler(BaseHTTPRequestHandler):
+        reason = "AccessDenied"
+
+        def forbid(self):
+            body = f"<Error><Code>{self.reason}</Code><Message>no</Message></Error>".encode()
+            self.send_response(403)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)
+
+        def log_message(self, *_):
+            """Nothing."""
+
+    for method in ("GET", "HEAD", "PUT"):
+        setattr(Handler, f"do_{method}", Handler.forbid)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION"):
+        monkeypatch.setenv(name, "test")
+    monkeypatch.setenv("AWS_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    yield Handler
+    server.shutdown()
+    server.server_close()
+
+
+def test_without_the_right_to_list_a_key_that_is_missing_is_a_miss(forbidding):
+    store = ObjectStore("bucket")
+    store.check(SECOND)
+    assert store.contains([item(1).key], SECOND) == [False]
+    assert list(store.get([item(1).key], SECOND)) == [None]
+    with pytest.raises(StoreUnavailable, match=r"403|permission|Forbidden"):
+        store.put([item(1)], SECOND)
+    forbidding.reason = "InvalidAccessKeyId"
+    with pytest.raises(ValueError, match="InvalidAccessKeyId"):
+        store.check(SECOND)
+    store.close()
+
+
+def test_reading_does_not_wait_for_writing(remote, monkeypatch):
+    """Each thread that writes is busy."""
+    store, _ = remote
+    store.put([item(1)], 5 * SECOND)
+    may_go_on = threading.Event()
+    late = [threading.Thread(target=store._writing.run, args=(may_go_on.wait, 5 * SECOND)) for _ in range(64)]
+    for thread in late:
+        thread.start()
+    with at_most(1):
+        assert payloads(store, [item(1)]) == [item(1).payload]
+        assert store.contains([item(1).key], SECOND) == [True]
+    may_go_on.set()
+    for thread in late:
+        thread.join()
 
 
 # -- the breaker ------------------------------------------------------------------------------------------

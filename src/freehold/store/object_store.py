@@ -55,6 +55,8 @@ class ObjectStore:
         except StoreUnavailable:
             raise
         except (BaseError, OSError) as error:
+            if "AccessDenied" in str(error):
+                return  # without the right to list it can be read and written
             kind = ValueError if REFUSED.search(str(error)) else StoreUnavailable
             raise kind(f"s3: {_first_line(error)}") from error
         except BaseException as error:  # a panic: the address can't be put together
