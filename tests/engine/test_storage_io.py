@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from freehold import storage_backend
+from freehold.engine import storage_io
 from freehold.engine.storage_io import StorageIO
 from freehold.errors import Conflict
 from freehold.memory import CacheGroup, Memory, MemoryShape, PrefetchPolicy, TierPlan
@@ -74,6 +75,37 @@ def test_closing_waits_for_what_was_begun(tmp_path):
     closing.join(10)
     assert store.is_closed
     assert put[0][0].all()
+
+
+def test_questions_wait_for_no_fetch_and_closing_for_none_that_is_queued(tmp_path):
+    """All threads that fetch are busy, as with a server that is slow."""
+    store, host = Slow(tmp_path), [np.zeros((4, 4), np.uint8)]
+    reading, ended, said = threading.Event(), [], []
+
+    def get(keys, deadline):
+        assert reading.wait(10)
+        return iter([None] * len(keys))
+
+    def run(move, order):
+        try:
+            ended.append(move(order))
+        except StoreUnavailable as error:
+            said.append(str(error))
+
+    store.get = get
+    io = StorageIO(store, host)
+    for number in range(64):
+        order = Order(number, Kind.FETCH, PAGES, keys=KEYS)
+        io.begin(order, lambda move, order=order: run(move, order))
+    probed = begun(io, 99, Kind.PROBE)
+    until(lambda: probed)
+    closing = threading.Thread(target=io.close)
+    closing.start()
+    until(lambda: io._is_closing)
+    reading.set()
+    closing.join(10)
+    assert len(ended) == storage_io.READERS
+    assert said == ["the store is being closed"] * (64 - storage_io.READERS)
 
 
 def test_what_was_stored_is_fetched_until_it_is_cleared(tmp_path):
@@ -171,6 +203,33 @@ def test_storage_is_attached_cleared_and_detached(backend, tmp_path, monkeypatch
     assert memory.tiers.storage is mover.storage is None
     storage.attach(place(tmp_path))  # its lock is free again
     assert settled(storage)["error"] is None
+    storage.detach()
+    settled(storage)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_was_cleared_is_forgotten_though_nobody_asks(backend, tmp_path, fails):
+    memory, mover, storage = backend
+    storage.attach(place(tmp_path))
+    settled(storage)
+    gate, cleared = threading.Event(), threading.Event()
+
+    def clear(deadline):
+        assert gate.wait(10)
+        cleared.set()
+        if fails:
+            raise StoreUnavailable("by half")
+
+    mover.storage._store.clear = clear
+    given = memory.tiers.host.pages[0].given
+    given.stored[1:] = True
+    storage.clear()
+    assert not given.stored.any(), "what is being cleared may be gone"
+    given.stored[1:4] = True  # fetched meanwhile
+    gate.set()
+    assert cleared.wait(10)
+    until(lambda: storage.settle() or storage._work is None)
+    assert not given.stored.any()
     storage.detach()
     settled(storage)
 

@@ -293,6 +293,30 @@ def test_reading_does_not_wait_for_writing(remote, monkeypatch):
         thread.join()
 
 
+def test_what_is_late_when_a_store_is_cleared_is_gone_with_the_rest(store):
+    may_go_on, late = threading.Event(), item(2)
+    store.put([item(1)], 5 * SECOND)
+    raw = b"".join(encode(*late))
+
+    def write():
+        assert may_go_on.wait(10)
+        if isinstance(store, RedisStore):
+            store._connect().set(PREFIX + late.key, raw)
+        elif isinstance(store, ObjectStore):
+            store._store.put(f"{late.key[:1].hex()}/{late.key.hex()}", raw)
+        else:
+            store._put(late.key, raw)
+
+    with pytest.raises(StoreUnavailable, match="within"):
+        store._writing.run(write, 0.05)
+    clearing = threading.Thread(target=store.clear, args=(10 * SECOND,))
+    clearing.start()
+    time.sleep(0.1)  # so that a clear that waited for nothing would be through
+    may_go_on.set()
+    clearing.join()
+    assert store.contains([item(1).key, late.key], 5 * SECOND) == [False, False]
+
+
 # -- the breaker ------------------------------------------------------------------------------------------
 
 

@@ -99,6 +99,7 @@ class EngineLoop:
         self._take_commands()
         self._answer()
         self._admit_parked()
+        self._storage.settle()
         self._scheduler.draining = bool(self._orders)
         # Requests that wait behind a pause can still time out.
         if self._scheduler.has_work or self._scheduler.requests or self._scheduler.memory.awaits_transfers:
