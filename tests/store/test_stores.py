@@ -314,6 +314,7 @@ def test_what_is_late_when_a_store_is_cleared_is_gone_with_the_rest(store):
     time.sleep(0.1)  # so that a clear that waited for nothing would be through
     may_go_on.set()
     clearing.join()
+    store._writing.drain(5 * SECOND)
     assert store.contains([item(1).key, late.key], 5 * SECOND) == [False, False]
 
 
