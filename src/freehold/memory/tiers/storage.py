@@ -65,6 +65,13 @@ class Prefetch:
     is_over: bool = False
 
 
+@dataclass
+class Question:
+    """Whether storage has some pages. `has_all`: None until it has answered."""
+
+    has_all: bool | None = None
+
+
 class Storage:
     """Pages are stored when they have come to the host, and fetched by their keys. `group_keys`: the fingerprints
     of the groups."""
@@ -165,6 +172,22 @@ class Storage:
     def queued_pages(self) -> int:
         """Pages that wait to be stored."""
         return sum(int(np.count_nonzero(pages.given.owed & (pages.readers == 0))) for pages in self._host.pages)
+
+    def ask(self, keys: Sequence[Sequence[bytes]]) -> Question:
+        """Whether storage has these pages of each group. What it has lost it is given again."""
+        question = Question()
+
+        def finish(transfer: Transfer, outcome: Outcome) -> None:
+            is_known = outcome.error is None and transfer.order.number > self._known_from
+            question.has_all = is_known and all(whole.all() for whole in outcome.whole)
+            for group, (part, whole) in enumerate(zip(keys, outcome.whole, strict=True)):
+                lost = [key for key, is_there in zip(part, whole, strict=True) if is_known and not is_there]
+                self._host.pages[group].given.lacks(lost, self._host.pages[group].pages_of(lost))
+                self.enqueue(group, lost)
+
+        order = Order(self._transfers.next_number(), Kind.PROBE, (), keys=self._names(keys))
+        self._transfers.begin(order, finish)
+        return question
 
     # -- from storage ---------------------------------------------------------------------------------
 
