@@ -50,7 +50,7 @@ def _missing(error: ImportError) -> NoReturn:
 
 @cache_app.command("ls")
 def ls(location: Location, limit: Annotated[int, typer.Option(help="Entries to show at most.", min=1)] = 100) -> None:
-    """List entries: the beginning of the key, the size, what it is."""
+    """List entries: the beginning of the key, the size, what it is. Then what is there of others, which stays."""
     from freehold.store.upkeep import examine
 
     table = Table("key", "size", "what it is")
@@ -60,7 +60,11 @@ def ls(location: Location, limit: Annotated[int, typer.Option(help="Entries to s
                 table.add_row("...", "", "")
                 break
             table.add_row(found.key.hex()[:16], decimal(found.size), found.damage or found.about)
+        foreign = list(store.foreign())
     console.print(table)
+    if foreign:
+        names = ", ".join(foreign[:limit]) + (", ..." if len(foreign) > limit else "")
+        console.print(f"{len(foreign):,} foreign: {names}", highlight=False, markup=False, soft_wrap=True)
 
 
 @cache_app.command("stats")

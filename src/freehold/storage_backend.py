@@ -54,16 +54,18 @@ class Backend:
 
 @dataclass(frozen=True)
 class _Work:
-    """Something that takes long, in a thread, and what is done in the scheduler's thread when it has ended."""
+    """Something that takes long, in a thread, and what is done in the scheduler's thread when it has ended: `then` if
+    it has not failed, and `finally_` always."""
 
     state: BackendState
     result: Future[Any]
     then: Callable[[Any], None]
+    finally_: Callable[[], None] = lambda: None
 
 
 class StorageBackend:
     """Called by the scheduler's thread. Opening, clearing and closing a store take time, so a thread does that;
-    `status` ends what the thread is done with. One thing is done at a time."""
+    `settle`, called in every turn, ends what the thread is done with. One thing is done at a time."""
 
     def __init__(self, memory: Memory, mover: PageMover | None, backend: Backend | None):
         self._memory = memory
@@ -93,7 +95,7 @@ class StorageBackend:
         self.attach(backend, must_answer=False)
         assert self._work is not None
         wait([self._work.result])
-        self._settle()
+        self.settle()
         if self._error is not None:
             print(f"freehold: serving without storage: {self._error}", file=sys.stderr, flush=True)
 
@@ -112,20 +114,22 @@ class StorageBackend:
         self._work = _Work(BackendState.DETACHING, self._thread.submit(storage.close), lambda _: None)
 
     def clear(self) -> None:
-        """Begin to forget all that is stored. Raises BadRequest or Conflict."""
+        """Begin to forget all that is stored: what was to be stored before is so first. Raises BadRequest or
+        Conflict."""
         self._check_free(is_attached=True)
         mover, tiers = self._tiered()
+        storage = tiers.storage
+        assert storage is not None
         assert mover.storage is not None
-
-        def then(_: Any) -> None:
-            if tiers.storage is not None:
-                tiers.storage.forget_stored()
-
-        self._work = _Work(BackendState.CLEARING, mover.storage.clear(), then)
+        cleared = mover.storage.clear()
+        storage.forget_stored()
+        # What has been fetched meanwhile may be gone, too; so may a part, if it has failed.
+        self._work = _Work(BackendState.CLEARING, cleared, lambda _: None, storage.forget_stored)
 
     def status(self) -> dict[str, Any]:
-        """What there is, what is being done, and why the last thing that was asked for failed, if it did."""
-        self._settle()
+        """What there is, what is being done, why the last thing that was asked for failed, if it did, and why the store
+        is left alone, if it is."""
+        self.settle()
         backend = self._backend
         return {
             "hicache_storage_backend": None if backend is None else backend.kind,
@@ -134,7 +138,14 @@ class StorageBackend:
             "hicache_storage_prefetch_policy": None if backend is None else backend.prefetch_policy.value,
             "state": self._state.value,
             "error": self._error,
+            "trouble": self.trouble,
         }
+
+    @property
+    def trouble(self) -> str | None:
+        """Why the store is left alone, if it is. The engine serves without it meanwhile."""
+        storage = None if self._mover is None else self._mover.storage
+        return None if storage is None else storage.trouble
 
     @property
     def _state(self) -> BackendState:
@@ -142,11 +153,13 @@ class StorageBackend:
             return self._work.state
         return BackendState.DETACHED if self._backend is None else BackendState.ATTACHED
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
+        """End what the thread is done with."""
         work = self._work
         if work is None or not work.result.done():
             return
         self._work = None
+        work.finally_()
         error = work.result.exception()
         if error is None:
             work.then(work.result.result())
@@ -154,7 +167,7 @@ class StorageBackend:
             self._error = f"{work.state.value} failed: {error}"
 
     def _check_free(self, is_attached: bool) -> None:
-        self._settle()
+        self.settle()
         self._tiered()
         if self._work is not None:
             raise Conflict(f"the storage backend is {self._work.state.value}: ask again when that is done")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from freehold.config import EngineConfig
@@ -108,28 +109,21 @@ def check_capacity(capacity_bytes: int, page_bytes: Sequence[int]) -> None:
 
 
 def open_storage(location: str, capacity_bytes: int, must_answer: bool = True) -> Store:
-    """A store behind a breaker, whose settings have been tried. One that does not answer is left to its breaker, unless
-    it `must_answer`. Raises InvalidParameter or StoreUnavailable."""
-    try:
-        store = open_store(location, capacity_bytes)
-        _try(store, location, must_answer)
-    except StoreUnavailable:
-        raise
-    except Exception as error:  # each library has errors of its own for a setting that it can't read
-        message = str(error) if location in str(error) else f"{location}: {error}"
-        raise InvalidParameter("hicache_storage_location", message) from error
-    return Breaker(store)
-
-
-def _try(store: Store, location: str, must_answer: bool) -> None:
+    """A store behind a breaker, whose settings have been tried. One that can't be used now is left to its breaker,
+    unless it `must_answer`. Raises InvalidParameter or StoreUnavailable."""
+    store = Breaker(partial(open_store, location, capacity_bytes))
     try:
         store.check(CHECK_S)
-    except Exception as error:
-        if isinstance(error, StoreUnavailable) and not must_answer:
-            print(f"freehold: {location} does not answer yet: {error}", file=sys.stderr, flush=True)
-            return
+    except StoreUnavailable as error:
+        if must_answer:
+            store.close()
+            raise
+        print(f"freehold: {location} can't be used yet: {error}", file=sys.stderr, flush=True)
+    except Exception as error:  # each library has errors of its own for a setting that it can't read
         store.close()
-        raise
+        message = str(error) if location in str(error) else f"{location}: {error}"
+        raise InvalidParameter("hicache_storage_location", message) from error
+    return store
 
 
 def configured_storage(config: EngineConfig) -> Store | None:

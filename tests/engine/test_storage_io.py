@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from freehold import storage_backend
+from freehold.engine import storage_io
 from freehold.engine.storage_io import StorageIO
 from freehold.errors import Conflict
 from freehold.memory import CacheGroup, Memory, MemoryShape, PrefetchPolicy, TierPlan
@@ -76,6 +77,37 @@ def test_closing_waits_for_what_was_begun(tmp_path):
     assert put[0][0].all()
 
 
+def test_questions_wait_for_no_fetch_and_closing_for_none_that_is_queued(tmp_path):
+    """All threads that fetch are busy, as with a server that is slow."""
+    store, host = Slow(tmp_path), [np.zeros((4, 4), np.uint8)]
+    reading, ended, said = threading.Event(), [], []
+
+    def get(keys, deadline):
+        assert reading.wait(10)
+        return iter([None] * len(keys))
+
+    def run(move, order):
+        try:
+            ended.append(move(order))
+        except StoreUnavailable as error:
+            said.append(str(error))
+
+    store.get = get
+    io = StorageIO(store, host)
+    for number in range(64):
+        order = Order(number, Kind.FETCH, PAGES, keys=KEYS)
+        io.begin(order, lambda move, order=order: run(move, order))
+    probed = begun(io, 99, Kind.PROBE)
+    until(lambda: probed)
+    closing = threading.Thread(target=io.close)
+    closing.start()
+    until(lambda: io._is_closing)
+    reading.set()
+    closing.join(10)
+    assert len(ended) == storage_io.READERS
+    assert said == ["the store is being closed"] * (64 - storage_io.READERS)
+
+
 def test_what_was_stored_is_fetched_until_it_is_cleared(tmp_path):
     store, host = Slow(tmp_path), [np.arange(16, dtype=np.uint8).reshape(4, 4)]
     store.gate.set()
@@ -92,6 +124,17 @@ def test_what_was_stored_is_fetched_until_it_is_cleared(tmp_path):
     probed = begun(io, 3, Kind.PROBE)
     until(lambda: probed)
     assert not probed[0][0].any()
+    io.close()
+
+
+def test_what_was_refused_is_told_page_by_page(tmp_path):
+    """Pages of one group are larger than the store."""
+    host = [np.ones((4, 4000), np.uint8), np.ones((4, 40), np.uint8)]
+    io = StorageIO(DiskStore(tmp_path, 2000, free_floor_bytes=0), host)
+    order, ended = Order(1, Kind.STORE, [PAGES[0], PAGES[0]], keys=[KEYS[0], [b"%32d" % n for n in range(3)]]), []
+    io.begin(order, lambda move: ended.append(move(order)))
+    until(lambda: ended)
+    assert [part.tolist() for part in ended[0]] == [[False] * 3, [True] * 3]
     io.close()
 
 
@@ -160,6 +203,33 @@ def test_storage_is_attached_cleared_and_detached(backend, tmp_path, monkeypatch
     assert memory.tiers.storage is mover.storage is None
     storage.attach(place(tmp_path))  # its lock is free again
     assert settled(storage)["error"] is None
+    storage.detach()
+    settled(storage)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_was_cleared_is_forgotten_though_nobody_asks(backend, tmp_path, fails):
+    memory, mover, storage = backend
+    storage.attach(place(tmp_path))
+    settled(storage)
+    gate, cleared = threading.Event(), threading.Event()
+
+    def clear(deadline):
+        assert gate.wait(10)
+        cleared.set()
+        if fails:
+            raise StoreUnavailable("by half")
+
+    mover.storage._store.clear = clear
+    given = memory.tiers.host.pages[0].given
+    given.stored[1:] = True
+    storage.clear()
+    assert not given.stored.any(), "what is being cleared may be gone"
+    given.stored[1:4] = True  # fetched meanwhile
+    gate.set()
+    assert cleared.wait(10)
+    until(lambda: storage.settle() or storage._work is None)
+    assert not given.stored.any()
     storage.detach()
     settled(storage)
 

@@ -20,6 +20,16 @@ def save(bench, tokens=TOKENS) -> Saved:
     return finished(bench.tiers.saving(namespace(bench), tokens).looking())
 
 
+def settled(bench, asking):
+    """Its slices, between which all orders end."""
+    while True:
+        try:
+            yield next(asking)
+        except StopIteration as answered:
+            return answered.value
+        bench.settle()
+
+
 def prefetch(bench):
     keys = bench.tiers.keys(namespace(bench), TOKENS)
     return finished(bench.tiers.storage.prefetching(namespace(bench), keys, len(TOKENS), bench.now))
@@ -68,6 +78,30 @@ def test_what_only_the_host_has_is_saved_too(groups):
     assert not save(bench).is_whole
     bench.settle()
     assert save(bench).is_whole
+
+
+@pytest.mark.parametrize("groups", [(FULL,), (FULL, WINDOW), (FULL, STATE)], ids=["full", "window", "state"])
+@pytest.mark.parametrize("is_on_host", [True, False])
+def test_what_storage_has_lost_is_asked_for_and_stored_again(groups, is_on_host):
+    bench = Bench(*groups, policy=WritePolicy.WRITE_BACK, storage=WAIT)
+    bench.compute()
+    save(bench)
+    bench.settle()
+    if not is_on_host:
+        finished(bench.tiers.host.clearing())
+
+    def asked():
+        saving = bench.tiers.saving(namespace(bench), TOKENS)
+        assert finished(saving.looking()).is_whole
+        return finished(settled(bench, saving.asking()))
+
+    assert asked()
+    lost = bench.mover.stored.popitem()
+    assert not asked()
+    while not save(bench).is_whole:
+        bench.settle()
+    assert asked()
+    assert lost[0] in bench.mover.stored
 
 
 def test_a_branch_is_saved_from_its_beginning():

@@ -88,6 +88,34 @@ def test_what_is_damaged_between_question_and_answer_is_not_found():
     assert bench.load() == 3 * SIZE
 
 
+@pytest.mark.parametrize("end", ["all", "unwanted", "detached", "late"])
+def test_what_waits_to_be_fetched_owns_no_pages(end, monkeypatch):
+    monkeypatch.setattr("freehold.memory.tiers.storage.FETCHED_PAGES", 1)
+    monkeypatch.setattr("freehold.memory.tiers.storage.FETCHES_IN_FLIGHT", 2)
+    bench = again(stored())
+    fetched = prefetch(bench)
+    bench.mover.end()  # the question
+    bench.turn()
+    for arrived in range(4):
+        assert len(bench.mover.orders) == 2
+        assert bench.host_free == [64 - 2 - arrived]
+        bench.mover.end()
+        bench.turn()
+    if end == "unwanted":
+        fetched.wanted_by -= 1
+    elif end == "detached":
+        bench.tiers.detach()
+    elif end == "late":  # those two hold up nobody
+        late = [order for order, _ in bench.mover.orders]
+        bench.turn(LATE_S[Kind.FETCH] + 1)
+        assert [order for order, _ in bench.mover.orders][:2] == late
+        assert len(bench.mover.orders) == 4
+    bench.settle()
+    assert fetched.is_over
+    assert not bench.tiers.transfers
+    assert len(bench.tiers.host.pages[0]) == (8 if end in ("all", "late") else 6)
+
+
 def test_nothing_more_is_fetched_for_a_request_that_has_ended():
     bench = again(stored())
     fetched = prefetch(bench)

@@ -25,7 +25,6 @@ from freehold.ipc.engine_setup import EngineSetup
 from freehold.memory import PrefetchPolicy
 from freehold.server.child import running_server
 from freehold.storage_backend import Backend
-from freehold.store.store import StoreUnavailable
 
 BACKEND = "/hicache/storage-backend"
 PROMPT = list(range(2, 40))
@@ -36,7 +35,7 @@ def test_a_setup_follows_what_was_done():
     setup = EngineSetup(config)
     status = {
         "hicache_storage_backend": "file", "hicache_storage_location": "/kv", "hicache_storage_capacity": 9,
-        "hicache_storage_prefetch_policy": "best_effort", "state": "attached", "error": None,
+        "hicache_storage_prefetch_policy": "best_effort", "state": "attached", "error": None, "trouble": None,
     }  # fmt: skip
     done = [
         ("update_weights", "/w", None), ("pause", "retract", None), ("load_adapter", {"name": "a", "path": "/a"}, None),
@@ -202,6 +201,13 @@ def said(url):
     return answer.json()["choices"][0]["text"]
 
 
+def until(condition):
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
 def post(url, path, **body):
     return httpx.post(f"{url}{path}", json=body, timeout=60)
 
@@ -239,16 +245,24 @@ def test_an_engine_that_is_started_again_serves_without_a_storage_that_is_gone(u
     assert httpx.put(f"{url}{BACKEND}", json=place, timeout=60).status_code == 200
     folder.rename(tmp_path / "elsewhere")
     folder.write_text("not a folder")
+
+    def trouble():
+        """After something new has been asked for in storage."""
+        post(url, "/v1/completions", prompt=f"{time.time()} {PROMPT}", max_tokens=1)
+        return httpx.get(f"{url}{BACKEND}").json()["trouble"], httpx.get(f"{url}/health").json()["degraded"]
+
     for _ in range(2):
         restart_engine(url)
         assert said(url) == expected
         status = httpx.get(f"{url}{BACKEND}").json()
-        assert status["state"] == "detached"
-        assert str(folder) in status["error"], "why it is not attached"
+        assert (status["state"], status["error"]) == ("attached", None)
+        assert str(folder) in status["trouble"], "why it is not used"
+    until(lambda: "freehold_storage_unavailable{model_name" in httpx.get(f"{url}/metrics").text)
+    until(lambda: str(folder) in trouble()[1].get("storage", ""))
     folder.unlink()
     (tmp_path / "elsewhere").rename(folder)
-    restart_engine(url)
-    assert httpx.get(f"{url}{BACKEND}").json()["hicache_storage_location"] == str(folder), "it is back"
+    until(lambda: trouble() == (None, {}))
+    assert said(url) == expected
     assert httpx.delete(f"{url}{BACKEND}", timeout=60).json()["state"] == "detached"
 
 
@@ -258,13 +272,14 @@ def test_a_storage_that_is_gone_can_be_attached_again_or_given_up(folders, tmp_p
     place = {"hicache_storage_backend": "file", "hicache_storage_location": str(folder)}
     config = EngineConfig(model=folders[0], num_pages=60, enable_hierarchical_cache=True, **place)
     folder.write_text("not a folder")
-    with pytest.raises(StoreUnavailable, match=str(folder)):
-        assembled(EngineSetup(config))
-    assembly, storage = assembled(EngineSetup(config, has_served=True))
+    for has_served in (False, True):
+        assembly, storage = assembled(EngineSetup(config, has_served=has_served))
+        assert str(folder) in (storage.status()["trouble"] or "")
+        if not has_served:
+            assembly.shutdown()
     try:
-        assert storage.status()["error"] is not None
         storage.detach()
-        assert storage.status()["error"] is None
+        until(lambda: storage.status()["state"] == "detached")
         storage.attach_again(Backend("file", str(other), 1 << 24, PrefetchPolicy.TIMEOUT))
         assert (storage.status()["state"], storage.status()["error"]) == ("attached", None)
     finally:

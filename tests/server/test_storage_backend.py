@@ -5,10 +5,13 @@ import time
 
 import httpx
 import pytest
+import redis
 
 from commands import run
 from freehold.server.child import free_port, running_server
+from store_servers import redis_server
 
+__all__ = ["redis_server"]
 BACKEND = "/hicache/storage-backend"
 STORY = "A river runs through the valley, past the mill and the three old bridges, and nobody knows how old it is. " * 4
 
@@ -75,6 +78,33 @@ def test_a_session_is_saved_and_comes_back(attached):
     assert again == expected
     assert usage["prompt_tokens_details"]["cached_tokens"] >= saved["storage"]
     httpx.delete(f"{url}/v1/sessions/story")
+
+
+@pytest.mark.timeout(200)
+def test_what_a_store_has_lost_is_saved_again(url, redis_server):
+    place = f"redis://127.0.0.1:{redis_server.port}/0"
+    body = {"hicache_storage_backend": "redis", "hicache_storage_location": place}
+    assert httpx.put(f"{url}{BACKEND}", json=body, timeout=60).status_code == 200
+    client = redis.Redis.from_url(place)
+    opened(url, "lost")
+
+    def save():
+        saved = httpx.post(f"{url}/v1/sessions/lost/save", timeout=60).json()
+        assert saved["is_complete"], saved
+        assert saved["storage"] == saved["tokens"] > 0
+        assert client.dbsize() >= saved["tokens"] // 16
+
+    save()
+    client.flushdb()
+    save()
+    flush(url)
+    save()  # what storage alone has is counted
+    client.flushdb()
+    flush(url)
+    gone = httpx.post(f"{url}/v1/sessions/lost/save", timeout=60).json()
+    assert (gone["is_complete"], gone["tokens"]) == (False, 0), "nothing is left to be saved"
+    httpx.delete(f"{url}/v1/sessions/lost")
+    assert httpx.delete(f"{url}{BACKEND}", timeout=60).status_code == 200
 
 
 @pytest.mark.timeout(200)

@@ -24,9 +24,9 @@ def folder(tmp_path):
 def damage(folder, number: int) -> None:
     """One bit of the payload of an entry."""
     reader = DiskStore(folder, MANY, is_read_only=True)
-    place = reader._places[item(number).key]
+    segment, entry = reader._of(reader._index[item(number).key])
+    place, path = segment.place(entry), segment.path
     reader.close()
-    path = folder / f"{place.segment:08}.kv"
     raw = bytearray(path.read_bytes())
     raw[place.offset + place.size - 1] ^= 1
     path.write_bytes(raw)

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import numpy as np
@@ -53,17 +54,17 @@ def store(request, tmp_path):
 
 def test_what_is_stored_is_found_and_the_rest_is_not(store):
     items = [item(n, 1 + n * 100) for n in range(70)]
-    assert store.put(items, 10 * SECOND) == 70
+    assert store.put(items, 10 * SECOND) == [True] * 70
     assert payloads(store, [item(99), *items]) == [None, *(one.payload for one in items)]
     assert store.contains([items[69].key, item(99).key], SECOND) == [True, False]
-    assert store.put(items[:3], SECOND) == 3
+    assert store.put(items[:3], SECOND) == [True] * 3
     store.clear(10 * SECOND)
     assert payloads(store, items[:5]) == [None] * 5
 
 
 def test_a_large_entry(store):
     large = item(1, 5 << 20)
-    assert store.put([large], 10 * SECOND) == 1
+    assert store.put([large], 10 * SECOND) == [True]
     assert payloads(store, [large]) == [large.payload]
 
 
@@ -92,18 +93,19 @@ def test_entries_are_listed_read_raw_and_given_up(store):
     assert store.raw(item(99).key) is None
     store.discard([one.key for one in items[:35]])
     assert payloads(store, items) == [None] * 35 + [one.payload for one in items[35:]]
-    assert store.put([item(0), item(50)], SECOND) == 2
+    assert store.put([item(0), item(50)], SECOND) == [True] * 2
     assert payloads(store, [item(0), item(50)]) == [item(0).payload, item(50).payload]
 
 
 def overwrite(store, key: bytes, raw: bytes) -> None:
     if isinstance(store, RedisStore):
-        store._client.set(PREFIX + key, raw)
+        store._connect().set(PREFIX + key, raw)
     elif isinstance(store, ObjectStore):
         store._store.put(f"{key[:1].hex()}/{key.hex()}", raw)
     else:
-        place = store._places[key]
-        with open(store.folder / f"{place.segment:08}.kv", "r+b") as file:
+        segment, entry = store._of(store._index[key])
+        place = segment.place(entry)
+        with open(segment.path, "r+b") as file:
             file.seek(place.offset)
             file.write(raw[: place.size].ljust(place.size, b"\0"))
 
@@ -168,7 +170,7 @@ def test_a_server_that_stands_still_costs_no_more_than_the_deadline(remote):
 def test_a_bucket_that_stands_still_costs_the_deadline_whatever_its_timeout(s3_server):
     store = ObjectStore("bucket", timeout=30)
     s3_server.signal(signal.SIGSTOP)
-    with at_most(3), pytest.raises(StoreUnavailable, match=r"more than 0.5 s"):
+    with at_most(3), pytest.raises(StoreUnavailable, match=r"within 0.5 s"):
         list(store.get([item(n).key for n in range(3)], 0.5))
     s3_server.signal(signal.SIGCONT)
     store.close()
@@ -196,15 +198,15 @@ def test_a_redis_without_memory_drops(redis_server):
     store = RedisStore(url, MANY)
     items = [item(n, 200_000) for n in range(40)]
     stored = store.put(items, 5 * SECOND)
-    assert 0 < stored < 40
-    assert store.stats().dropped == 40 - stored
-    assert payloads(store, items)[:stored] == [one.payload for one in items[:stored]]
+    assert {*stored} == {True, False}
+    assert store.stats().dropped == stored.count(False)
+    assert [one is not None for one in payloads(store, items)] == stored
     store.close()
 
 
 def test_a_redis_beyond_its_cap_is_not_written(redis_server):
     store = RedisStore(f"redis://127.0.0.1:{redis_server.port}/0", capacity_bytes=1000)
-    assert store.put([item(1)], SECOND) == 0
+    assert store.put([item(1)], SECOND) == [False]
     assert store.stats().dropped == 1
     store.close()
 
@@ -219,6 +221,101 @@ def test_entries_of_redis_live_on_when_they_are_read(redis_server):
     list(store.get([item(1).key], SECOND))
     assert client.ttl(PREFIX + item(1).key) > 900
     store.close()
+
+
+def test_a_value_of_another_type_is_a_miss_and_no_error_for_the_others(redis_server):
+    url = f"redis://127.0.0.1:{redis_server.port}/0"
+    store = RedisStore(url, MANY)
+    store.put([item(1), item(2)], SECOND)
+    client: Any = redis.Redis.from_url(url)
+    client.delete(PREFIX + item(1).key)
+    client.rpush(PREFIX + item(1).key, "a list")
+    assert payloads(store, [item(1), item(2)]) == [None, item(2).payload]
+    store.close()
+
+
+@pytest.fixture
+def forbidding(monkeypatch):
+    """An S3 that forbids everything, and says why."""
+
+    class Handler(BaseHTTPRequestHandler):
+        reason = "AccessDenied"
+
+        def forbid(self):
+            body = f"<Error><Code>{self.reason}</Code><Message>no</Message></Error>".encode()
+            self.send_response(403)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)
+
+        def log_message(self, *_):
+            """Nothing."""
+
+    for method in ("GET", "HEAD", "PUT"):
+        setattr(Handler, f"do_{method}", Handler.forbid)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION"):
+        monkeypatch.setenv(name, "test")
+    monkeypatch.setenv("AWS_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    yield Handler
+    server.shutdown()
+    server.server_close()
+
+
+def test_without_the_right_to_list_a_key_that_is_missing_is_a_miss(forbidding):
+    store = ObjectStore("bucket")
+    store.check(SECOND)
+    assert store.contains([item(1).key], SECOND) == [False]
+    assert list(store.get([item(1).key], SECOND)) == [None]
+    with pytest.raises(StoreUnavailable, match=r"403|permission|Forbidden"):
+        store.put([item(1)], SECOND)
+    forbidding.reason = "InvalidAccessKeyId"
+    with pytest.raises(ValueError, match="InvalidAccessKeyId"):
+        store.check(SECOND)
+    store.close()
+
+
+def test_reading_does_not_wait_for_writing(remote, monkeypatch):
+    """Each thread that writes is busy."""
+    store, _ = remote
+    store.put([item(1)], 5 * SECOND)
+    may_go_on = threading.Event()
+    late = [threading.Thread(target=store._writing.run, args=(may_go_on.wait, 5 * SECOND)) for _ in range(64)]
+    for thread in late:
+        thread.start()
+    with at_most(1):
+        assert payloads(store, [item(1)]) == [item(1).payload]
+        assert store.contains([item(1).key], SECOND) == [True]
+    may_go_on.set()
+    for thread in late:
+        thread.join()
+
+
+def test_what_is_late_when_a_store_is_cleared_is_gone_with_the_rest(store):
+    may_go_on, late = threading.Event(), item(2)
+    store.put([item(1)], 5 * SECOND)
+    raw = b"".join(encode(*late))
+
+    def write():
+        assert may_go_on.wait(10)
+        if isinstance(store, RedisStore):
+            store._connect().set(PREFIX + late.key, raw)
+        elif isinstance(store, ObjectStore):
+            store._store.put(f"{late.key[:1].hex()}/{late.key.hex()}", raw)
+        else:
+            store._put(late.key, raw)
+
+    with pytest.raises(StoreUnavailable, match="within"):
+        store._writing.run(write, 0.05)
+    clearing = threading.Thread(target=store.clear, args=(10 * SECOND,))
+    clearing.start()
+    time.sleep(0.1)  # so that a clear that waited for nothing would be through
+    may_go_on.set()
+    clearing.join()
+    store._writing.drain(5 * SECOND)
+    assert store.contains([item(1).key, late.key], 5 * SECOND) == [False, False]
 
 
 # -- the breaker ------------------------------------------------------------------------------------------
@@ -242,7 +339,7 @@ class Failing:
 
 def test_a_store_that_fails_is_left_alone_and_tried_again():
     now, store = [0.0], Failing()
-    breaker = Breaker(store, lambda: now[0])
+    breaker = Breaker(lambda: store, lambda: now[0])
 
     def ask():
         return list(breaker.get([b""], SECOND))
@@ -253,7 +350,7 @@ def test_a_store_that_fails_is_left_alone_and_tried_again():
     for _ in range(10):
         with pytest.raises(StoreUnavailable, match="left alone"):
             ask()
-    assert (store.calls, breaker.refused, breaker.is_open) == (FAILURES_MAX, 10, True)
+    assert (store.calls, breaker._reading.refused, breaker.trouble) == (FAILURES_MAX, 10, "down")
     now[0] += RETRY_S
     with pytest.raises(StoreUnavailable, match="down"):
         ask()
@@ -263,12 +360,12 @@ def test_a_store_that_fails_is_left_alone_and_tried_again():
     store.fails = False
     assert ask() == [None]
     assert ask() == [None]
-    assert not breaker.is_open
+    assert breaker.trouble is None
 
 
 def test_one_call_tries_while_the_others_are_refused():
     now, store = [0.0], Failing()
-    breaker = Breaker(store, lambda: now[0])
+    breaker = Breaker(lambda: store, lambda: now[0])
     for _ in range(FAILURES_MAX):
         with pytest.raises(StoreUnavailable):
             list(breaker.get([b""], SECOND))
@@ -290,7 +387,7 @@ def test_one_call_tries_while_the_others_are_refused():
 
 def test_successes_between_failures_keep_it_closed():
     store = Failing()
-    breaker = Breaker(store)
+    breaker = Breaker(lambda: store)
     for _ in range(3):
         store.fails = True
         for _ in range(FAILURES_MAX - 1):
@@ -298,7 +395,82 @@ def test_successes_between_failures_keep_it_closed():
                 list(breaker.get([b""], SECOND))
         store.fails = False
         list(breaker.get([b""], SECOND))
-    assert not breaker.is_open
+    assert breaker.trouble is None
+
+
+class Half(Failing):
+    """Knows which keys there are, and can't read them; tells of the calls it gets."""
+
+    def contains(self, keys, deadline):
+        return [True] * len(keys)
+
+
+def test_a_store_that_can_not_be_read_is_left_alone_though_it_answers():
+    store = Half()
+    breaker = Breaker(lambda: store)
+    for _ in range(20):
+        assert breaker.contains([b""], SECOND) == [True]
+        with pytest.raises(StoreUnavailable):
+            list(breaker.get([b""], SECOND))
+    assert store.calls == FAILURES_MAX
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_who_takes_what_was_asked_for_and_no_more_has_succeeded(count):
+    """As the threads that fetch do."""
+    store = Failing()
+    breaker = Breaker(lambda: store)
+
+    def fetch():
+        found = iter(breaker.get([b""] * count, SECOND))
+        return [next(found) for _ in range(count)]
+
+    for _ in range(3):
+        for _ in range(FAILURES_MAX - 1):
+            store.fails = True
+            with pytest.raises(StoreUnavailable, match="down"):
+                fetch()
+        store.fails = False
+        assert fetch() == [None] * count
+    assert breaker.trouble is None
+
+
+def test_a_store_that_can_not_be_opened_is_used_once_it_can(tmp_path, capfd):
+    folder = tmp_path / "kv"
+    holder = DiskStore(folder, MANY, free_floor_bytes=0)
+    with pytest.raises(StoreUnavailable, match="in use by another process"):
+        open_storage(str(folder), MANY)
+    store = open_storage(str(folder), MANY, must_answer=False)
+    assert f"{folder} can't be used yet: {folder} is in use" in capfd.readouterr().err
+    with pytest.raises(StoreUnavailable, match="in use"):
+        store.put([item(1)], SECOND)
+    assert "in use" in (store.stats().trouble or "")
+    holder.close()
+    store.put([item(1)], SECOND)
+    assert payloads(store, [item(1)]) == [item(1).payload]
+    assert store.stats().trouble is None
+    store.close()
+
+
+def test_opening_a_store_takes_no_longer_than_is_waited_for():
+    may_open, store, opened = threading.Event(), Half(), []
+
+    def open_when_told():
+        opened.append(may_open.wait(10))
+        return store
+
+    store.close = threading.Event().set
+    breaker = Breaker(open_when_told)
+    for call in (lambda: breaker.contains([b""], 0.1), lambda: breaker.put([item(1)], 0.1)):
+        with at_most(1), pytest.raises(StoreUnavailable, match=r"within 0.1 s"):
+            call()
+    asking = threading.Thread(target=lambda: breaker.contains([b""], 5 * SECOND))
+    asking.start()
+    may_open.set()
+    assert breaker.contains([b""], SECOND) == [True]
+    asking.join()
+    assert opened == [True], "a folder would be in use by ourselves"
+    breaker.close()
 
 
 # -- names ------------------------------------------------------------------------------------------------
@@ -419,4 +591,4 @@ def test_a_store_that_does_not_answer_may_come_later(location, monkeypatch, capf
     with pytest.raises(StoreUnavailable):
         open_storage(location, MANY)
     open_storage(location, MANY, must_answer=False).close()
-    assert f"{location} does not answer yet" in capfd.readouterr().err
+    assert f"{location} can't be used yet" in capfd.readouterr().err

@@ -9,9 +9,10 @@ import numpy as np
 
 from freehold.arrays import Bool, UInt8
 from freehold.mover import Kind, Order
-from freehold.store.store import Item, Store
+from freehold.store.store import Item, Store, StoreUnavailable
 
 READERS = 4  # calls of the store that fetch, at a time
+ASKERS = 2
 FETCH_DEADLINE_S = 5.0
 STORE_DEADLINE_S = 10.0
 
@@ -19,12 +20,14 @@ Run = Callable[[Callable[[Order], list[Bool]]], None]
 
 
 class StorageIO:
-    """One store, and its threads: who waits for a page never waits behind one that is stored. `host`: uint8 [pages + 1,
-    bytes of a page] of each cache group."""
+    """One store, and its threads: a question never waits behind a page that is fetched, nor that behind one that is
+    stored. `host`: uint8 [pages + 1, bytes of a page] of each cache group."""
 
     def __init__(self, store: Store, host: Sequence[UInt8]):
         self._store = store
         self._host = host
+        self._is_closing = False
+        self._asking = ThreadPoolExecutor(ASKERS, "kv-ask")
         self._fetching = ThreadPoolExecutor(READERS, "kv-fetch")
         self._storing = ThreadPoolExecutor(1, "kv-store")
 
@@ -32,36 +35,53 @@ class StorageIO:
         """`run` is called by a thread with what is to be done."""
         if order.kind is Kind.STORE:
             self._storing.submit(run, self._put)
+        elif order.kind is Kind.FETCH:
+            self._fetching.submit(run, self._fetch)
         else:
-            self._fetching.submit(run, self._fetch if order.kind is Kind.FETCH else self._probe)
+            self._asking.submit(run, self._probe)
+
+    @property
+    def trouble(self) -> str | None:
+        """Why the store is left alone, if it is."""
+        return self._store.stats().trouble
 
     def clear(self) -> Future[None]:
         """Forget all that is stored, and what was queued before. The future raises StoreUnavailable."""
         return self._storing.submit(self._store.clear, STORE_DEADLINE_S)
 
     def close(self) -> None:
-        """End what has begun, then close the store."""
-        self._fetching.shutdown(cancel_futures=False)
-        self._storing.shutdown(cancel_futures=False)
+        """End what has begun, and what is queued to be stored, then close the store. What is queued to be fetched has
+        not arrived."""
+        self._is_closing = True
+        for threads in self._threads:
+            threads.shutdown()
         self._store.close()
 
     def abandon(self) -> None:
         """Wait for nothing, and begin nothing that is queued."""
-        self._fetching.shutdown(wait=False, cancel_futures=True)
-        self._storing.shutdown(wait=False, cancel_futures=True)
+        for threads in self._threads:
+            threads.shutdown(wait=False, cancel_futures=True)
         self._store.close()
 
+    @property
+    def _threads(self) -> tuple[ThreadPoolExecutor, ...]:
+        return self._asking, self._fetching, self._storing
+
+    def _check_open(self) -> None:
+        """Raises StoreUnavailable if nobody waits for an answer any more."""
+        if self._is_closing:
+            raise StoreUnavailable("the store is being closed")
+
     def _put(self, order: Order) -> list[Bool]:
-        """Those behind the last that there was room for are not stored."""
         items = [
             Item(key, b"", host[page].data)
             for host, pages, keys in zip(self._host, order.host, order.keys, strict=True)
             for page, key in zip(pages.tolist(), keys, strict=True)
         ]
-        stored = self._store.put(items, STORE_DEADLINE_S)
-        return _by_group(order, [number < stored for number in range(len(items))])
+        return _by_group(order, self._store.put(items, STORE_DEADLINE_S))
 
     def _fetch(self, order: Order) -> list[Bool]:
+        self._check_open()
         found = iter(self._store.get([key for keys in order.keys for key in keys], FETCH_DEADLINE_S))
         whole: list[bool] = []
         for host, pages in zip(self._host, order.host, strict=True):
@@ -74,6 +94,7 @@ class StorageIO:
         return _by_group(order, whole)
 
     def _probe(self, order: Order) -> list[Bool]:
+        self._check_open()
         return _by_group(order, self._store.contains([key for keys in order.keys for key in keys], FETCH_DEADLINE_S))
 
 

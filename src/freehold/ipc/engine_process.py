@@ -75,6 +75,7 @@ class EngineLoop:
         self._poller.register(self._woken, zmq.POLLIN)
         self._parked = Parked(grammars, self._wake_up, scheduler.config)
         self._adapters = AdapterLoads(adapters)
+        self._storage = storage
         self._procedures = Procedures(scheduler, storage, self._parked, self._adapters)
         self._unanswered: dict[int, Future[Any]] = {}  # by the number of the call
         self._orders: deque[msg.Call] = deque()
@@ -98,6 +99,7 @@ class EngineLoop:
         self._take_commands()
         self._answer()
         self._admit_parked()
+        self._storage.settle()
         self._scheduler.draining = bool(self._orders)
         # Requests that wait behind a pause can still time out.
         if self._scheduler.has_work or self._scheduler.requests or self._scheduler.memory.awaits_transfers:
@@ -292,6 +294,7 @@ class EngineLoop:
             accepted_tokens=scheduler.results.accepted_count,
             grammars_compiling=len(self._parked),
             grammar_failures={"compile": self._parked.failure_count, "run": scheduler.results.refused_count},
+            storage_trouble=self._storage.trouble,
             unwell=audit_error or self._stuck,
         )
 

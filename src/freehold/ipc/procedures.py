@@ -204,11 +204,22 @@ class Procedures:
         if memory.tiers is None:
             raise BadRequest("there is no tier to save to: start with --enable-hierarchical-cache")
         end = clock() + argument["timeout"]
-        saving = memory.tiers.saving(self._namespace(argument), _tokens(argument))
+        namespace, tokens = self._namespace(argument), _tokens(argument)
+        saving, storage = memory.tiers.saving(namespace, tokens), memory.tiers.storage
+        if storage is not None:  # what it alone has is counted as well
+            keys = memory.tiers.keys(namespace, tokens)
+            coming = yield from storage.prefetching(namespace, keys, len(tokens), self._scheduler.lifecycle.clock())
+            while coming is not None and storage.is_coming(coming) and clock() < end:
+                yield SAVE_POLL_S
+            if coming is not None:
+                coming.wanted_by -= 1
         while True:
             saved = yield from saving.looking()
-            if saved.is_whole or clock() >= end:
-                return {**asdict(saved), "is_complete": saved.is_whole}
+            is_complete = saved.is_whole and (saved.tokens > 0 or len(tokens) <= memory.shape.page_size)
+            if is_complete and storage is not None:
+                is_complete = yield from _answer(saving.asking(), end)
+            if is_complete or saved.tokens == 0 or clock() >= end:
+                return {**asdict(saved), "is_complete": is_complete}
             yield min(SAVE_POLL_S, max(0.0, end - clock()))
 
     def _pins(self) -> dict[str, Any]:
@@ -285,3 +296,14 @@ def _request_card(request: Request) -> dict[str, Any]:
         "accepted_tokens": request.accepted,
         "seconds_in": {state.value: seconds for state, seconds in request.seconds_in.items()},
     }
+
+
+def _answer(asking: Generator[None, None, bool], end: float) -> Generator[float, None, bool]:
+    """What storage answers; False if it does not until `end`."""
+    while time.monotonic() < end:
+        try:
+            next(asking)
+        except StopIteration as answered:
+            return answered.value
+        yield SAVE_POLL_S
+    return False

@@ -163,6 +163,7 @@ class Stats(msgspec.Struct):
     accepted_tokens: int = 0
     grammars_compiling: int = 0  # requests that wait for theirs
     grammar_failures: dict[str, int] = {}  # while compiling, and while running
+    storage_trouble: str | None = None  # why storage is left alone, if it is
     unwell: str | None = None  # a failed audit, or an engine without progress
 
 

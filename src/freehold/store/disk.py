@@ -3,30 +3,40 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
+import itertools
 import os
 import threading
-import time
 from collections.abc import Collection, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from freehold.store.entry import Damaged, Raw, decode, encode
-from freehold.store.segment import Buffer, Place, Segment
+from freehold.store.lane import Lane
+from freehold.store.segment import Buffer, NotASegment, Segment, numbers_in, strangers_in
 from freehold.store.store import Item, StoreStats, StoreUnavailable
 
 SEGMENT_BYTES = 64 << 20
 FREE_FLOOR_BYTES = 1 << 30
+READERS = 4  # entries that are read at a time
+CLOSE_S = 5.0
+DISCARD_S = 3600.0
+_NUMBER_BITS = 32  # of an entry in its segment
+_FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
 class DiskStore:
-    """A folder of segments, with an index of all entries in memory: about 150 bytes each.
+    """A folder of segments, with an index of all entries in memory: about 200 bytes each. One file is open at a time
+    for writing, and one for each entry that is being read.
 
     An entry is written once, behind the others, and found only when all of it is written. What a crash leaves of one at
     the end of a segment is cut off at the next start, and each start begins a new segment. When the store is full, the
     oldest segment goes; entries of it that were read since they were written move to the newest one, as far as they are
     less than half of it (a second chance, as in CLOCK).
 
-    One process writes to a folder: another one is refused. Raises StoreUnavailable.
+    One process writes to a folder: another one is refused. What else is in the folder stays as it is. Raises
+    StoreUnavailable.
     """
 
     def __init__(
@@ -41,34 +51,43 @@ class DiskStore:
         self._capacity, self._floor = capacity_bytes, free_floor_bytes
         self._segment_bytes = min(segment_bytes, max(capacity_bytes // 4, 1))
         self._is_read_only = is_read_only
-        self._writing = threading.Lock()  # who writes has this one, and the other for moments
+        self._reading, self._writing = Lane(f"{folder}", READERS), Lane(f"{folder}", 1)
         self._lock = threading.Lock()  # of the index
         self._damaged = self._dropped = self._evicted = 0
         self._segments: dict[int, Segment] = {}  # oldest first
-        self._places: dict[bytes, Place] = {}
-        self._used: set[bytes] = set()  # read since they were written
+        self._index: dict[bytes, int] = {}  # the number of a segment, and that of the entry in it
         self._open_segment: Segment | None = None
         self._newest = 0
-        try:
+        self._lock_file: int | None = None
+        with self._told(), contextlib.ExitStack() as undo:
+            undo.callback(self.close)
             if is_read_only and not folder.is_dir():
                 raise StoreUnavailable(f"{folder}: there is no such folder")
             if not is_read_only:
                 folder.mkdir(parents=True, exist_ok=True)
-            self._lock_file = None if is_read_only else _locked(folder)
-            for path in sorted(folder.glob("[0-9]*.kv")):
-                self._newest = int(path.stem)
-                self._take_up(Segment(folder, int(path.stem), is_read_only=is_read_only))
-        except OSError as error:
-            raise StoreUnavailable(f"{folder}: {error.strerror or error}") from error
+                self._lock_file = _locked(folder)
+            numbers, self._newest = numbers_in(folder)
+            undo.pop_all()
+        for number in numbers:
+            with contextlib.suppress(OSError, NotASegment):  # what can't be read is not there
+                self._take_up(Segment.found(folder, number))
 
     def _take_up(self, segment: Segment) -> None:
         if segment.bytes == 0 and not self._is_read_only:
             segment.delete()
             return
         self._segments[segment.number] = segment
-        self._places.update(segment.places)
+        self._index.update((key, _entry(segment, number)) for number, key in enumerate(segment.keys))
         if not segment.is_sealed and not self._is_read_only:
             segment.seal()
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """Raises StoreUnavailable for what the system says."""
+        try:
+            yield
+        except OSError as error:
+            raise StoreUnavailable(f"{self.folder}: {error.strerror or error}") from error
 
     # -- reading --------------------------------------------------------------------------------------
 
@@ -77,103 +96,120 @@ class DiskStore:
 
     def contains(self, keys: Sequence[bytes], deadline: float) -> list[bool]:
         with self._lock:
-            return [key in self._places for key in keys]
+            return [key in self._index for key in keys]
 
     def get(self, keys: Sequence[bytes], deadline: float) -> Iterator[memoryview | None]:
-        end, buffer = time.monotonic() + deadline, Buffer()
-        for number, key in enumerate(keys):
-            if time.monotonic() > end:
-                raise StoreUnavailable(f"{self.folder}: {number} of {len(keys)} entries read in {deadline:g} s")
-            yield self._get(key, buffer)
+        # One more than are read ahead: the caller has one.
+        buffers = itertools.cycle([Buffer() for _ in range(self._reading.ahead + 1)])
+        calls = (partial(self._get, key, buffer) for key, buffer in zip(keys, buffers, strict=False))
+        return self._reading.each(calls, deadline)
 
     def _get(self, key: bytes, buffer: Buffer) -> memoryview | None:
-        raw = self._read(key, buffer)
-        if raw is None:
+        if (entry := self._index.get(key)) is None:
             return None
+        raw = self._read(entry, buffer)
+        payload, damage = None, False
         try:
-            payload = decode(key, raw)
+            payload = None if raw is None else decode(key, raw)
         except Damaged:
-            with self._lock:
-                self._damaged += 1
-                self._places.pop(key, None)
-            return None
+            damage = True
         with self._lock:
-            self._used.add(key)
+            self._damaged += damage
+            if self._index.get(key) != entry:
+                return payload  # its segment has gone meanwhile
+            if payload is None:
+                del self._index[key]
+            else:
+                segment, number = self._of(entry)
+                segment.is_used[number] = True
         return payload
 
-    def _read(self, key: bytes, buffer: Buffer) -> memoryview | None:
-        """The bytes of an entry, in the buffer. Its segment may be deleted meanwhile, by others."""
-        with self._lock:
-            if (place := self._places.get(key)) is None:
-                return None
-            segment = self._segments[place.segment]
-            segment.borrow()
-        try:
-            return segment.read(place, buffer)
-        except OSError as error:
-            raise StoreUnavailable(f"{self.folder}: {error.strerror or error}") from error
-        finally:
-            with self._lock:
-                segment.give_back()
+    def _of(self, entry: int) -> tuple[Segment, int]:
+        """The segment, and the number in it. Raises KeyError."""
+        return self._segments[entry >> _NUMBER_BITS], entry & ((1 << _NUMBER_BITS) - 1)
+
+    def _read(self, entry: int, buffer: Buffer) -> memoryview | None:
+        """The bytes of an entry, in the buffer. None if its segment has gone."""
+        with self._told(), contextlib.suppress(KeyError, FileNotFoundError):
+            segment, number = self._of(entry)
+            return segment.read(segment.place(number), buffer)
+        return None
 
     def all_keys(self) -> Iterator[bytes]:
         """Oldest first."""
         with self._lock:
-            return iter(list(self._places))
+            return iter(list(self._index))
+
+    def foreign(self) -> Iterator[str]:
+        with self._told():
+            yield from strangers_in(self.folder, set(self._segments))
 
     def raw(self, key: bytes) -> bytes | None:
-        found = self._read(key, Buffer())
+        entry = self._index.get(key)
+        found = None if entry is None else self._read(entry, Buffer())
         return None if found is None else bytes(found)
 
     # -- writing --------------------------------------------------------------------------------------
 
-    def put(self, items: Sequence[Item], deadline: float) -> int:
-        end, stored = time.monotonic() + deadline, 0
-        for item in items:
-            if time.monotonic() > end:
-                break
-            parts = [] if self._has(item.key) else encode(item.key, item.about, item.payload)
-            with self._writing:
-                try:
-                    stored += self._put(item.key, parts)
-                except OSError as error:
-                    raise StoreUnavailable(f"{self.folder}: {error.strerror or error}") from error
+    def put(self, items: Sequence[Item], deadline: float) -> list[bool]:
+        # Encoded by the caller's thread: a late call must not read what is the caller's.
+        calls = (
+            partial(self._put, item.key, None if item.key in self._index else b"".join(encode(*item))) for item in items
+        )
+        with self._told():
+            stored = list(self._writing.each(calls, deadline))
         with self._lock:
-            self._dropped += len(items) - stored
+            self._dropped += stored.count(False)
         return stored
 
-    def _has(self, key: bytes) -> bool:
-        with self._lock:
-            return key in self._places
-
-    def _put(self, key: bytes, parts: list[Raw]) -> bool:
-        """Whether the entry is stored now. Without `parts` it was before."""
-        if not parts or self._has(key):
-            return self._has(key)
-        if not self._make_room(sum(memoryview(part).nbytes for part in parts)):
-            return False
-        self._append(key, parts)
+    def _put(self, key: bytes, raw: bytes | None) -> bool:
+        """Whether the entry is stored now. Without its bytes it was before."""
+        if raw is None or key in self._index:
+            return key in self._index
+        try:
+            if not self._make_room(len(raw)):
+                return False
+            self._append(key, raw)
+        except OSError as error:
+            self._give_way(error)
+            raise
         return True
 
-    def _append(self, key: bytes, parts: list[Raw]) -> None:
-        place = self._writable().append(key, parts)
+    def _append(self, key: bytes, raw: Raw) -> None:
+        segment = self._writable()
+        entry = _entry(segment, segment.append(key, raw))
         with self._lock:
-            self._places[key] = place
+            self._index[key] = entry
 
     def _writable(self) -> Segment:
-        """The segment that entries are appended to."""
-        segment = self._open_segment
-        if segment is None or segment.bytes >= self._segment_bytes:
-            if segment is not None:
-                segment.seal()
+        """The segment that entries are appended to. Raises OSError."""
+        if self._open_segment is not None and self._open_segment.bytes >= self._segment_bytes:
+            self._seal()
+        if self._open_segment is None:
             self._newest += 1
-            segment = self._open_segment = Segment(self.folder, self._newest, is_new=True)
+            segment = self._open_segment = Segment.created(self.folder, self._newest)
             with self._lock:
                 self._segments[segment.number] = segment
-        return segment
+        return self._open_segment
+
+    def _seal(self) -> None:
+        """Nothing more is written to the open segment."""
+        segment, self._open_segment = self._open_segment, None
+        if segment is not None and segment.bytes > 0:
+            segment.seal()
+        elif segment is not None:
+            with contextlib.suppress(OSError):
+                self._forget(segment)
+
+    def _give_way(self, error: OSError) -> None:
+        """After an error the next entry goes to another file; on a disk that is full, the oldest makes room for it."""
+        self._seal()
+        if error.errno in _FULL and len(self._segments) > 1:
+            with contextlib.suppress(OSError):
+                self._forget(next(iter(self._segments.values())))
 
     def _make_room(self, size: int) -> bool:
-        """Whether so many bytes may be written, now that old segments have gone for them."""
+        """Whether so many bytes may be written, now that old segments have gone for them. Raises OSError."""
         while self._bytes + size > self._capacity or _free_bytes(self.folder) - size < self._floor:
             oldest = next(iter(self._segments.values()), None)
             if oldest is None or oldest is self._open_segment:
@@ -182,92 +218,99 @@ class DiskStore:
         return True
 
     def _evict(self, segment: Segment) -> None:
-        kept: list[tuple[bytes, Place]] = []
+        kept = self._still_used(segment)
+        self._evicted += len(self._forget(segment)) - len(kept)
+        for key, raw in kept:
+            self._append(key, raw)
+
+    def _still_used(self, segment: Segment) -> list[tuple[bytes, bytes]]:
+        """Keys and bytes of what has a second chance: half of a segment at most."""
+        kept: list[tuple[bytes, bytes]] = []
         room = segment.bytes // 2
+        for number in self._live(segment):
+            place, key = segment.place(number), segment.keys[number]
+            if segment.is_used[number] and place.size <= room:
+                with contextlib.suppress(OSError, Damaged):
+                    raw = bytes(segment.read(place, Buffer()))
+                    decode(key, raw)
+                    kept.append((key, raw))
+                    room -= place.size
+        return kept
+
+    def _forget(self, segment: Segment) -> list[int]:
+        """Delete a segment -> the entries that were in use. Raises OSError; then all is as before."""
+        segment.delete()
         with self._lock:
             del self._segments[segment.number]
-            segment.borrow()
-            segment.delete()
-            for key, place in segment.places.items():
-                if self._places.get(key) != place:
-                    continue
-                del self._places[key]
-                if key in self._used and place.size <= room:
-                    room -= place.size
-                    kept.append((key, place))
-                else:
-                    self._evicted += 1
-                self._used.discard(key)
-        try:
-            for key, place in kept:
-                self._keep(key, bytes(segment.read(place, Buffer())))
-        finally:
-            with self._lock:
-                segment.give_back()
+            live = self._live(segment)
+            for number in live:
+                del self._index[segment.keys[number]]
+        return live
 
-    def _keep(self, key: bytes, raw: bytes) -> None:
-        """An entry of a segment that goes, in the newest one."""
-        try:
-            decode(key, raw)
-        except Damaged:
-            self._damaged += 1
-        else:
-            self._append(key, [raw])
+    def _live(self, segment: Segment) -> list[int]:
+        """The entries that were not written anew since."""
+        return [number for number, key in enumerate(segment.keys) if self._index.get(key) == _entry(segment, number)]
 
     def discard(self, keys: Collection[bytes]) -> None:
+        with self._told():
+            self._writing.run(partial(self._discard, keys), DISCARD_S)
+
+    def _discard(self, keys: Collection[bytes]) -> None:
         """Segments are never changed: what else they have is written anew."""
-        with self._writing:
-            with self._lock:
-                touched = {self._places[key].segment for key in keys if key in self._places}
-                for key in keys:
-                    self._places.pop(key, None)
-            if self._open_segment is not None and self._open_segment.number in touched:
-                self._open_segment = None
-            for segment in [self._segments[number] for number in touched]:
-                for key, place in segment.places.items():
-                    if self._places.get(key) == place:
-                        self._append(key, [segment.read(place, Buffer())])
-                with self._lock:
-                    del self._segments[segment.number]
-                    segment.delete()
+        with self._lock:
+            found = [entry for key in keys if (entry := self._index.pop(key, None)) is not None]
+        touched = list({segment.number: segment for segment, _ in map(self._of, found)}.values())
+        if self._open_segment in touched:
+            self._seal()
+        for segment in touched:
+            for number in self._live(segment):
+                self._append(segment.keys[number], segment.read(segment.place(number), Buffer()))
+            self._forget(segment)
 
     @property
     def _bytes(self) -> int:
         return sum(segment.bytes for segment in self._segments.values())
 
     def clear(self, deadline: float) -> None:
-        with self._writing, self._lock:
-            for segment in self._segments.values():
-                segment.delete()
-            self._segments.clear()
-            self._places.clear()
-            self._used.clear()
-            self._open_segment = None
+        with self._told():
+            self._writing.run(self._clear, deadline)
+
+    def _clear(self) -> None:
+        for segment in list(self._segments.values()):
+            self._forget(segment)
+            if segment is self._open_segment:
+                self._open_segment = None
 
     # -- the whole ------------------------------------------------------------------------------------
 
     def stats(self) -> StoreStats:
         with self._lock:
             return StoreStats(
-                len(self._places), self._bytes, self._capacity, self._damaged, self._dropped, self._evicted
+                len(self._index), self._bytes, self._capacity, self._damaged, self._dropped, self._evicted
             )
 
     def close(self) -> None:
         """Seal the open segment, so that the next start need not read it. A store that was not closed loses nothing."""
-        with self._writing, self._lock:
-            if self._open_segment is not None:
-                with contextlib.suppress(OSError):
-                    self._open_segment.seal()
-            for segment in self._segments.values():
-                segment.close()
-            if self._lock_file is not None:
-                os.close(self._lock_file)
-                self._lock_file = None
+        with contextlib.suppress(StoreUnavailable):  # a disk that hangs may end that later
+            self._writing.run(self._close, CLOSE_S)
+        self._reading.close()
+        self._writing.close()
+
+    def _close(self) -> None:
+        self._seal()
+        if self._lock_file is not None:
+            os.close(self._lock_file)
+            self._lock_file = None
+
+
+def _entry(segment: Segment, number: int) -> int:
+    """One number for both: an index of them takes less memory."""
+    return segment.number << _NUMBER_BITS | number
 
 
 def _locked(folder: Path) -> int:
     """A lock that ends with the process, however that ends. Raises StoreUnavailable, OSError."""
-    file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -29,9 +29,9 @@ def open_store(location: str, capacity_bytes: int = 64 * GIB, is_read_only: bool
 
             return RedisStore(location, capacity_bytes)
         case "s3":
-            from freehold.store.object_store import ObjectStore
+            from freehold.store.object_store import PREFIX, ObjectStore
 
-            return ObjectStore(url.netloc, url.path.strip("/"))
+            return ObjectStore(url.netloc, url.path.strip("/") or PREFIX)
         case _:
             raise ValueError(
                 f"{location}: '{url.scheme}' is not a kind of store: name a folder, redis://... or s3://..."

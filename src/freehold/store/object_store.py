@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import TypeVar
 
-from obstore.exceptions import BaseError
+from obstore.exceptions import BaseError, InvalidPathError, PermissionDeniedError
 from obstore.store import S3Store
 
 from freehold.store.entry import Damaged, decode, encode
+from freehold.store.lane import Lane
 from freehold.store.store import Item, StoreStats, StoreUnavailable
 
-REQUESTS = 16  # at a time
+PREFIX = "freehold"  # of a location without one: a bucket is rarely ours alone
+REQUESTS = 16  # of a kind at a time
+OURS = re.compile(r"([0-9a-f]{2})/(\1[0-9a-f]{62})")
+# Without the right to list, what is missing is forbidden.
+MISSING = (FileNotFoundError, PermissionDeniedError)
+BYTES = [f"{byte:02x}" for byte in range(256)]
 REFUSED = re.compile(r"status code: 40[0134]")  # a key or a bucket that the server does not know
 
 Result = TypeVar("Result")
@@ -22,53 +30,55 @@ Result = TypeVar("Result")
 
 class ObjectStore:
     """One object an entry, of the same bytes as on disk, `<prefix>/<first byte of the key>/<key>`. Objects are replaced
-    as a whole, so none is ever seen in part. What goes, and when, is the bucket's lifecycle rule.
+    as a whole, so none is ever seen in part. What goes, and when, is the bucket's lifecycle rule. Objects with other
+    names stay as they are.
 
     Credentials, region and endpoint are taken from the environment, as AWS tools name them. `timeout`: seconds that a
     request may take.
     """
 
-    def __init__(self, bucket: str, prefix: str = "", timeout: float = 5.0, **options: str):
+    def __init__(self, bucket: str, prefix: str = PREFIX, timeout: float = 5.0, **options: str):
         self._store = S3Store(
             bucket,
-            prefix=prefix or None,
+            prefix=prefix,
             config=options,  # pyright: ignore[reportArgumentType]
             client_options={"timeout": timedelta(seconds=timeout), "allow_http": True},
             retry_config={"max_retries": 0, "retry_timeout": timedelta(seconds=timeout)},
         )
-        self._threads = ThreadPoolExecutor(REQUESTS, thread_name_prefix="s3")
+        self._asking, self._reading, self._writing = (Lane("s3", REQUESTS) for _ in range(3))
         self._damaged = self._dropped = 0
 
     def check(self, deadline: float) -> None:
         """Lists the first entry: unlike a key, a bucket that is missing is an error there."""
-        listed = self._threads.submit(lambda: next(iter(self._store.list(chunk_size=1)), None))
-        if not wait((listed,), deadline).done:
-            raise StoreUnavailable(f"s3: no answer within {deadline:g} s")
         try:
-            listed.result()
+            self._asking.run(lambda: next(iter(self._store.list(chunk_size=1)), None), deadline)
+        except StoreUnavailable:
+            raise
         except (BaseError, OSError) as error:
+            if "AccessDenied" in str(error):
+                return  # without the right to list it can be read and written
             kind = ValueError if REFUSED.search(str(error)) else StoreUnavailable
             raise kind(f"s3: {_first_line(error)}") from error
         except BaseException as error:  # a panic: the address can't be put together
             raise ValueError(f"s3: the bucket or AWS_ENDPOINT is no address: {error}") from error
 
     def contains(self, keys: Sequence[bytes], deadline: float) -> list[bool]:
-        return self._each(self._has, keys, deadline)
+        return list(self._each(self._asking, (partial(self._has, key) for key in keys), deadline))
 
     def _has(self, key: bytes) -> bool:
         try:
             self._store.head(_path(key))
-        except FileNotFoundError:
+        except MISSING:
             return False
         return True
 
-    def get(self, keys: Sequence[bytes], deadline: float) -> list[memoryview | None]:
-        return self._each(self._get, keys, deadline)
+    def get(self, keys: Sequence[bytes], deadline: float) -> Iterator[memoryview | None]:
+        return self._each(self._reading, (partial(self._get, key) for key in keys), deadline)
 
     def _get(self, key: bytes) -> memoryview | None:
         try:
             raw = memoryview(self._store.get(_path(key)).bytes())
-        except FileNotFoundError:
+        except MISSING:
             return None
         try:
             return decode(key, raw)
@@ -76,45 +86,71 @@ class ObjectStore:
             self._damaged += 1
             return None
 
-    def put(self, items: Sequence[Item], deadline: float) -> int:
-        self._each(lambda item: self._store.put(_path(item.key), b"".join(encode(*item))), items, deadline)
-        return len(items)
+    def put(self, items: Sequence[Item], deadline: float) -> list[bool]:
+        # Encoded by the caller's thread: a late request must not read what is the caller's.
+        calls = (partial(self._put, _path(item.key), b"".join(encode(*item))) for item in items)
+        failures = list(self._each(self._writing, calls, deadline))
+        stored = [failure is None for failure in failures]
+        if items and not any(stored):
+            raise StoreUnavailable(f"s3: {failures[0]}")
+        self._dropped += stored.count(False)
+        return stored
 
-    def _each(
-        self, call: Callable[..., Result], arguments: Sequence[bytes] | Sequence[Item], deadline: float
-    ) -> list[Result]:
-        """Several requests at a time. What is still under way at the deadline goes on, for nobody."""
-        futures: list[Future[Result]] = [self._threads.submit(call, argument) for argument in arguments]
-        late = wait(futures, deadline).not_done
-        for future in late:
-            future.cancel()
-        if late:
-            raise StoreUnavailable(f"s3: {len(late)} of {len(futures)} requests took more than {deadline:g} s")
-        for future in futures:
-            if (error := future.exception()) is not None:  # a panic of the library too
-                raise StoreUnavailable(f"s3: {_first_line(error)}") from error
-        return [future.result() for future in futures]
+    def _put(self, path: str, raw: bytes) -> str | None:
+        """-> why it failed, if it did."""
+        try:
+            self._store.put(path, raw)
+        except (BaseError, OSError) as error:
+            return _first_line(error)
+        return None
+
+    def _each(self, lane: Lane, calls: Iterable[Callable[[], Result]], deadline: float) -> Iterator[Result]:
+        try:
+            yield from lane.each(calls, deadline)
+        except (StoreUnavailable, GeneratorExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # a panic of the library, too
+            raise StoreUnavailable(f"s3: {_first_line(error)}") from error
 
     def clear(self, deadline: float) -> None:
-        try:
-            for found in self._store.list():
-                self._store.delete([one["path"] for one in found])
-        except (BaseError, OSError) as error:
-            raise StoreUnavailable(f"s3: {error}") from error
+        end = time.monotonic() + deadline
+        self._writing.drain(deadline)
+        calls = (partial(self._clear, folder) for folder in BYTES)
+        deque(self._each(self._writing, calls, end - time.monotonic()), maxlen=0)
+
+    def _clear(self, folder: str) -> None:
+        if paths := self._ours(folder):
+            self._store.delete(paths)
+
+    def _ours(self, folder: str) -> list[str]:
+        """Paths of entries whose keys begin with a byte. Each of those is listed for itself: the library can't list
+        where another name is no path for it."""
+        names = (one["path"] for found in self._store.list(folder) for one in found)
+        return [name for name in names if OURS.fullmatch(name)]
 
     def all_keys(self) -> Iterator[bytes]:
         try:
-            for found in self._store.list():
-                for one in found:
-                    yield bytes.fromhex(one["path"].rpartition("/")[2])
+            for folder in BYTES:
+                yield from (bytes.fromhex(name.rpartition("/")[2]) for name in self._ours(folder))
         except BaseError as error:
-            raise StoreUnavailable(f"s3: {error}") from error
+            raise StoreUnavailable(f"s3: {_first_line(error)}") from error
+
+    def foreign(self) -> Iterator[str]:
+        try:
+            for found in self._store.list():
+                yield from (one["path"] for one in found if not OURS.fullmatch(one["path"]))
+        except InvalidPathError as error:
+            yield f"and more: {_first_line(error)}"
+        except BaseError as error:
+            raise StoreUnavailable(f"s3: {_first_line(error)}") from error
 
     def raw(self, key: bytes) -> bytes | None:
         try:
             return bytes(self._store.get(_path(key)).bytes())
-        except FileNotFoundError:
+        except MISSING:
             return None
+        except BaseError as error:
+            raise StoreUnavailable(f"s3: {_first_line(error)}") from error
 
     def discard(self, keys: Collection[bytes]) -> None:
         self._store.delete([_path(key) for key in keys])
@@ -124,7 +160,8 @@ class ObjectStore:
         return StoreStats(None, None, None, self._damaged, self._dropped)
 
     def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for lane in (self._asking, self._reading, self._writing):
+            lane.close()
 
 
 def _first_line(error: BaseException) -> str:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
+import re
+import stat
+from array import array
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -15,12 +19,18 @@ from freehold.prefix_keys import KEY_BYTES
 from freehold.store.entry import HEADER_BYTES, MAGIC, Damaged, Raw, read_header
 
 _ROW = np.dtype([("key", f"V{KEY_BYTES}"), ("offset", "<u8"), ("size", "<u8")])
+_NAME = re.compile(r"(\d{8}|[1-9]\d{8,})\.(kv|idx|tmp)")
+# A link is nobody's segment, and a pipe must not hold up who looks what it is.
+_SAFELY = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+
+
+class NotASegment(Exception):
+    """A file has the name of a segment, and something else in it."""
 
 
 class Place(NamedTuple):
-    """Where an entry is: `size` bytes of a segment, from `offset`."""
+    """Where an entry is: `size` bytes of a segment's file, from `offset`."""
 
-    segment: int
     offset: int
     size: int
 
@@ -39,36 +49,73 @@ class Buffer:
 
 
 class Segment:
-    """One file, `<number>.kv`. When it is full it is sealed: an index beside it, `<number>.idx`, saves reading it at
-    start. `bytes` end with the last whole entry."""
+    """One file, `<number>.kv`, open only while it is written to. When it is full it is sealed: an index beside it,
+    `<number>.idx`, saves reading it at start. `bytes` end with the last whole entry. `keys` are those of its entries,
+    as they follow each other; `is_used`, one byte each, tells which were read since they were written."""
 
-    def __init__(self, folder: Path, number: int, is_new: bool = False, is_read_only: bool = False):
+    def __init__(self, folder: Path, number: int):
         self.number = number
         self.path = folder / f"{number:08}.kv"
         self._index = folder / f"{number:08}.idx"
-        flags = os.O_RDONLY if is_read_only else os.O_RDWR | (os.O_CREAT | os.O_EXCL if is_new else 0)
-        self._file = os.open(self.path, flags | os.O_CLOEXEC, 0o600)
+        self._file = -1
         self.bytes = 0
-        self.places: dict[bytes, Place] = {}
-        self._readers, self._is_deleted = 0, False
+        self.keys: list[bytes] = []
+        self.is_used = bytearray()
+        self._offsets, self._sizes = array("Q"), array("Q")
         self.is_sealed = False
-        if not is_new:
-            self._load()
 
-    def _load(self) -> None:
-        """Raises nothing: what can't be read is not there."""
-        length = os.fstat(self._file).st_size
+    @classmethod
+    def created(cls, folder: Path, number: int) -> Segment:
+        """A new one, to be written to. Raises OSError."""
+        segment = cls(folder, number)
+        segment._file = os.open(segment.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        return segment
+
+    @classmethod
+    def found(cls, folder: Path, number: int) -> Segment:
+        """One that is there. Raises OSError, NotASegment."""
+        segment = cls(folder, number)
+        with segment._opened() as file:
+            status = os.fstat(file)
+            if not stat.S_ISREG(status.st_mode):
+                raise NotASegment(segment.path.name)
+            segment._load(file, status.st_size)
+            if not segment.keys and not MAGIC.startswith(os.pread(file, len(MAGIC), 0)):
+                raise NotASegment(segment.path.name)
+        return segment
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[int]:
+        """Its file, for reading. Raises OSError."""
+        file = os.open(self.path, os.O_RDONLY | _SAFELY)
+        try:
+            yield file
+        finally:
+            os.close(file)
+
+    def place(self, entry: int) -> Place:
+        """Of an entry, by its number in `keys`."""
+        return Place(self._offsets[entry], self._sizes[entry])
+
+    def _add(self, key: bytes, offset: int, size: int) -> None:
+        self.keys.append(key)
+        self.is_used.append(False)
+        self._offsets.append(offset)
+        self._sizes.append(size)
+
+    def _load(self, file: int, length: int) -> None:
         if self._load_index(length):
             self.bytes, self.is_sealed = length, True
             return
-        for key, place in self._scan(length):
-            self.places[key] = place
+        for key, place in self._scan(file, length):
+            self._add(key, *place)
             self.bytes = place.offset + place.size
 
     def _load_index(self, length: int) -> bool:
         """Whether there is an index of a file of this length, and every byte of it is right."""
         try:
-            raw = self._index.read_bytes()
+            with open(os.open(self._index, os.O_RDONLY | _SAFELY), "rb") as file:
+                raw = file.read()
         except OSError:
             return False
         body = raw[16:]
@@ -77,75 +124,69 @@ class Segment:
         if int.from_bytes(body[:8], "little") != length:
             return False
         rows = np.frombuffer(body, _ROW, offset=8)
-        self.places = {
-            bytes(key): Place(self.number, offset, size)
-            for key, offset, size in zip(rows["key"], rows["offset"].tolist(), rows["size"].tolist(), strict=True)
-        }
+        self.keys = [bytes(key) for key in rows["key"]]
+        self.is_used = bytearray(len(rows))
+        self._offsets, self._sizes = array("Q", rows["offset"].tobytes()), array("Q", rows["size"].tobytes())
         return True
 
-    def _scan(self, length: int) -> Iterator[tuple[bytes, Place]]:
+    def _scan(self, file: int, length: int) -> Iterator[tuple[bytes, Place]]:
         """The whole entries. Behind a damaged header, the next one is looked for."""
         offset = 0
         while offset + HEADER_BYTES <= length:
             try:
-                header = read_header(os.pread(self._file, HEADER_BYTES, offset))
+                header = read_header(os.pread(file, HEADER_BYTES, offset))
             except Damaged:
-                offset = self._next_magic(offset + 1, length)
+                offset = _next_magic(file, offset + 1, length)
                 continue
             if offset + header.size <= length:
-                yield header.key, Place(self.number, offset, header.size)
+                yield header.key, Place(offset, header.size)
             offset += header.size
 
-    def _next_magic(self, offset: int, length: int) -> int:
-        """Where a header may begin, or the end."""
-        with mmap.mmap(self._file, length, access=mmap.ACCESS_READ) as view:
-            found = view.find(MAGIC, offset)
-        return length if found < 0 else found
-
-    def append(self, key: bytes, parts: list[Raw]) -> Place:
-        """Write an entry behind the others. Raises OSError; then the segment is as before."""
-        size = sum(memoryview(part).nbytes for part in parts)
+    def append(self, key: bytes, raw: Raw) -> int:
+        """Write an entry behind the others -> its number. Raises OSError; then the segment is as before."""
+        size = len(raw)
         try:
-            _write_all(self._file, parts, self.bytes)
+            _write_all(self._file, raw, self.bytes)
         except OSError:
-            os.ftruncate(self._file, self.bytes)
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file, self.bytes)
             raise
-        place = Place(self.number, self.bytes, size)
+        self._add(key, self.bytes, size)
         self.bytes += size
-        self.places[key] = place
-        return place
-
-    def borrow(self) -> None:
-        """Somebody is about to read: the file stays open, even if it is deleted."""
-        self._readers += 1
-
-    def give_back(self) -> None:
-        self._readers -= 1
-        if self._is_deleted and self._readers == 0:
-            self.close()
+        return len(self.keys) - 1
 
     def read(self, place: Place, buffer: Buffer) -> memoryview:
         """The bytes of an entry, fewer if the file is shorter: in the buffer. Raises OSError."""
         whole = buffer.of(place.size)
-        return whole[: os.preadv(self._file, [whole], place.offset)]
+        with self._opened() as file:
+            return whole[: os.preadv(file, [whole], place.offset)]
 
     def seal(self) -> None:
-        """Write the index. Raises OSError."""
-        os.ftruncate(self._file, self.bytes)
-        rows = np.array([(key, place.offset, place.size) for key, place in self.places.items()], _ROW)
+        """Cut off what is not whole, write the index and close the file. Where that fails, the next start reads the
+        segment as a whole."""
+        with contextlib.suppress(OSError):
+            os.truncate(self.path, self.bytes)
+            self._write_index()
+            self.is_sealed = True
+        self.close()
+
+    def _write_index(self) -> None:
+        rows = np.array(list(zip(self.keys, self._offsets, self._sizes, strict=True)), _ROW)
         body = self.bytes.to_bytes(8, "little") + rows.tobytes()
         partial = self._index.with_suffix(".tmp")
-        partial.write_bytes(xxhash.xxh3_128(body).digest() + body)
+        file = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _SAFELY, 0o600)
+        try:
+            _write_all(file, xxhash.xxh3_128(body).digest() + body, 0)
+        finally:
+            os.close(file)
         partial.replace(self._index)
-        self.is_sealed = True
 
     def delete(self) -> None:
-        """The file and its index. Raises OSError."""
-        self._is_deleted = True
-        self._index.unlink(missing_ok=True)
+        """The file and its index. Raises OSError; then the file is as before."""
+        with contextlib.suppress(OSError):
+            self._index.unlink()
         self.path.unlink(missing_ok=True)
-        if self._readers == 0:
-            self.close()
+        self.close()
 
     def close(self) -> None:
         if self._file >= 0:
@@ -153,13 +194,33 @@ class Segment:
             self._file = -1
 
 
-def _write_all(file: int, parts: list[Raw], offset: int) -> None:
-    """`pwritev` may write less than it is given."""
-    views = [memoryview(part).cast("B") for part in parts if memoryview(part).nbytes]
-    while views:
-        written = os.pwritev(file, views, offset)
-        offset += written
-        while views and written >= views[0].nbytes:
-            written -= views.pop(0).nbytes
-        if written:
-            views[0] = views[0][written:]
+def numbers_in(folder: Path) -> tuple[list[int], int]:
+    """What may be segments, oldest first, and the highest number that a name has: a new segment takes a higher one.
+    Raises OSError."""
+    found = [match for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))]
+    segments = sorted(int(match[1]) for match in found if match[2] == "kv")
+    return segments, max((int(match[1]) for match in found), default=0)
+
+
+def strangers_in(folder: Path, segments: set[int]) -> Iterator[str]:
+    """Names of what is neither one of our segments nor goes with one. Raises OSError."""
+    for path in sorted(folder.iterdir()):
+        match = _NAME.fullmatch(path.name)
+        is_ours = match is not None and (match[2] != "kv" or int(match[1]) in segments)
+        if not is_ours and path.name != "lock":
+            yield path.name
+
+
+def _next_magic(file: int, offset: int, length: int) -> int:
+    """Where a header may begin, or the end."""
+    with mmap.mmap(file, length, access=mmap.ACCESS_READ) as view:
+        found = view.find(MAGIC, offset)
+    return length if found < 0 else found
+
+
+def _write_all(file: int, raw: Raw, offset: int) -> None:
+    """`pwrite` may write less than it is given."""
+    rest = memoryview(raw)
+    while rest:
+        written = os.pwrite(file, rest, offset)
+        offset, rest = offset + written, rest[written:]

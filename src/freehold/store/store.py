@@ -24,7 +24,8 @@ class Item(NamedTuple):
 @dataclass(frozen=True)
 class StoreStats:
     """What a store holds, None where it can't say, and what became of entries since it was opened. `damaged`: entries
-    that were not served because their bytes were wrong; `dropped`: those that there was no room for."""
+    that were not served because their bytes were wrong; `dropped`: those that there was no room for. `trouble`: why the
+    store is left alone, if it is."""
 
     entries: int | None
     bytes: int | None
@@ -32,6 +33,7 @@ class StoreStats:
     damaged: int = 0
     dropped: int = 0
     evicted: int = 0
+    trouble: str | None = None
 
 
 class Store(Protocol):
@@ -50,14 +52,18 @@ class Store(Protocol):
         """One for each key, in order: each is valid until the next is taken."""
         ...
 
-    def put(self, items: Sequence[Item], deadline: float) -> int:
-        """-> how many are stored now, those that were before included."""
+    def put(self, items: Sequence[Item], deadline: float) -> list[bool]:
+        """-> which are stored now, those that were before included."""
         ...
 
     def clear(self, deadline: float) -> None: ...
 
     def all_keys(self) -> Iterator[bytes]:
         """Those of all entries, in no order. For people: it may take long."""
+        ...
+
+    def foreign(self) -> Iterator[str]:
+        """Names of what others keep among the entries. No call touches it. For people: it may take long."""
         ...
 
     def raw(self, key: bytes) -> bytes | None:

@@ -71,7 +71,7 @@ def import_from(store: Store, path: Path) -> tuple[int, int]:
         while head := file.read(HEADER_BYTES):
             header = read_header(head)
             raw = head + _rest(file, header)
-            stored += store.put([Item(header.key, description(raw), decode(header.key, raw))], DEADLINE_S)
+            stored += sum(store.put([Item(header.key, description(raw), decode(header.key, raw))], DEADLINE_S))
             count += 1
     return stored, count
 

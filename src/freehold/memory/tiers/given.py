@@ -28,6 +28,12 @@ class Given:
         self.stored[pages] = True
         self.owed[pages] = False
 
+    def lacks(self, keys: Sequence[bytes], pages: Int32) -> None:
+        """Storage has lost the entries of `keys`, in `pages` [n], 0 for those that the device alone has."""
+        self.stored[pages] = False
+        self._above.difference_update(keys)
+        self.owe(pages)
+
     def forget(self) -> None:
         """Storage has none of this, and is owed nothing."""
         self.stored[:] = self.owed[:] = False

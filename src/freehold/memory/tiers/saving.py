@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from freehold.arrays import Bool
+from freehold.arrays import Bool, Int64
 from freehold.memory.prefix.node import Namespace
 from freehold.memory.prefix.tree import PrefixTree
 from freehold.memory.tiers.backup import Backup
@@ -48,6 +48,7 @@ class Saving:
         self._storage = storage
         self._namespace = namespace
         self._keys = keys
+        self._believed: list[Int64] = []
 
     def looking(self) -> Generator[None, None, Saved]:
         """Ask for what the deeper tiers lack, in slices -> how far they reach now."""
@@ -57,10 +58,24 @@ class Saving:
         whole = self._reach.boundary(on_device, on_host)
         if match.last is not None and self._tree.has(match.last) and self._lacks(whole, on_device, on_host, stored):
             self._backup.ask_for(match.last)
+        self._believed = self._reach.needed(whole, stored)
         reached = None if self._storage is None else self._reach.boundary(stored)
         if self._storage is not None:
             yield from self._store(self._storage, on_host, stored, whole)
         return Saved(whole, self._reach.boundary(on_host), reached)
+
+    def asking(self) -> Generator[None, None, bool]:
+        """Ask storage for what it is believed to have, as of the last look -> whether it has. What it has lost it is
+        given again."""
+        assert self._storage is not None
+        for first in range(0, len(self._keys), COLUMNS_AT_ONCE):
+            part = [one[(one >= first) & (one < first + COLUMNS_AT_ONCE)] for one in self._believed]
+            question = self._storage.ask([self._keys.at(one.tolist()) for one in part])
+            while question.has_all is None:
+                yield
+            if not question.has_all:
+                return False
+        return True
 
     def _deeper(self, columns: int) -> Generator[None, None, tuple[Present, Present]]:
         """Where the host has a page, and where storage has been given it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -21,6 +21,7 @@ from freehold.prefix_keys import KeyChain, key_in_group
 
 PROBED_COLUMNS = 256  # asked for at a time
 FETCHED_PAGES = 64  # in one order
+FETCHES_IN_FLIGHT = 4  # as many as there are threads: what waits owns no pages
 STORED_PAGES = 64
 STORES_IN_FLIGHT = 2
 QUEUE_MAX = 16384  # pages whose turn to be stored is known
@@ -58,9 +59,17 @@ class Prefetch:
     was_there: int
     probed: int  # columns
     boundary: int = 0
-    pieces: int = 0  # orders in flight
+    pieces: int = 0  # that wait or are in flight
     wanted_by: int = 0
+    is_cut: bool = False  # there was no room, or nobody wanted it: what waits is not fetched
     is_over: bool = False
+
+
+@dataclass
+class Question:
+    """Whether storage has some pages. `has_all`: None until it has answered."""
+
+    has_all: bool | None = None
 
 
 class Storage:
@@ -83,6 +92,7 @@ class Storage:
         self._is_detached = False
         self._known_from = 0  # what orders before this number have moved may be gone from storage
         self._underway: dict[bytes, Prefetch] = {}  # by the first key that device and host lack
+        self._pieces: deque[tuple[Prefetch, list[Int64]]] = deque()  # that wait, with their columns
         self.has_news = True
         self.stored = self.fetched = self.dropped = 0  # pages
         host.leads_to_storage = True
@@ -117,6 +127,7 @@ class Storage:
     def begin(self) -> None:
         """Store what there is. Called in every iteration."""
         self.has_news = False
+        self._fetch_next()
         while self._transfers.count(Kind.STORE) < STORES_IN_FLIGHT and self._has_next():
             chosen: list[list[bytes]] = [[] for _ in self._host.pages]
             for _ in range(min(STORED_PAGES, len(self._queue))):
@@ -161,6 +172,22 @@ class Storage:
     def queued_pages(self) -> int:
         """Pages that wait to be stored."""
         return sum(int(np.count_nonzero(pages.given.owed & (pages.readers == 0))) for pages in self._host.pages)
+
+    def ask(self, keys: Sequence[Sequence[bytes]]) -> Question:
+        """Whether storage has these pages of each group. What it has lost it is given again."""
+        question = Question()
+
+        def finish(transfer: Transfer, outcome: Outcome) -> None:
+            is_known = outcome.error is None and transfer.order.number > self._known_from
+            question.has_all = is_known and all(whole.all() for whole in outcome.whole)
+            for group, (part, whole) in enumerate(zip(keys, outcome.whole, strict=True)):
+                lost = [key for key, is_there in zip(part, whole, strict=True) if is_known and not is_there]
+                self._host.pages[group].given.lacks(lost, self._host.pages[group].pages_of(lost))
+                self.enqueue(group, lost)
+
+        order = Order(self._transfers.next_number(), Kind.PROBE, (), keys=self._names(keys))
+        self._transfers.begin(order, finish)
+        return question
 
     # -- from storage ---------------------------------------------------------------------------------
 
@@ -254,8 +281,28 @@ class Storage:
             lacking = [found & ~(one | two) for found, one, two in zip(prefetch.found, on_device, on_host, strict=True)]
             wanted = self._reach.needed(prefetch.boundary, lacking)
             for at in range(0, max(len(part) for part in wanted), FETCHED_PAGES):
-                if not self._fetch_piece(prefetch, [part[at : at + FETCHED_PAGES] for part in wanted]):
-                    break
+                self._pieces.append((prefetch, [part[at : at + FETCHED_PAGES] for part in wanted]))
+                prefetch.pieces += 1
+        if prefetch.pieces == 0:
+            self._end(prefetch)
+        self._fetch_next()
+
+    def _fetch_next(self) -> None:
+        """Begin to fetch pieces that wait. Behind one for which there is no room, the others are of no use."""
+        while self._pieces and (self._is_detached or self._fetches < FETCHES_IN_FLIGHT):
+            prefetch, columns = self._pieces.popleft()
+            is_wanted = prefetch.wanted_by > 0 and not self._is_detached and not prefetch.is_cut
+            if not is_wanted or not self._fetch_piece(prefetch, columns):
+                prefetch.is_cut = True
+                self._piece_ended(prefetch)
+
+    @property
+    def _fetches(self) -> int:
+        """In flight. Late ones have their threads, but nobody waits for them."""
+        return sum(one.order.kind is Kind.FETCH and not self._transfers.is_late(one) for one in self._transfers)
+
+    def _piece_ended(self, prefetch: Prefetch) -> None:
+        prefetch.pieces -= 1
         if prefetch.pieces == 0:
             self._end(prefetch)
 
@@ -268,7 +315,6 @@ class Storage:
             self._host.free(host, by)
             return False
         keys = [prefetch.keys.at(part.tolist()) for part in columns]
-        prefetch.pieces += 1
         prefetch.begun = self._transfers.now
         for pages, part in zip(self._host.pages, columns, strict=True):
             if pages.events is not None:
@@ -289,9 +335,8 @@ class Storage:
             stored = np.full(len(whole), are_stored)
             self.fetched += len(pages.settle(names, host, whole, transfer.owner, stored))
             pages.touch(prefetch.keys.at(range(prefetch.boundary // self._tree.page_size)))
-        prefetch.pieces -= 1
-        if prefetch.pieces == 0:
-            self._end(prefetch)
+        self._piece_ended(prefetch)
+        self._fetch_next()
 
     def _end(self, prefetch: Prefetch) -> None:
         prefetch.is_over = True

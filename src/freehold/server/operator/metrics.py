@@ -88,6 +88,9 @@ class _EngineCollector(Collector):
         yield self._labelled(gauge, "freehold_transfers", "Transfers in flight", "kind", flying)
         yield self._labelled(counter, "freehold_transfers_ended", "Transfers that have ended", "kind", ended)
         yield self._labelled(counter, "freehold_transfers_failed", "Those that failed", "kind", failed)
+        unavailable = GaugeMetricFamily("freehold_storage_unavailable", "1 while storage is left alone", labels=[MODEL])
+        unavailable.add_metric([self._model], float(stats.storage_trouble is not None))
+        yield unavailable
         yield self._labelled(counter, "freehold_transfer_seconds", "Seconds that transfers took", "kind", seconds)
 
     def _labelled(

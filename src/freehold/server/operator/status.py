@@ -6,7 +6,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter
+from fastapi.responses import JSONResponse
 
 from freehold import __version__
 from freehold.ipc.async_engine import AsyncEngine
@@ -34,9 +35,12 @@ def status_routes(
         }
 
     @routes.get("/health")
-    async def health() -> Response:
-        """200 when the engine serves; 503 while it loads or drains, and after a failed audit."""
-        return Response(status_code=200 if engine.is_healthy else 503)
+    async def health() -> JSONResponse:
+        """200 when the engine serves; 503 while it loads or drains, and after a failed audit. `degraded`: what it
+        serves without, and why."""
+        trouble = engine.stats.storage_trouble
+        degraded = {} if trouble is None else {"storage": trouble}
+        return JSONResponse({"degraded": degraded}, 200 if engine.is_healthy else 503)
 
     @routes.get("/version")
     async def version() -> dict[str, str]:
