@@ -79,6 +79,7 @@ BOUNDS = {
     "NodesInLine._nodes": "2 * nodes",
     "Backup._rescued": "groups + 3 * moving",
     "Backup._copied": "transfers",
+    "Confirming._used": "nodes",
     "_Rescued.keys": "moving",
     "Loads._underway": "moving",
     "Loads._speeds": "5",

@@ -32,8 +32,8 @@ class DiskStore:
 
     An entry is written once, behind the others, and found only when all of it is written. What a crash leaves of one at
     the end of a segment is cut off at the next start, and each start begins a new segment. When the store is full, the
-    oldest segment goes; entries of it that were read since they were written move to the newest one, as far as they are
-    less than half of it (a second chance, as in CLOCK).
+    oldest segment goes; entries of it that were read or asked for since they were written move to the newest one, as
+    far as they are less than half of it (a second chance, as in CLOCK).
 
     One process writes to a folder: another one is refused. What else is in the folder stays as it is. Raises
     StoreUnavailable.
@@ -96,7 +96,12 @@ class DiskStore:
 
     def contains(self, keys: Sequence[bytes], deadline: float) -> list[bool]:
         with self._lock:
-            return [key in self._index for key in keys]
+            entries = [self._index.get(key) for key in keys]
+            for entry in entries:
+                if entry is not None:
+                    segment, number = self._of(entry)
+                    segment.is_used[number] = True
+        return [entry is not None for entry in entries]
 
     def get(self, keys: Sequence[bytes], deadline: float) -> Iterator[memoryview | None]:
         # One more than are read ahead: the caller has one.

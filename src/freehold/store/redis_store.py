@@ -58,7 +58,7 @@ class RedisStore:
             raise
 
     def contains(self, keys: Sequence[bytes], deadline: float) -> list[bool]:
-        return [found == 1 for found in self._each(self._asking, "exists", keys, deadline)]
+        return [found == 1 for found in self._each(self._asking, "expire", keys, deadline, time=self._ttl)]
 
     def get(self, keys: Sequence[bytes], deadline: float) -> Iterator[memoryview | None]:
         values = self._each(self._reading, "getex", keys, deadline, ex=self._ttl)
@@ -99,10 +99,10 @@ class RedisStore:
                 raise StoreUnavailable(f"redis: {answer}") from answer
             yield None if isinstance(answer, Exception) else answer
 
-    def _answers(self, lane: Lane, parts: Iterable[list[Command]], deadline: float, **options: int) -> Iterator[Any]:
+    def _answers(self, lane: Lane, parts: Iterable[Sequence[Command]], deadline: float, **options: int) -> Iterator[Any]:
         """One answer for each command; a refusal is an answer, too. Each part is a pipeline."""
 
-        def ask(part: list[Command], client: Any) -> list[Any]:
+        def ask(part: Sequence[Command], client: Any) -> list[Any]:
             pipeline = client.pipeline(transaction=False)
             for name, *arguments in part:
                 getattr(pipeline, name)(*arguments, **options)

@@ -46,7 +46,9 @@ class Store(Protocol):
         does not answer now."""
         ...
 
-    def contains(self, keys: Sequence[bytes], deadline: float) -> list[bool]: ...
+    def contains(self, keys: Sequence[bytes], deadline: float) -> list[bool]:
+        """Which of `keys` have an entry. To be asked for is to be used: a store that makes room keeps those longer."""
+        ...
 
     def get(self, keys: Sequence[bytes], deadline: float) -> Iterable[memoryview | None]:
         """One for each key, in order: each is valid until the next is taken."""

@@ -12,6 +12,7 @@ from freehold.arrays import Bool, Int32, Int64
 from freehold.memory.ledger import owner
 from freehold.memory.prefix.node import Node, PinKind
 from freehold.memory.prefix.tree import PrefixTree
+from freehold.memory.tiers.confirming import Confirming
 from freehold.memory.tiers.host import HostPages, HostTier
 from freehold.memory.tiers.nodes_in_line import NodesInLine
 from freehold.memory.tiers.transfer import Hold, Transfer, TransferTable
@@ -51,9 +52,10 @@ class Backup:
 
     def __init__(
         self, policy: WritePolicy, tree: PrefixTree, host: HostTier, transfers: TransferTable,
-        arrived: Callable[[int, Sequence[bytes]], None],
+        arrived: Callable[[int, Sequence[bytes]], None], confirming: Confirming,
     ):  # fmt: skip
         self._arrived = arrived
+        self._confirming = confirming
         self._policy = policy
         self._tree = tree
         self._host = host
@@ -95,6 +97,7 @@ class Backup:
     def left(self, node: Node) -> None:
         for line in (self._asked, self._waiting):
             line.remove(node)
+        self._confirming.left(node)
 
     def cut(self, upper: Node, node: Node) -> None:
         for line in (self._asked, self._waiting):
@@ -102,8 +105,14 @@ class Backup:
                 self._wait(line, upper, node)
 
     def used(self, node: Node) -> None:
+        self._confirming.used(node)
         if self._policy is WritePolicy.SELECTIVE:
             self._wait(self._waiting, *self._tree.path(node))
+
+    def look_again(self, node: Node) -> None:
+        """Storage has lost pages of a node."""
+        if self._policy is not WritePolicy.WRITE_BACK and self._is_in_tree(node) and not self._is_to_be_lost(node):
+            self._wait(self._waiting, node)
 
     def ask_for(self, node: Node) -> None:
         """Copy a node and all before it, whatever the policy is and whatever goes for it."""

@@ -13,6 +13,7 @@ from freehold.memory.ledger.epochs import Epochs
 from freehold.memory.prefix.node import Namespace
 from freehold.memory.prefix.tree import PrefixTree
 from freehold.memory.tiers.backup import Backup, WritePolicy
+from freehold.memory.tiers.confirming import Confirming
 from freehold.memory.tiers.host import HostTier
 from freehold.memory.tiers.loads import Loads, RoomMaker
 from freehold.memory.tiers.reach import Reach
@@ -53,7 +54,8 @@ class Tiers:
         self.storage: Storage | None = None
         if plan.prefetch_policy is not None:
             self.attach(plan.prefetch_policy)
-        self.backup = Backup(plan.write_policy, tree, self.host, self.transfers, self._arrived)
+        self._confirming = Confirming(tree, self.host)
+        self.backup = Backup(plan.write_policy, tree, self.host, self.transfers, self._arrived, self._confirming)
         self.loads = Loads(plan.page_bytes, tree, self.host, self.transfers, self.reach, room)
         tree.seed = self.seed
         tree.watchers.append(self.backup)
@@ -76,6 +78,7 @@ class Tiers:
         """There is none from now on. Transfers in flight end as ever; nobody waits for them."""
         if self.storage is not None:
             self.storage.detach()
+            self._confirming.forget()
         self.storage = None
 
     def _arrived(self, group: int, keys: Sequence[bytes]) -> None:
@@ -91,6 +94,8 @@ class Tiers:
         """The one place where transfers end and backups begin: called in every iteration, before anything is planned,
         whether anybody computes or not. `now`: seconds of the scheduler's clock."""
         self.transfers.settle_all(now)
+        if self.storage is not None and (lost := self._confirming.go_on(self.storage, now)) is not None:
+            self.backup.look_again(lost)
         self.backup.begin()
         if self.storage is not None:
             self.storage.begin()
