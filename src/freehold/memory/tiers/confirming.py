@@ -17,7 +17,7 @@ from freehold.memory.tiers.storage import Question, Storage
 from freehold.memory.tiers.transfer import LATE_S
 from freehold.mover import Kind
 
-INTERVAL_S = 5.0  # from the end of one round to the next
+INTERVAL_S = 5.0  # from the beginning of one round to that of the next, at least
 COLUMNS_AT_ONCE = 256  # of a question
 USED_MAX = 4096  # prefixes in a round
 
@@ -46,16 +46,18 @@ class Confirming:
     def go_on(self, storage: Storage, now: float) -> Node | None:
         """Ask the next question once the one before is answered, or late. Called in every iteration -> a node of which
         storage has lost something."""
-        if now < self._next_at or (self._question.has_all is None and now < self._late_at):
+        if self._question.has_all is None and now < self._late_at:
             return None
         lost = self._node if self._question.has_all is False else None
         self._question = Question(has_all=True)
-        if (following := next(self._round, None)) is not None:
-            self._node, self._question = following
-            self._late_at = now + LATE_S[Kind.PROBE]
-        elif self._used:
+        following = next(self._round, None)
+        if following is None and self._used and now >= self._next_at:
             used, self._used = self._used, {}
             self._next_at, self._round = now + INTERVAL_S, self._asking(storage, used)
+            following = next(self._round, None)
+        if following is not None:
+            self._node, self._question = following
+            self._late_at = now + LATE_S[Kind.PROBE]
         return lost
 
     def forget(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -50,7 +50,7 @@ class Given:
         self._above.update(key for key, is_kept in zip(keys, kept, strict=True) if is_kept)
         self.stored[pages] = self.owed[pages] = False
 
-    def left_device(self, keys: Sequence[bytes]) -> None:
+    def left_device(self, keys: Iterable[bytes]) -> None:
         """The device has their pages no longer."""
         self._above.difference_update(keys)
 
