@@ -99,7 +99,9 @@ class RedisStore:
                 raise StoreUnavailable(f"redis: {answer}") from answer
             yield None if isinstance(answer, Exception) else answer
 
-    def _answers(self, lane: Lane, parts: Iterable[Sequence[Command]], deadline: float, **options: int) -> Iterator[Any]:
+    def _answers(
+        self, lane: Lane, parts: Iterable[Sequence[Command]], deadline: float, **options: int
+    ) -> Iterator[Any]:
         """One answer for each command; a refusal is an answer, too. Each part is a pipeline."""
 
         def ask(part: Sequence[Command], client: Any) -> list[Any]:
