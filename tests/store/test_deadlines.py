@@ -21,7 +21,7 @@ KEYS = [one.key for one in ITEMS]
 CALLS = {
     "check": lambda store: store.check(DEADLINE_S),
     "contains": lambda store: store.contains(KEYS, DEADLINE_S),
-    "get": lambda store: list(store.get(KEYS, DEADLINE_S)),
+    "get": lambda store: [one and bytes(one) for one in store.get(KEYS, DEADLINE_S)],
     "put": lambda store: store.put(ITEMS, DEADLINE_S),
     "clear": lambda store: store.clear(DEADLINE_S),
 }
@@ -62,7 +62,7 @@ class Disk:
 
     def _call(self, real, given):
         match self._fault:
-            case Fault.HANGS:
+            case Fault.HANGS if real.__name__ != "preadv":  # that one holds its caller
                 self._goes_on.wait()
             case Fault.DRIPS:
                 self._goes_on.wait(0.1)

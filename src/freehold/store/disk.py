@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import itertools
 import os
 import threading
+import time
 from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,6 @@ from freehold.store.store import Item, StoreStats, StoreUnavailable
 
 SEGMENT_BYTES = 64 << 20
 FREE_FLOOR_BYTES = 1 << 30
-READERS = 4  # entries that are read at a time
 CLOSE_S = 5.0
 DISCARD_S = 3600.0
 _NUMBER_BITS = 32  # of an entry in its segment
@@ -51,7 +50,7 @@ class DiskStore:
         self._capacity, self._floor = capacity_bytes, free_floor_bytes
         self._segment_bytes = min(segment_bytes, max(capacity_bytes // 4, 1))
         self._is_read_only = is_read_only
-        self._reading, self._writing = Lane(f"{folder}", READERS), Lane(f"{folder}", 1)
+        self._writing = Lane(f"{folder}", 1)
         self._lock = threading.Lock()  # of the index
         self._damaged = self._dropped = self._evicted = 0
         self._segments: dict[int, Segment] = {}  # oldest first
@@ -104,10 +103,13 @@ class DiskStore:
         return [entry is not None for entry in entries]
 
     def get(self, keys: Sequence[bytes], deadline: float) -> Iterator[memoryview | None]:
-        # One more than are read ahead: the caller has one.
-        buffers = itertools.cycle([Buffer() for _ in range(self._reading.ahead + 1)])
-        calls = (partial(self._get, key, buffer) for key, buffer in zip(keys, buffers, strict=False))
-        return self._reading.each(calls, deadline)
+        # Read by the caller's thread: what another one has read is not in this one's cache, at half the speed. A read
+        # that hangs holds its caller.
+        end, buffer = time.monotonic() + deadline, Buffer()
+        for number, key in enumerate(keys):
+            if time.monotonic() > end:
+                raise StoreUnavailable(f"{self.folder}: {number} of {len(keys)} entries within {deadline:g} s")
+            yield self._get(key, buffer)
 
     def _get(self, key: bytes, buffer: Buffer) -> memoryview | None:
         if (entry := self._index.get(key)) is None:
@@ -298,7 +300,6 @@ class DiskStore:
         """Seal the open segment, so that the next start need not read it. A store that was not closed loses nothing."""
         with contextlib.suppress(StoreUnavailable):  # a disk that hangs may end that later
             self._writing.run(self._close, CLOSE_S)
-        self._reading.close()
         self._writing.close()
 
     def _close(self) -> None:

@@ -23,11 +23,6 @@ class Lane:
         self._pool = ThreadPoolExecutor(threads, name)
         self._underway: set[Future[Any]] = set()
 
-    @property
-    def ahead(self) -> int:
-        """Calls that are made before the result of the first is taken: one more than there are threads."""
-        return self._threads + 1
-
     def each(self, calls: Iterable[Callable[[], Result]], deadline: float) -> Iterator[Result]:
         """What `calls` return, in order. They are taken as threads become free. Raises StoreUnavailable when it is
         late, and what a call raises."""
@@ -35,7 +30,7 @@ class Lane:
         try:
             for call in calls:
                 ahead.append(self._begin(call))
-                if len(ahead) == self.ahead:
+                if len(ahead) > self._threads:
                     yield self._result(ahead.popleft(), end)
             while ahead:
                 yield self._result(ahead.popleft(), end)
