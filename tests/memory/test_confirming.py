@@ -25,11 +25,14 @@ def use(bench, tokens=TOKENS):
     lease.release()
 
 
-@pytest.mark.parametrize("groups", [(FULL,), (FULL, WINDOW), (FULL, STATE)], ids=["full", "window", "state"])
 @pytest.mark.parametrize(
-    ("policy", "host"),
-    [(WritePolicy.WRITE_THROUGH, 64), (WritePolicy.WRITE_THROUGH, 9), (WritePolicy.WRITE_BACK, 64)],
-)
+    ("policy", "host", "groups"),
+    [
+        (WritePolicy.WRITE_THROUGH, 64, [FULL]), (WritePolicy.WRITE_THROUGH, 64, [FULL, WINDOW]),
+        (WritePolicy.WRITE_THROUGH, 64, [FULL, STATE]), (WritePolicy.WRITE_THROUGH, 9, [FULL]),
+        (WritePolicy.WRITE_THROUGH, 9, [FULL, STATE]), (WritePolicy.WRITE_BACK, 64, [FULL]),
+    ],
+)  # fmt: skip
 def test_what_storage_has_lost_is_stored_again_when_it_is_used(policy, host, groups):
     """Whether the host has it or, being small and full of others, the device alone."""
     bench = Bench(*groups, policy=policy, host=host, storage=WAIT)

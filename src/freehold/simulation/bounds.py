@@ -80,6 +80,7 @@ BOUNDS = {
     "Backup._rescued": "groups + 3 * moving",
     "Backup._copied": "transfers",
     "Confirming._used": "nodes",
+    "Confirming._round": "nodes",
     "_Rescued.keys": "moving",
     "Loads._underway": "moving",
     "Loads._speeds": "5",

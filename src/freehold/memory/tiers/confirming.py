@@ -6,10 +6,9 @@ meanwhile it is given again. So use on any tier is use on all, and that somethin
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
+from freehold.arrays import Int64
 from freehold.memory.prefix.node import Node
 from freehold.memory.prefix.tree import PrefixTree
 from freehold.memory.tiers.host import HostTier
@@ -19,7 +18,7 @@ from freehold.mover import Kind
 
 INTERVAL_S = 5.0  # from the beginning of one round to that of the next, at least
 COLUMNS_AT_ONCE = 256  # of a question
-USED_MAX = 4096  # prefixes in a round
+USED_MAX = 512  # prefixes in a round
 
 
 class Confirming:
@@ -29,62 +28,69 @@ class Confirming:
         self._tree = tree
         self._host = host
         self._used: dict[int, Node] = {}  # the nodes at whose ends requests went on, by serial
-        self._round: Iterator[tuple[Node, Question]] = iter(())
-        self._node: Node | None = None  # that the last question was about
+        self._round: dict[int, Node] = {}  # the nodes that are still to be asked for, in order
+        self._asked = 0  # columns of the first of them
         self._question = Question(has_all=True)
+        self._question_of: int | None = None  # the serial of a node
         self._next_at = self._late_at = 0.0
 
     def used(self, node: Node) -> None:
         """A request goes on from the end of a node."""
-        if self._host.leads_to_storage and len(self._used) < USED_MAX:
+        if self._host.leads_to_storage and node.parent is not None and len(self._used) < USED_MAX:
             self._used[node.serial] = node
 
     def left(self, node: Node) -> None:
         """A node is no longer in the tree."""
         self._used.pop(node.serial, None)
+        if node is next(iter(self._round.values()), None):
+            self._asked = 0
+        self._round.pop(node.serial, None)
+
+    def forget(self) -> None:
+        """There is no storage any more, or another."""
+        self._used.clear()
+        self._round.clear()
+        self._asked, self._question = 0, Question(has_all=True)
 
     def go_on(self, storage: Storage, now: float) -> Node | None:
         """Ask the next question once the one before is answered, or late. Called in every iteration -> a node of which
         storage has lost something."""
         if self._question.has_all is None and now < self._late_at:
             return None
-        lost = self._node if self._question.has_all is False else None
-        self._question = Question(has_all=True)
-        following = next(self._round, None)
-        if following is None and self._used and now >= self._next_at:
-            used, self._used = self._used, {}
-            self._next_at, self._round = now + INTERVAL_S, self._asking(storage, used)
-            following = next(self._round, None)
-        if following is not None:
-            self._node, self._question = following
-            self._late_at = now + LATE_S[Kind.PROBE]
+        lost = self._round.get(self._question_of or 0) if self._question.has_all is False else None
+        if not self._round and self._used and now >= self._next_at:
+            self._next_at = now + INTERVAL_S
+            self._begin_round()
+        self._question = self._ask(storage)
+        self._late_at = now + LATE_S[Kind.PROBE]
         return lost
 
-    def forget(self) -> None:
-        """There is no storage any more, or another."""
-        self._used.clear()
-        self._round, self._node, self._question = iter(()), None, Question(has_all=True)
-
-    def _asking(self, storage: Storage, used: dict[int, Node]) -> Iterator[tuple[Node, Question]]:
-        done: set[int] = set()
+    def _begin_round(self) -> None:
+        used, self._used = self._used, {}
         for last in used.values():
             node = last
-            while node.parent is not None and node.serial not in done:
-                done.add(node.serial)
-                parent = node.parent
-                if node.namespace.weights == self._tree.weights:
-                    yield from self._asking_of(storage, node)
-                node = parent
+            while node.parent is not None and node.serial not in self._round:
+                self._round[node.serial] = node
+                node = node.parent
 
-    def _asking_of(self, storage: Storage, node: Node) -> Iterator[tuple[Node, Question]]:
-        for end in range(node.page_count, 0, -COLUMNS_AT_ONCE):
-            columns = np.arange(max(end - COLUMNS_AT_ONCE, 0), min(end, node.page_count))[::-1]
-            keys = [self._given(group, node.keys_at(columns)) for group in range(len(self._host.pages))]
+    def _ask(self, storage: Storage) -> Question:
+        """The next question. The first node stays in the round until its last question is answered."""
+        while (node := next(iter(self._round.values()), None)) is not None:
+            end = node.page_count - self._asked
+            if end <= 0 or node.namespace.weights != self._tree.weights:
+                del self._round[node.serial]
+                self._asked = 0
+                continue
+            columns = np.arange(max(end - COLUMNS_AT_ONCE, 0), end)[::-1]
+            self._asked += len(columns)
+            keys = [self._given(group, node, columns) for group in range(len(self._host.pages))]
             if any(keys):
-                yield node, storage.ask(keys)
+                self._question_of = node.serial
+                return storage.ask(keys)
+        return Question(has_all=True)
 
-    def _given(self, group: int, keys: list[bytes]) -> list[bytes]:
-        """Those that storage was given."""
-        pages = self._host.pages[group]
+    def _given(self, group: int, node: Node, columns: Int64) -> list[bytes]:
+        """The keys of pages that storage was given."""
+        pages, keys = self._host.pages[group], node.keys_at(columns[node.pages[group][columns] != 0])
         known = pages.given.stored[pages.pages_of(keys)] | pages.given.of_device(keys)
         return [key for key, is_given in zip(keys, known, strict=True) if is_given]

@@ -146,7 +146,7 @@ class Storage:
             for group, pages in enumerate(self._host.pages):
                 owed = np.flatnonzero(pages.given.owed & (pages.readers == 0))[:STORED_PAGES].astype(np.int32)
                 self._queue.update(dict.fromkeys((group, key) for key in pages.keys_of(owed)))
-            self._owes_more = len(self._queue) > 0
+            self._owes_more = any(bool(pages.given.owed.any()) for pages in self._host.pages)
         return len(self._queue) > 0
 
     def _names(self, keys: Sequence[Sequence[bytes]]) -> list[list[bytes]]:
