@@ -130,8 +130,8 @@ class Memory:
     def flushing(self) -> Generator[None, None, int]:
         """Forget all prefixes and tails that are cached now and that nothing uses, on the device and on the host, in
         slices -> device pages given back. Copies to the host that have not ended are given up."""
-        if self.tiers is not None:
-            self.tiers.backup.give_up()
+        while self.tiers is not None and self.tiers.backup.give_up():
+            pass
         tails = yield from self._giving_up_tails()
         columns = yield from self.tree.evictor.flushing()
         if self.tiers is not None:

@@ -209,11 +209,11 @@ class HostPages:
         self._count_ages(self.ages.evicted, pages)
 
     def clearing(self) -> Iterator[None]:
-        """Forget the entries that are there now and that no transfer reads, in slices."""
+        """Forget the entries of now that neither the device has nor a transfer reads, in slices."""
         pages = self.pool.pages_of(owner.ENTRY)
         for first in range(0, len(pages), CLEARED_AT_ONCE):
-            there = [key for key in self.keys_of(pages[first : first + CLEARED_AT_ONCE]) if key]
-            self._forget([key for key in there if self._readers[self._page_of(key)] == 0])
+            there = [key for key in self.keys_of(pages[first : first + CLEARED_AT_ONCE]) if key in self._alone]
+            self._forget([key for key in there if self._readers[self._alone[key]] == 0])
             yield
 
 
@@ -232,6 +232,6 @@ class HostTier:
             one.pool.free(part, source, fence=0)
 
     def clearing(self) -> Iterator[None]:
-        """Forget the entries that are there now and that no transfer reads, in slices."""
+        """Forget the entries of now that neither the device has nor a transfer reads, in slices."""
         for pages in self.pages:
             yield from pages.clearing()
