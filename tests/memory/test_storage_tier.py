@@ -184,6 +184,7 @@ def test_pages_that_are_being_stored_stay_on_the_host():
     bench.mover.end()
     bench.turn()
     assert bench.mover.orders[0][0].kind is Kind.STORE
+    bench.evict_all()
     deque(bench.tiers.host.clearing(), maxlen=0)
     assert len(bench.tiers.host.pages[0]) == 8
     bench.mover.end()

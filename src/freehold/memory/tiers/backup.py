@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -64,6 +65,7 @@ class Backup:
         # there may be room.
         self._asked, self._waiting = NodesInLine(), NodesInLine()
         self._copied: dict[int, tuple[Node, NodesInLine]] = {}  # what a transfer copies, and where it waited, by number
+        self._all: Iterator[Node] = iter(())  # nodes that are still to be looked at
         self._retry_s, self._retry_at = RETRY_S, 0.0
         self._rescued: list[list[_Rescued]] = [[] for _ in host.pages]
         self._rescuer: int | None = None  # the number of the transfer that will have what was rescued
@@ -110,7 +112,7 @@ class Backup:
             self._wait(self._waiting, *self._tree.path(node))
 
     def look_again(self, node: Node) -> None:
-        """Storage has lost pages of a node."""
+        """The host may lack pages of a node."""
         if self._policy is not WritePolicy.WRITE_BACK and self._is_in_tree(node) and not self._is_to_be_lost(node):
             self._wait(self._waiting, node)
 
@@ -156,9 +158,19 @@ class Backup:
         self.has_news = False
         self._give_up_late_ones()
         self._begin_rescue()
+        self._look_for_more()
         if self._transfers.now >= self._retry_at:
             self._copy_some_of(self._asked, lambda pages: pages.pool.capacity)
             self._copy_some_of(self._waiting, self._room_ahead)
+
+    def _look_for_more(self) -> None:
+        """Let nodes wait whose copies had to make room, or that storage lacks because it is new, once there is room."""
+        if any(pages.is_incomplete and self._room_ahead(pages) > 0 for pages in self._host.pages):
+            for pages in self._host.pages:
+                pages.is_incomplete = False
+            self._all = self._tree.nodes()
+        for node in itertools.islice(self._all, LOOKED_AT_MAX):
+            self.look_again(node)
 
     def _copy_some_of(self, line: NodesInLine, room_in: Callable[[HostPages], int]) -> None:
         """Copy nodes that wait. One that finds no room waits on."""

@@ -36,6 +36,7 @@ class HostPages:
         self.ages = PageAges()
         self.events: EventLog | None = None
         self.given = Given(capacity)
+        self.is_incomplete = False  # pages of the device may lack a copy for which nothing waits
         self._mirrors: OrderedDict[bytes, int] = OrderedDict()
         self._alone: OrderedDict[bytes, int] = OrderedDict()
         self._on_device: set[bytes] = set()  # keys of pages that the device has
@@ -187,7 +188,9 @@ class HostPages:
 
     def _evict(self, count: int) -> None:
         unread = ((key, page) for key, page in self._in_turn() if self._readers[page] == 0)
-        self._forget([key for key, _ in itertools.islice(unread, count)])
+        going = [key for key, _ in itertools.islice(unread, count)]
+        self.is_incomplete |= any(key in self._mirrors for key in going)
+        self._forget(going)
 
     def _in_turn(self) -> Iterator[tuple[bytes, int]]:
         """Entries in the order in which they go."""

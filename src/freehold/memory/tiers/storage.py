@@ -98,6 +98,7 @@ class Storage:
         host.leads_to_storage = True
         for pages in host.pages:
             pages.given.owe(pages.pool.pages_of(owner.ENTRY))
+            pages.is_incomplete = True
 
     def detach(self) -> None:
         """Begin nothing more. Transfers in flight end as ever."""
