@@ -166,8 +166,8 @@ BUGS = [
     PlantedBug(
         "a failed copy settles as done",
         "Backup._arrive",
-        "pages.settle(_1, _2, whole, _3, _4)",
-        "pages.settle(_1, _2, np.ones_like(whole), _3, _4)",
+        "pages.settle(_1, _2, whole, _3)",
+        "pages.settle(_1, _2, np.ones_like(whole), _3)",
     ),
     PlantedBug("what was not stored is forgotten", "Storage._stored", "self._owes_more = True", "pass"),
     PlantedBug("the end of a prefix outlives its beginning", "Backup._begin_rescue", "parts[::-1]", "parts"),

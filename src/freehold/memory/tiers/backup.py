@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
 
-from freehold.arrays import Bool, Int32, Int64
+from freehold.arrays import Int32, Int64
 from freehold.memory.ledger import owner
 from freehold.memory.prefix.node import Node, PinKind
 from freehold.memory.prefix.tree import PrefixTree
@@ -32,15 +31,6 @@ class WritePolicy(StrEnum):
     WRITE_THROUGH = "write_through"  # as soon as it is in the tree
     SELECTIVE = "write_through_selective"  # when it has been used again
     WRITE_BACK = "write_back"  # when it is evicted
-
-
-@dataclass(frozen=True)
-class _Rescued:
-    """Pages of a prefix that were evicted, in its order. `stored` [n]: storage was given them."""
-
-    keys: list[bytes]
-    pages: Int32
-    stored: Bool
 
 
 class Backup:
@@ -67,7 +57,7 @@ class Backup:
         self._copied: dict[int, tuple[Node, NodesInLine]] = {}  # what a transfer copies, and where it waited, by number
         self._all: Iterator[Node] = iter(())  # nodes that are still to be looked at
         self._retry_s, self._retry_at = RETRY_S, 0.0
-        self._rescued: list[list[_Rescued]] = [[] for _ in host.pages]
+        self._rescued: list[list[tuple[list[bytes], Int32]]] = [[] for _ in host.pages]  # in the order of a prefix
         self._rescuer: int | None = None  # the number of the transfer that will have what was rescued
         self._is_stalled = False  # copies are late: their pages are given up, and no more are handed over
         self.has_news = False  # since the last `begin`
@@ -142,7 +132,8 @@ class Backup:
                 self.has_news = True
             keys, pages = node.keys_at(taken), node.pages[group][taken]
             self._tree.pools[group].move(pages, owner.node(node.serial), owner.transfer(self._rescuer))
-            self._rescued[group].append(_Rescued(keys, pages, self._host.pages[group].given.of_device(keys)))
+            self._rescued[group].append((keys, pages))
+            self._host.pages[group].given.coming(keys)
             self._tell_of(group, node, taken)
         return taken
 
@@ -260,21 +251,16 @@ class Backup:
             return
         number, self._rescuer = self._rescuer, None
         rescued, self._rescued = [parts[::-1] for parts in self._rescued], [[] for _ in self._rescued]
-        sources = [np.concatenate([np.empty(0, np.int32), *(one.pages for one in parts)]) for parts in rescued]
-        keys = [[key for one in parts for key in one.keys] for parts in rescued]
-        stored = [np.concatenate([np.empty(0, np.bool_), *(one.stored for one in parts)]) for parts in rescued]
+        sources = [np.concatenate([np.empty(0, np.int32), *(pages for _, pages in parts)]) for parts in rescued]
+        keys = [[key for part, _ in parts for key in part] for parts in rescued]
         host, kept, keys = self._room_for(number, sources, keys)
         for pool, pages, part in zip(self._tree.pools, sources, kept, strict=True):
             pool.free(pages[len(part) :], owner.transfer(number), self._tree.epochs.submitted)
-
-        def finish(transfer: Transfer, outcome: Outcome) -> None:
-            self._arrive(transfer, outcome, [flags[: len(part)] for flags, part in zip(stored, kept, strict=True)])
-
-        self._transfers.begin(Order(number, Kind.BACKUP, host, kept, keys), finish, device=kept, host=host)
+        self._transfers.begin(Order(number, Kind.BACKUP, host, kept, keys), self._arrive, device=kept, host=host)
 
     def _finish(self, transfer: Transfer, outcome: Outcome) -> None:
         """Of a copy that was made ahead. What was asked for is owed: other copies don't take its place."""
-        self._arrive(transfer, outcome, [None] * len(self._host.pages))
+        self._arrive(transfer, outcome)
         node, line = self._copied.pop(transfer.order.number)
         if line is self._asked:
             for pages, keys in zip(self._host.pages, transfer.order.keys, strict=True):
@@ -284,10 +270,10 @@ class Backup:
         else:
             self._try_again(node, line)
 
-    def _arrive(self, transfer: Transfer, outcome: Outcome, stored: Sequence[Bool | None]) -> None:
+    def _arrive(self, transfer: Transfer, outcome: Outcome) -> None:
         order = transfer.order
         for group, (pages, whole) in enumerate(zip(self._host.pages, outcome.whole, strict=True)):
-            arrived = pages.settle(order.keys[group], order.host[group], whole, transfer.owner, stored[group])
+            arrived = pages.settle(order.keys[group], order.host[group], whole, transfer.owner)
             self._arrived(group, arrived)
             self.written += len(arrived)
         self._give_back(transfer)
@@ -338,7 +324,7 @@ class Backup:
 
     def portrait(self) -> list[tuple[int, bytes]]:
         """What waits, in order: where prefixes end, with the key of their last page."""
-        evicted = [(0, key) for parts in self._rescued for one in parts for key in one.keys]
+        evicted = [(0, key) for parts in self._rescued for keys, _ in parts for key in keys]
         waiting = [(node.end, node.keys[-1]) for line in (self._asked, self._waiting) for node in line]
         return [*waiting, *evicted]
 
@@ -346,7 +332,7 @@ class Backup:
 
     def rescued_pages(self, group: int) -> Int32:
         """Device pages that were evicted and are not in an order yet."""
-        return np.concatenate([np.empty(0, np.int32), *(one.pages for one in self._rescued[group])])
+        return np.concatenate([np.empty(0, np.int32), *(pages for _, pages in self._rescued[group])])
 
     @property
     def queued_pages(self) -> int:

@@ -16,7 +16,9 @@ class Given:
     def __init__(self, capacity: int):
         self.stored: Bool = np.zeros(capacity + 1, np.bool_)
         self.owed: Bool = np.zeros(capacity + 1, np.bool_)
-        self._above: set[bytes] = set()  # keys of pages that storage was given, and that the device alone still has
+        # Keys of pages that storage was given and that the host has not: the device has them, or they come from there.
+        self._above: set[bytes] = set()
+        self._coming: set[bytes] = set()
 
     def owe(self, pages: Int32) -> None:
         """Storage is to be given the entries in `pages` [n] that it has not been given; page 0 is none."""
@@ -38,6 +40,7 @@ class Given:
         """Storage has none of this, and is owed nothing."""
         self.stored[:] = self.owed[:] = False
         self._above.clear()
+        self._coming.clear()
 
     def came(self, keys: Sequence[bytes], pages: Int32, stored: Bool) -> None:
         """Entries have come to `pages` [n]; `stored` [n]: storage has them."""
@@ -50,9 +53,19 @@ class Given:
         self._above.update(key for key, is_kept in zip(keys, kept, strict=True) if is_kept)
         self.stored[pages] = self.owed[pages] = False
 
+    def coming(self, keys: Iterable[bytes]) -> None:
+        """Pages that the device gives up come to the host."""
+        self._coming.update(self._above.intersection(keys))
+
+    def arrived(self, keys: Iterable[bytes]) -> None:
+        """They have come, or never will."""
+        gone = self._coming.intersection(keys)
+        self._coming -= gone
+        self._above -= gone
+
     def left_device(self, keys: Iterable[bytes]) -> None:
         """The device has their pages no longer."""
-        self._above.difference_update(keys)
+        self._above.difference_update(key for key in keys if key not in self._coming)
 
     def of_device(self, keys: Sequence[bytes]) -> Bool:
         """Which of `keys`, of pages that the device has and the host lacks, storage was given, bool [n]."""

@@ -123,6 +123,7 @@ class HostPages:
 
     def arrived(self, keys: Sequence[bytes]) -> None:
         """No transfer brings these keys any more."""
+        self.given.arrived(keys)
         if self.events is not None:
             self.events.arrived(keys)
 
@@ -189,7 +190,7 @@ class HostPages:
     def _evict(self, count: int) -> None:
         unread = ((key, page) for key, page in self._in_turn() if self._readers[page] == 0)
         going = [key for key, _ in itertools.islice(unread, count)]
-        self.is_incomplete |= any(key in self._mirrors for key in going)
+        self.is_incomplete |= any(key in self._mirrors and not self.given.stored[self._mirrors[key]] for key in going)
         self._forget(going)
 
     def _in_turn(self) -> Iterator[tuple[bytes, int]]:
