@@ -364,7 +364,8 @@ class World:
         self._totals.check(list(self.requests.values())[self._first :])
         counts = self.memory.counts()
         assert counts.lease == counts.pinned == counts.limbo == counts.transfer == 0, f"leaked: {counts}"
-        if self.memory.tiers is not None and self.mover is not None:
+        is_cleared = any(happening.verb is Verb.CLEAR for happening in self.scenario.happenings)
+        if self.memory.tiers is not None and self.mover is not None and not is_cleared:  # what is cleared stays so
             converge(self.memory.tree, self.memory.tiers, self.mover, self._rest)
         self.memory.flush()
         self.memory.audit()
