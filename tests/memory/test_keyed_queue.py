@@ -13,9 +13,8 @@ class Item:
     key: int | None = None
 
 
-ACTIONS = st.lists(
-    st.tuples(st.sampled_from(["set", "put", "forget", "pop", "drop", "grow"]), st.integers(0, 5), st.integers(0, 9))
-)
+VERBS = st.sampled_from(["set", "put", "forget", "pop", "due", "drop", "grow"])
+ACTIONS = st.lists(st.tuples(VERBS, st.integers(0, 5), st.integers(0, 9)))
 
 
 @settings(max_examples=300)
@@ -39,9 +38,9 @@ def test_items_come_out_in_the_order_of_their_keys(actions):
             item.key = None
         elif verb == "grow" and item.key is not None:  # likewise
             item.key += key
-        elif verb == "pop":
-            found = queue.pop()
-            wanted = {one for one in inside if one.key is not None}
+        elif verb in ("pop", "due"):
+            found = queue.pop() if verb == "pop" else queue.due(key)
+            wanted = {one for one in inside if one.key is not None and (verb == "pop" or one.key <= key)}
             assert (found is None) == (not wanted)
             assert found is None or (found in wanted and found.key == min(one.key for one in wanted))
             inside = {one for one in inside if one in queue}
