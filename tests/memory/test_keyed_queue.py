@@ -32,6 +32,7 @@ class Plain:
             if item.key == self.entries[item][0]:
                 return item
             self.put(item)
+        return None
 
 
 VERBS = st.sampled_from(["set", "put", "forget", "pop", "due", "drop", "grow"])
