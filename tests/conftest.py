@@ -7,11 +7,12 @@ import os
 
 import httpx
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 pytest_plugins = ["sampling"]
 settings.register_profile("freehold", deadline=None)  # no test is timed
-settings.load_profile("freehold")
+settings.register_profile("unshrunk", deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "freehold"))
 # httpx makes a context for TLS for each client, which takes 20 ms: one for equal arguments is enough.
 httpx._transports.default.create_ssl_context = functools.cache(  # pyright: ignore[reportPrivateImportUsage]
     httpx.create_ssl_context

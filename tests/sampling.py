@@ -52,6 +52,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--core", action="store_true", help="what the core runs, of tests that are named, too")
 
 
+@pytest.hookimpl(trylast=True)  # of the cells that `-m` leaves
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     is_named = any("::" in argument for argument in config.args)
     if config.option.thorough or (is_named and not config.option.core):

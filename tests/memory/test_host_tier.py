@@ -451,6 +451,17 @@ def test_late_transfers_are_not_counted_on():
     assert bench.memory.counts().free == 64, "it may be overwritten: the copy is not believed"
 
 
+def test_pages_that_a_load_has_taken_do_not_come_back_by_themselves():
+    bench = Bench()
+    bench.compute()
+    bench.settle()
+    bench.evict_all()
+    assert bench.memory.room.reachable.tolist() == [64]
+    assert bench.tiers.loads.begin(bench.plan(), is_alone=False) is not None
+    assert bench.memory.room.reachable.tolist() == [64 - 8]
+    bench.settle()
+
+
 def test_while_copies_are_late_evictions_wait_for_none():
     bench = Bench(policy=WritePolicy.WRITE_BACK)
     bench.compute()
@@ -636,3 +647,23 @@ def test_all_numbers_of_the_tiers():
     bench.tiers.detach()
     told = count_tiers(bench.tiers)
     assert (told.moved_pages["store"], told.lost_pages["not_stored"], told.queued_pages["store"]) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 512])
+@pytest.mark.parametrize("limit", [0, 3, 4, 17, 32, 100])
+@pytest.mark.parametrize("held", [0, 4, 8])
+def test_keys_are_made_a_few_at_a_time_as_far_as_the_host_may_have_them(held, limit, at_once, monkeypatch):
+    monkeypatch.setattr("freehold.memory.tiers.reach.COLUMNS_AT_ONCE", at_once)
+    bench, made, most = Bench(), 0, min(limit // SIZE, len(TOKENS) // SIZE)
+    if held:
+        bench.compute(TOKENS[: held * SIZE])
+        bench.settle()
+        bench.evict_all()
+    match = bench.memory.match("", TOKENS)
+    keys = bench.tiers.keys(match.namespace, TOKENS)
+    while made < most and made <= held:
+        made = min(made + at_once, most)
+        is_more = made < most and made <= held
+        assert (bench.tiers.reach.hash_some(match, keys, limit), keys.made) == (is_more, made)
+    assert not bench.tiers.reach.hash_some(match, keys, limit)
+    assert keys.made == made

@@ -23,19 +23,6 @@ def run(memory: Memory, prompt: np.ndarray, namespace: str = ""):
     return lease
 
 
-def test_a_published_prefix_is_found_by_whole_pages():
-    memory = make()
-    prompt = np.arange(10, dtype=np.int32)
-    lease = run(memory, prompt)
-    assert lease.publish(prompt) == 8, "the partial third page stays private"
-    assert (lease.shared, lease.committed, lease.allocated) == (8, 10, 12)
-    lease.release()
-    assert memory.match("", prompt).length == 8
-    assert memory.match("", prompt[:8]).length == 4, "the last token is always computed"
-    assert memory.match("other", prompt).length == 0
-    memory.audit()
-
-
 def test_publishing_what_is_known_frees_the_duplicates():
     memory = make()
     prompt = np.arange(9, dtype=np.int32)
@@ -46,24 +33,6 @@ def test_publishing_what_is_known_frees_the_duplicates():
     assert memory.counts().free == 32 - 4
     assert second.pages(0, 8)[0].tolist() == first.pages(0, 8)[0].tolist()
     memory.audit()
-
-
-def test_diverging_prompts_split_a_node_and_pins_stay():
-    memory = make()
-    first = run(memory, np.arange(16, dtype=np.int32))
-    first.publish(np.arange(16, dtype=np.int32))
-    other = np.concatenate([np.arange(8), [99] * 8]).astype(np.int32)
-    second = run(memory, other)
-    assert second.shared == 8
-    second.publish(other)
-    memory.audit()
-    assert memory.tree.evictor.evict(100, "a test") == 0, "both paths are pinned"
-    first.release()
-    assert memory.tree.evictor.evict(100, "a test") == 2, "the first one's tail only"
-    memory.audit()
-    second.release()
-    memory.flush()
-    assert memory.counts().free == 32
 
 
 def test_a_prompt_published_in_chunks_is_one_node():
@@ -155,22 +124,6 @@ def test_released_pages_wait_for_the_step_that_may_touch_them():
     memory.complete(step)
     assert memory.counts().free == 4
     assert row in memory.leases._free_rows
-
-
-def test_evicting_a_prefix_that_a_step_in_flight_reads_goes_through_limbo():
-    memory = make(pages=4)
-    prompt = np.arange(8, dtype=np.int32)
-    lease = run(memory, prompt)
-    lease.publish(prompt)
-    step = memory.epochs.submit()
-    memory.leases.submit(np.array([lease.row]), step)
-    lease.release()
-    other = memory.leases.open(memory.match("", prompt[:1] + 9))
-    everything = np.array([other.row]), np.array([16])
-    assert not memory.room.make(*everything), "two pages are on their way"
-    assert (memory.counts().free, memory.counts().limbo, memory.counts().tree) == (2, 2, 0)
-    memory.complete(step)
-    assert memory.room.make(*everything)
 
 
 def test_room_is_made_of_what_rejected_drafts_left_before_anything_is_evicted():

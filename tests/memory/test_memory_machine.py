@@ -109,9 +109,9 @@ class MemoryMachine(RuleBasedStateMachine):
         tokens=st.lists(st.integers(0, ALPHABET - 1), min_size=1, max_size=80),
         namespace=st.sampled_from(["", "salt"]),
         session=st.sampled_from([None, "s", "t"]),
-        is_used=st.booleans(),
+        priority=st.none() | st.integers(0, 2),
     )
-    def open(self, tokens, namespace, session, is_used):
+    def open(self, tokens, namespace, session, priority):
         tokens = tokens[: self.memory.leases.token_limit]
         array = np.array(tokens, np.int32)
         match = self.memory.match(namespace, array)
@@ -126,8 +126,8 @@ class MemoryMachine(RuleBasedStateMachine):
         sequence = Sequence(self.memory.leases.open(match), namespace, tokens)
         assert (room.reachable == reachable).all(), "a match takes more or less than was said"
         assert sequence.lease.shared == sequence.lease.committed == sequence.lease.allocated == longest
-        if is_used:
-            sequence.lease.use()
+        if priority is not None:
+            sequence.lease.use(priority)
             self.used += longest // self.size
         self.sequences.append(sequence)
         self.take_up(sequence, hit, self.parked.get(session))
@@ -150,12 +150,34 @@ class MemoryMachine(RuleBasedStateMachine):
     def pick(self, data):
         return data.draw(st.sampled_from(self.sequences))
 
+    @precondition(lambda self: self.memory.leases.free_row_count)
+    @rule(
+        data=st.data(),
+        more=st.lists(st.integers(0, ALPHABET - 1), min_size=1, max_size=40),
+        session=st.sampled_from([None, "s", "t"]),
+        priority=st.integers(0, 2),
+        ends=st.booleans(),
+    )
+    def take_a_turn(self, data, more, session, priority, ends):
+        """Of a request that goes on from what is cached, all at once."""
+        salt, *tokens = data.draw(st.sampled_from([*sorted(self.tree, key=str), ("",), ("salt",)]))
+        self.open.__wrapped__(self, [*tokens, *more], salt, session, priority)
+        sequence = self.sequences[-1]
+        self.submit(sequence, len(sequence.tokens), 0)
+        if sequence.last_step in self.in_flight:
+            self.finish(sequence.last_step)
+        self.share(sequence)
+        if ends:
+            self.end(data, sequence, True, session)
+
     @precondition(lambda self: self.sequences)
     @rule(data=st.data(), count=st.integers(1, 40), rejected=st.integers(0, 20))
     def run_step(self, data, count, rejected):
+        self.submit(self.pick(data), count, rejected)
+
+    def submit(self, sequence, count, rejected):
         """Extend, write and submit; the step stays in flight. The last tokens are drafts that turn out to be
         wrong: their KV is written, and must never be read."""
-        sequence = self.pick(data)
         lease, memory = sequence.lease, self.memory
         if sequence.last_step in self.in_flight:
             return
@@ -190,7 +212,9 @@ class MemoryMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.in_flight)
     @rule(data=st.data())
     def complete(self, data):
-        step = data.draw(st.sampled_from(sorted(self.in_flight)))
+        self.finish(data.draw(st.sampled_from(sorted(self.in_flight))))
+
+    def finish(self, step):
         del self.in_flight[step]
         self.memory.complete(step)
         for sequence in self.sequences:
@@ -203,7 +227,9 @@ class MemoryMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.sequences)
     @rule(data=st.data())
     def publish(self, data):
-        sequence = self.pick(data)
+        self.share(self.pick(data))
+
+    def share(self, sequence):
         shared = sequence.lease.publish(np.array(sequence.tokens, np.int32))
         assert shared == max(sequence.lease.committed // self.size * self.size, shared)
         self.check_prefix(sequence)
@@ -228,8 +254,10 @@ class MemoryMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.sequences)
     @rule(data=st.data(), publish=st.booleans(), session=st.sampled_from([None, "s", "t"]))
     def release(self, data, publish, session):
-        sequence, room = self.pick(data), self.memory.room
-        lease, tokens = sequence.lease, sequence.tokens
+        self.end(data, self.pick(data), publish, session)
+
+    def end(self, data, sequence, publish, session):
+        lease, tokens, room = sequence.lease, sequence.tokens, self.memory.room
         if publish:
             lease.publish(np.array(tokens, np.int32))
         if publish and session is not None:
@@ -256,20 +284,26 @@ class MemoryMachine(RuleBasedStateMachine):
             assert lease.allocated == max(-(-lease.reserved // self.size) * self.size, lease.shared)
             self.check_prefix(sequence)
 
-    @precondition(lambda self: self.sequences)
-    @rule(data=st.data(), priority=st.integers(0, 3), end=st.none() | st.integers(0, 80), ttl=st.sampled_from([1, 9]))
+    @precondition(lambda self: self.tree and self.memory.leases.free_row_count)
+    @rule(
+        data=st.data(),
+        priority=st.sampled_from([0, 1, 3, 40]),
+        end=st.none() | st.integers(1, 40),
+        ttl=st.sampled_from([1, 9]),
+    )
     def retain(self, data, priority, end, ttl):
-        sequence = self.pick(data)
-        kept = self.memory.retain(sequence.lease, Retention(priority, ttl, end), self.now)
-        asked = min(sequence.lease.shared, 80 if end is None else end) // self.size
-        prefixes = [(sequence.namespace, *sequence.tokens[: self.size * (i + 1)]) for i in range(asked)]
+        salt, *tokens = data.draw(st.sampled_from(sorted(self.tree, key=str)))
+        lease = self.memory.leases.open(self.memory.match(salt, np.array([*tokens, 0], np.int32)))
+        kept = self.memory.retain(lease, Retention(priority, ttl, end), self.now)
+        asked = min(lease.shared, 80 if end is None else end) // self.size
+        lease.release()
+        prefixes = [(salt, *tokens[: self.size * (i + 1)]) for i in range(asked)]
         fresh = [prefix for prefix in prefixes if prefix not in self.levels]
         fits = priority and len(self.levels) + len(fresh) <= self.memory.shape.pages(0.5)
         assert kept == asked * self.size if fits else kept <= asked * self.size
         for prefix in prefixes[: kept // self.size]:
             if priority >= self.levels.get(prefix, [0])[0]:
                 self.levels[prefix] = [priority, ttl, self.now + ttl]
-        self.check_prefix(sequence)
         self.note_tree()
 
     @precondition(lambda self: self.tree)
@@ -293,7 +327,7 @@ class MemoryMachine(RuleBasedStateMachine):
                 level[0], level[2] = level[0] // 2, level[2] + level[1]
         self.note_tree()
 
-    @rule(pages=st.integers(1, 10))
+    @rule(pages=st.integers(1, 4))
     def evict(self, pages):
         could, ages = self.memory.tree.evictable_page_count, self.memory.tree.history.ages
         before = sum(ages.evicted)
@@ -350,4 +384,4 @@ class MemoryMachine(RuleBasedStateMachine):
 
 
 TestMemory = MemoryMachine.TestCase
-TestMemory.settings = settings(max_examples=60, stateful_step_count=110, suppress_health_check=list(HealthCheck))
+TestMemory.settings = settings(max_examples=200, stateful_step_count=110, suppress_health_check=list(HealthCheck))

@@ -53,54 +53,6 @@ def test_what_is_retained_goes_last_whatever_its_age():
         assert [first for first in (0, 100, 200) if cached(memory, tokens(first))] == left, gone
 
 
-def test_a_range_is_retained_and_no_more():
-    memory = make()
-    assert compute(memory, tokens(0, 4), Retention(50, end=11)) == 8, "whole pages"
-    compute(memory, tokens(100))
-    evict(memory, 4)
-    assert cached(memory, tokens(0, 4)) == 8
-    assert not cached(memory, tokens(100))
-
-
-def test_a_hint_fades_by_halves():
-    memory = make()
-    compute(memory, tokens(0), Retention(4, ttl=10), now=0)
-    compute(memory, tokens(100), Retention(3, ttl=1000), now=0)
-    memory.pass_time(9.9)
-    evict(memory, 2)
-    assert cached(memory, tokens(0)), "3 is less than 4"
-    compute(memory, tokens(100), Retention(3, ttl=1000), now=9.9)
-    memory.pass_time(10)
-    memory.audit()
-    evict(memory, 2)
-    assert cached(memory, tokens(100)), "4 has become 2"
-    assert not cached(memory, tokens(0))
-    compute(memory, tokens(0), Retention(1, ttl=10), now=10)
-    assert memory.tree.hints.page_count == 4
-    memory.pass_time(20)
-    memory.audit()
-    assert memory.tree.hints.page_count == 2
-
-
-def test_a_renewed_hint_is_not_faded_by_the_old_one():
-    memory = make()
-    compute(memory, tokens(0), Retention(10, ttl=10), now=0)
-    compute(memory, tokens(0), Retention(10, ttl=10), now=8)
-    memory.pass_time(10)
-    compute(memory, tokens(100), Retention(9, ttl=100), now=10)
-    evict(memory, 2)
-    assert cached(memory, tokens(0))
-
-
-def test_the_same_hint_twice_at_once_fades_once():
-    memory = make()
-    for _ in range(2):
-        compute(memory, tokens(0), Retention(4, ttl=10), now=0)
-    memory.pass_time(10)
-    (node,) = (node for node in memory.tree.nodes() if node.parent is not None)
-    assert node.level == 2
-
-
 def test_hints_that_are_renewed_for_ever_leave_nothing_behind():
     memory = make()
     compute(memory, tokens(100))
@@ -155,15 +107,6 @@ def test_done_is_forgotten_when_somebody_comes_back():
     assert cached(memory, tokens(0)), "used last"
 
 
-def test_a_hint_beyond_the_budget_is_refused():
-    memory = make(retained_share=0.1)
-    assert compute(memory, tokens(0, 3), Retention(50)) == 12
-    assert compute(memory, tokens(100, 3), Retention(50)) == 0
-    assert memory.tree.hints.page_count == 3
-    evict(memory, 3)
-    assert not cached(memory, tokens(100, 3))
-
-
 @pytest.mark.parametrize(
     ("field", "value"), [("priority", 101), ("priority", -1), ("ttl", 0), ("ttl", 1e9), ("end", -1)]
 )
@@ -198,29 +141,6 @@ def test_a_pin_keeps_what_it_can_within_its_budget():
     memory.pins.unpin("c")
     evict(memory, 40)
     assert not cached(memory, tokens(0, 6))
-
-
-def test_a_pin_keeps_all_parts_of_a_prefix_that_others_share():
-    memory = make(pinned_share=0.5)
-    prompt = tokens(0, 6)
-    for end in (2, 4, 6):
-        compute(memory, np.append(prompt[: end * SIZE], 1000 + end).astype(np.int32))
-        compute(memory, np.append(prompt[: end * SIZE], np.arange(2000 * end, 2000 * end + SIZE + 1)).astype(np.int32))
-    assert memory.pin("a", "", prompt, None).tokens == 24
-    evict(memory, 40)
-    assert cached(memory, prompt) == 24
-    assert memory.pins.page_count == 6
-
-
-def test_what_is_cut_off_a_pinned_prefix_stays_pinned():
-    memory = make(pinned_share=0.5)
-    compute(memory, tokens(0, 4))
-    memory.pin("a", "", tokens(0, 4), None)
-    compute(memory, np.append(tokens(0, 2)[:-1], np.arange(500, 509, dtype=np.int32)))
-    memory.audit()
-    assert memory.pins.page_count == 4
-    evict(memory, 40)
-    assert cached(memory, tokens(0, 4)) == 16
 
 
 def test_a_pin_expires_and_goes_with_the_weights():
@@ -310,19 +230,6 @@ def test_many_hints_fade_a_few_at_a_time():
     for _ in range(10):
         memory.pass_time(1.5)
     assert sum(node.level == 25 for node in memory.tree.nodes()) == 300
-
-
-def test_both_halves_of_a_split_fade():
-    memory = make()
-    prompt = tokens(0, pages=4)
-    compute(memory, prompt, Retention(50, ttl=1.0))
-    memory.tree.split(memory.match("", prompt).node, 2 * SIZE)
-    memory.pass_time(1.5)
-    levels = [node.level for node in memory.tree.nodes() if node.parent is not None]
-    assert levels == [25, 25]
-    memory.pass_time(100.0)
-    assert memory.tree.hints.page_count == 0
-    memory.audit()
 
 
 def test_a_tenant_without_pages_is_forgotten():

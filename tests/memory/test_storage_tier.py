@@ -7,7 +7,7 @@ from tier_bench import FULL, SIZE, TOKENS, WINDOW, Bench
 
 from freehold.memory import CacheGroup, PrefetchPolicy
 from freehold.memory.tiers.transfer import LATE_S
-from freehold.mover import Kind
+from freehold.mover import Kind, Order
 from freehold.slices import finished
 
 
@@ -65,14 +65,17 @@ def test_only_what_is_needed_is_fetched():
     assert bench.load() == len(TOKENS)
 
 
-def test_what_storage_has_lost_ends_the_prefix():
+def test_what_storage_has_lost_ends_the_prefix(monkeypatch):
+    """Behind it nothing is asked for."""
+    monkeypatch.setattr("freehold.memory.tiers.storage.PROBED_COLUMNS", 3)
     first = stored()
     namespace = first.memory.match("", TOKENS).namespace
     names = first.tiers.storage._names([[first.tiers.keys(namespace, TOKENS)[5]]])
     del first.mover.stored[names[0][0]]
     bench = again(first)
-    prefetch(bench)
+    fetched = prefetch(bench)
     bench.settle()
+    assert (fetched.probed, fetched.boundary) == (5, 5 * SIZE)
     assert bench.load() == 5 * SIZE
 
 
@@ -200,3 +203,15 @@ def test_what_came_from_storage_is_not_stored_again():
     assert bench.load() == len(TOKENS)
     bench.settle()
     assert bench.tiers.storage.stored == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "seconds"), [(Kind.BACKUP, 2), (Kind.LOAD, 2), (Kind.STORE, 10), (Kind.FETCH, 10), (Kind.PROBE, 10)]
+)
+def test_a_transfer_is_counted_on_for_so_many_seconds(kind, seconds):
+    transfers = Bench().tiers.transfers
+    transfers.settle_all(7)
+    transfers.begin(Order(1, kind, []), lambda *_: None)
+    for now, is_awaited in ((7 + seconds, True), (7.01 + seconds, False)):
+        transfers.settle_all(now)
+        assert transfers.is_awaited(1) == transfers.are_awaited == is_awaited

@@ -64,8 +64,8 @@ SUITES = [
 ]  # fmt: skip
 PYTEST = ["-m", "pytest", "-q", "-p", "pytest_timeout", "-p", "no:cacheprovider",
           "-m", "not exact and not load and not soak and not hostile"]  # fmt: skip
-# Plugins that happen to be installed would take most of the time.
-ENVIRONMENT = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+# Plugins that happen to be installed would take most of the time, and so would making a failure small.
+ENVIRONMENT = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "HYPOTHESIS_PROFILE": "unshrunk"}
 KEPT = ROOT / "build" / "coverage"
 DATA, REPORT = "lines", "times.xml"
 HERE, CONTEXTS = Path(__file__).parent, "contexts"

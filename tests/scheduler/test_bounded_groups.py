@@ -175,18 +175,35 @@ def test_a_state_that_a_row_passes_on_in_each_step_does_not_keep_a_more_importan
     assert urgent.first_token is not None
 
 
-def test_who_lacked_room_does_not_lack_it_once_somebody_has_gone():
-    """Or a row would be sent back for a request whose room has come meanwhile."""
-    h = harness(FULL, state(7), max_running_requests=3, page_size=1)
-    running = h.submit([10] * 20, greedy(100))
-    for _ in range(30):
+@pytest.mark.parametrize("seed", range(6))
+def test_a_request_lacks_room_if_refused_again_when_what_was_on_its_way_has_come(seed, monkeypatch):
+    """And nobody has gone since the first time: or a prompt would have whole steps that a waiting one could share."""
+    rng, group = np.random.default_rng(seed), state(7) if seed % 2 else CacheGroup("window", 8, page_count=40)
+    h = harness(FULL, group, max_running_requests=3)
+    admission, running, leases = h.scheduler._planner.admission, h.scheduler.running, h.memory.leases
+    tried, refused, said = admission._try_admit, [], set()  # in a row: a request, and how many were running
+
+    def try_admit(request, *arguments):
+        verdict = tried(request, *arguments)
+        if verdict.name == "NO_ROOM":
+            if refused and (refused[-1][0] != request.id or len(running) < refused[-1][1]):
+                refused.clear()
+            refused.append((request.id, len(running)))
+        return verdict
+
+    monkeypatch.setattr(admission, "_try_admit", try_admit)
+    for turn in range(150):
+        if turn < 100 and len(h.scheduler.queue) < 3:
+            h.submit(rng.integers(4, 900, int(rng.choice([5, 9, 200]))).tolist(), greedy(int(rng.integers(2, 30))))
+        if len(running) and rng.random() < 0.1:
+            h.scheduler.abort(running.request(int(rng.choice(running.order))).id)
+        for request in h.scheduler.queue.in_turn():
+            lacks = len(refused) > 1 and refused[-1][0] == request.id and len(running) >= refused[-1][1]
+            assert admission.lacks_room(request) == lacks
+            said.add(lacks)
+            if request is h.scheduler.queue.peek():
+                expected = 0 if lacks else min(len(h.scheduler.queue), leases.free_row_count)
+                assert admission.candidates() == expected
         h.step()
-    waiting = h.submit([7] * 5, greedy(2))
-    for _ in range(8):
-        h.step()
-    admission = h.scheduler._planner.admission
-    assert admission.lacks_room(waiting)
-    assert not admission.lacks_room(running)
-    h.scheduler.abort(running.id)
-    assert not admission.lacks_room(waiting)
+    assert said == {True, False}
     h.run()

@@ -80,15 +80,18 @@ def test_a_late_found_finish_leaves_no_page_and_computes_nothing_twice(overlap):
     assert h.memory.counts().lease == 0
 
 
-def test_nothing_is_allocated_for_a_request_that_is_known_to_finish():
-    h = harness(page_size=1)
-    request = h.submit([1, 2, 3], greedy(4))
+@pytest.mark.parametrize("drafts", [0, 2, 6])
+@pytest.mark.parametrize("length", [1, 4, 9])
+def test_nothing_is_allocated_for_a_request_that_is_known_to_finish(length, drafts):
+    speculation = {"speculative_algorithm": "ngram", "speculative_num_draft_tokens": drafts} if drafts else {}
+    h = harness(page_size=1, **speculation)
+    request = h.submit([1, 2, 3], greedy(length))
     most = 0
     while h.scheduler.has_work:
         h.step()
         most = max(most, h.memory.shape.page_count - h.memory.counts().free)
-    assert len(request.output) == 4
-    assert most == 3 + 4 - 1, "the last token needs no KV"
+    assert len(request.output) == length
+    assert most == 3 + length - 1, "the last token needs no KV"
 
 
 def test_requests_that_share_an_uncached_prefix_wait_for_the_first():

@@ -1,5 +1,7 @@
 """Requests whose prefix is on the host: they wait for it where that pays, and never for long."""
 
+from concurrent.futures import Future
+
 import numpy as np
 import pytest
 
@@ -89,6 +91,41 @@ def test_copies_that_end_during_a_pause_are_taken_in(mode):
     assert [hold.node for hold in h.memory.tiers.holds] == []
     h.scheduler.resume()
     h.run()
+
+
+def load_weights_for_ever(h):
+    h.engine.load_weights = lambda source: Future()
+    h.update = h.scheduler.updating_weights("others")
+    next(h.update)
+
+
+HOLDS = {
+    "draining": lambda h: setattr(h.scheduler, "draining", True),
+    "paused": lambda h: h.scheduler.pause(PauseMode.IN_PLACE),
+    "loading weights": load_weights_for_ever,
+}
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("hold", HOLDS)
+def test_a_scheduler_that_is_held_takes_in_a_step_each_time_and_then_waits_for_copies(hold, overlap):
+    h, waits = Tiered(disable_overlap_schedule=not overlap), []
+    h.mover.wait = waits.append
+    h.ask(max_tokens=30)
+    for _ in range(3):
+        h.step()
+    HOLDS[hold](h)
+    submitted, in_flight = h.memory.epochs.submitted, h.scheduler.in_flight_count
+    assert in_flight == (hold == "draining" and overlap)
+    for left in reversed(range(in_flight)):
+        h.step()
+        assert h.scheduler.in_flight_count == left
+    assert h.mover.pending
+    for _ in range(3):
+        waits.clear()
+        has_work = h.scheduler.has_work
+        h.step()
+        assert (len(waits), h.memory.epochs.submitted) == (has_work, submitted)
 
 
 def turns(h, count):

@@ -28,7 +28,6 @@ from freehold.scheduler.states import RequestState
 
 SHARE_MIN = 0.05
 LOOKED_AT_MAX = 64  # waiting requests looked at and left waiting in one pass
-REFUSALS_MAX = 3  # pages that were in limbo at the first one are free by then
 
 
 class _Verdict(Enum):
@@ -55,15 +54,13 @@ class _Prospect:
 
 
 @dataclass(frozen=True)
-class _Refusals:
-    """Which request had no room in the last pass, in how many passes in a row, and beside how many running ones."""
+class _Refusal:
+    """Which request had no room, beside how many running ones. `is_final`: nor had it in the pass before, and what was
+    in limbo then is free by now."""
 
-    request: str = ""
-    times: int = 0
-    running: int = 0
-
-    def after(self, request: str, running: int) -> _Refusals:
-        return _Refusals(request, self.times + 1 if request == self.request else 1, running)
+    request: str
+    running: int
+    is_final: bool
 
 
 class GrowthEstimate:
@@ -103,13 +100,17 @@ class Admission:
         self._lifecycle = lifecycle
         self._drafts = drafts
         self.growth = GrowthEstimate()
-        self._refusals = _Refusals()
+        self._refusal: _Refusal | None = None  # the last one
         self._left_waiting = 0  # in the last pass: for what others compute or load, or for their client's turn
 
     def lacks_room(self, request: Request) -> bool:
-        """Whether it had no room in the last passes, whatever estimates say, and nobody has gone since."""
-        last = self._refusals
-        return last.request == request.id and last.times >= REFUSALS_MAX and len(self._running) >= last.running
+        """Whether it had no room, none was on its way, and nobody has gone since."""
+        last = self._refusal_of(request)
+        return last is not None and last.is_final
+
+    def _refusal_of(self, request: Request) -> _Refusal | None:
+        last = self._refusal
+        return last if last and last.request == request.id and len(self._running) >= last.running else None
 
     def candidates(self) -> int:
         """How many waiting requests may get a row in the next step, as far as the last pass can tell."""
@@ -134,7 +135,8 @@ class Admission:
                 break
             verdict = self._try_admit(request, budget, reserved, sharing)
             if verdict is _Verdict.NO_ROOM:
-                self._refusals = self._refusals.after(request.id, len(self._running))
+                again = self._refusal_of(request)
+                self._refusal = _Refusal(request.id, len(self._running), is_final=again is not None)
                 break
             if verdict is _Verdict.WAITS:
                 self._left_waiting += 1

@@ -89,8 +89,6 @@ class Preemption:
 
     def _has_place(self, request: Request, match: Match) -> bool:
         memory, admission = self._memory, self._admission
-        if admission.lacks_room(request):
-            return False
         needed = admission.page_counts_of(request, match) + memory.room.taken_by(match)
         is_room = (needed + admission.reserved_page_counts() <= memory.room.reachable).all()
         return memory.leases.free_row_count > 0 and bool(is_room)

@@ -41,13 +41,12 @@ class DraftBudget:
         """Drafts for each of `rows` [n], when the step computes `step_tokens` without them."""
         if not self.may_draft(rows):
             return np.zeros(len(rows), np.int64)
-        limit, forced = self._cost.limit, self._forced[rows]
+        cost, forced = self._cost, self._forced[rows]
         rate = np.log(np.clip(self._right[rows] / self._tried[rows], 1e-3, 0.999))
-        bar = step_tokens / (step_tokens + self._cost.overhead_tokens)
-        chosen = np.minimum(np.log(bar) / rate, forced)
-        if limit and bar + self._cost.proposal < 1.0:
-            chosen = np.maximum(chosen, np.minimum(np.log(bar + self._cost.proposal) / rate, limit))
-        return chosen.astype(np.int64)
+        bar = step_tokens / (step_tokens + cost.overhead_tokens)
+        certain = np.minimum(np.log(bar) / rate, forced)
+        guessed = np.minimum(np.log(bar + cost.proposal) / rate, cost.limit)
+        return np.maximum(certain, guessed).astype(np.int64)
 
     def learn(self, rows: Int64, proposed: Int64, accepted: Int64) -> None:
         """Of `proposed` [n] drafts the first `accepted` [n] were right."""

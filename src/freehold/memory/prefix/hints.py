@@ -73,8 +73,8 @@ class Hints:
         """Halve the levels whose time has come, a few at a time. Called in every iteration; seconds of the
         scheduler's clock."""
         for _ in range(FADED_MAX):
-            node = self.fading.peek()
-            if node is None or node.fades_at > now:
+            node = self.fading.due(now)
+            if node is None:
                 return
             halvings = 1 + int((now - node.fades_at) / node.ttl)
             node.level >>= min(halvings, 8)

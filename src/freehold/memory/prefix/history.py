@@ -76,7 +76,7 @@ class PrefixHistory:
         self._pop(where)
         self._evictions[where] = eviction
         self._account(eviction, tick)
-        while (due := self._due.peek()) is not None and due.counted_at <= tick:
+        while (due := self._due.due(tick)) is not None:
             self._account(due, tick)
         if len(self._evictions) > self.limit:
             oldest = self._pop(next(iter(self._evictions)))

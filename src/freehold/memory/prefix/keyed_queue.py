@@ -64,6 +64,11 @@ class KeyedQueue(Generic[Item]):
             self.put(item)
         return None
 
+    def due(self, limit: Any) -> Item | None:
+        """Return the item with the smallest key, or None if that is more than `limit`."""
+        item = self.peek()
+        return item if item is not None and self._entries[item][0] <= limit else None
+
     def pop(self) -> Item | None:
         """Take out the item with the smallest key."""
         item = self.peek()

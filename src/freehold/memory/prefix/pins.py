@@ -106,7 +106,7 @@ class PinTable:
 
     def expire(self, now: float) -> None:
         """Unpin those whose time is up. Looks at no other."""
-        while (name := self._expiries.peek()) is not None and (self._pins[name].expires or 0.0) <= now:
+        while (name := self._expiries.due(now)) is not None:
             self.unpin(name)
 
     def give_up(self) -> None:

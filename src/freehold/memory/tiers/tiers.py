@@ -107,11 +107,11 @@ class Tiers:
         return bool(self.transfers.outcomes) or self.backup.has_news or is_to_store
 
     def returning(self) -> Int64:
-        """Device pages of each group that evictions have promised and that are still being copied; those of late
-        transfers nobody counts on."""
+        """Device pages of each group that evictions have promised and that are still being copied. Late copies have
+        given theirs back."""
         counts = np.array([len(self.backup.rescued_pages(group)) for group in range(len(self.host.pages))], np.int64)
         for transfer in self.transfers:
-            if transfer.order.kind is Kind.BACKUP and not self.transfers.is_late(transfer):
+            if transfer.order.kind is Kind.BACKUP:
                 counts += [len(part) for part in transfer.device]
         return counts
 
