@@ -447,10 +447,10 @@ def test_any_bytes_come_back(tmp_path, payload, about):
 def test_what_is_asked_for_outlives_what_is_written_and_forgotten(tmp_path, asked):
     """A prefix that is always on the device is never read from the disk."""
     store = opened(tmp_path, 20_000)
-    system = [item(number) for number in range(4)]
+    system = [item(number) for number in range(8)]
     store.put(system, SECOND)
     for number in range(100, 400):
         if asked:
             store.contains([one.key for one in system], SECOND)
         store.put([item(number)], SECOND)
-    assert store.contains([one.key for one in system], SECOND) == [asked] * 4
+    assert store.contains([one.key for one in system], SECOND) == [asked] * 8

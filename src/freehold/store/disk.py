@@ -31,8 +31,8 @@ class DiskStore:
 
     An entry is written once, behind the others, and found only when all of it is written. What a crash leaves of one at
     the end of a segment is cut off at the next start, and each start begins a new segment. When the store is full, the
-    oldest segment goes; entries of it that were read or asked for since they were written move to the newest one, as
-    far as they are less than half of it (a second chance, as in CLOCK).
+    oldest segment goes. Entries of it that were read or asked for since they were written move to the newest one (a
+    second chance, as in CLOCK): the size of a segment at most for each entry that is written.
 
     One process writes to a folder: another one is refused. What else is in the folder stays as it is. Raises
     StoreUnavailable.
@@ -217,23 +217,25 @@ class DiskStore:
 
     def _make_room(self, size: int) -> bool:
         """Whether so many bytes may be written, now that old segments have gone for them. Raises OSError."""
+        second_chances = self._segment_bytes
         while self._bytes + size > self._capacity or _free_bytes(self.folder) - size < self._floor:
             oldest = next(iter(self._segments.values()), None)
             if oldest is None or oldest is self._open_segment:
                 return False
-            self._evict(oldest)
+            second_chances -= self._evict(oldest, second_chances)
         return True
 
-    def _evict(self, segment: Segment) -> None:
-        kept = self._still_used(segment)
+    def _evict(self, segment: Segment, room: int) -> int:
+        """Give a segment up but for entries of `room` bytes that have a second chance -> their bytes."""
+        kept = self._still_used(segment, room)
         self._evicted += len(self._forget(segment)) - len(kept)
         for key, raw in kept:
             self._append(key, raw)
+        return sum(len(raw) for _, raw in kept)
 
-    def _still_used(self, segment: Segment) -> list[tuple[bytes, bytes]]:
-        """Keys and bytes of what has a second chance: half of a segment at most."""
+    def _still_used(self, segment: Segment, room: int) -> list[tuple[bytes, bytes]]:
+        """Keys and bytes of what has a second chance."""
         kept: list[tuple[bytes, bytes]] = []
-        room = segment.bytes // 2
         for number in self._live(segment):
             place, key = segment.place(number), segment.keys[number]
             if segment.is_used[number] and place.size <= room:
