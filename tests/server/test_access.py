@@ -301,6 +301,17 @@ def test_a_client_that_stood_still_with_the_server_has_its_time_anew():
     assert asyncio.run(ask()).startswith(b"HTTP/1.1 204")
 
 
+def test_connections_are_counted_in_all_and_by_address_and_nothing_is_kept_of_those_that_ended():
+    limits = Connections(5, 2, 1.0)
+    for _ in range(3):
+        assert [limits.add(address) for address in "aaabbbcc"] == [True, True, False, True, True, False, True, False]
+        assert len(limits) == 5
+        for left, address in zip((4, 3, 2, 1, 0), "aabbc", strict=True):
+            limits.remove(address)
+            assert len(limits) == left
+        assert not limits._open
+
+
 def test_large_bodies_are_refused_with_and_without_a_length(guarded):
     body = json.dumps({"prompt": "a " * 3_000_000}).encode()
     for content in (body, iter([body[at : at + 65536] for at in range(0, len(body), 65536)])):

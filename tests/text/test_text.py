@@ -37,12 +37,12 @@ def test_templates_are_sandboxed_and_their_refusals_are_heard():
 
 
 @given(st.text(max_size=40))
-def test_text_arrives_piece_by_piece_and_whole(tokenizer, text):
-    detokenizer = Detokenizer(tokenizer)
+def test_text_arrives_piece_by_piece_wherever_it_is_cut(tokenizer, text):
     tokens = tokenizer.encode(text).tolist()
-    shown = "".join(detokenizer.add(token) for token in tokens)
-    # The vocabulary lacks some bytes of rare scripts, so compare with what the tokens say.
-    assert shown + detokenizer.finish(None) == tokenizer.decode(tokens)
+    for count in range(len(tokens) + 1):
+        detokenizer, whole = Detokenizer(tokenizer), b"".join(tokenizer.pieces[token] for token in tokens[:count])
+        shown = "".join(detokenizer.add(token) for token in tokens[:count]) + detokenizer.finish(None)
+        assert shown == detokenizer.text == whole.decode(errors="replace")
 
 
 def test_marks_stand_for_their_tokens(tokenizer):
@@ -69,6 +69,19 @@ def test_held_back_text_is_shown_if_no_stop_came(tokenizer):
     shown = "".join(detokenizer.add(token) for token in tokenizer.encode("the END"))
     assert shown == "the "
     assert detokenizer.finish(None) == "END"
+
+
+@pytest.mark.parametrize("skips", [True, False])
+@pytest.mark.parametrize("include", [True, False])
+def test_a_token_that_ended_the_text_is_shown_if_asked_for_be_it_special_or_not(tokenizer, include, skips):
+    for end in (tokenizer.encode(" b")[0], tokenizer.eos_tokens[0]):
+        params = SamplingParams(include_stop=include)
+        detokenizer, tokens = (
+            Detokenizer(tokenizer, params, skip_special_tokens=skips),
+            [*tokenizer.encode("a a").tolist(), int(end)],
+        )
+        shown = detokenizer.finish(int(end), tokens)
+        assert shown == detokenizer.text == "a a" + (tokenizer.pieces[end].decode() if include else "")
 
 
 @given(st.lists(st.sampled_from([b"a", b"b", b"ab", b"ba", b"c"]), max_size=30))
