@@ -1,5 +1,8 @@
+import codecs
+from types import SimpleNamespace
+
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from freehold.errors import ChatTemplateError
@@ -95,6 +98,43 @@ def test_a_stop_is_found_as_soon_as_it_is_complete(pieces):
         if found is not None:
             assert stops[found] in text
             return
+
+
+PIECES = [b"a", b"b", b"aa", b"bab", "é".encode()[:1], "é".encode()[1:]]
+
+
+@settings(max_examples=500)
+@given(
+    st.lists(st.integers(0, len(PIECES) - 1), min_size=1, max_size=9),
+    st.lists(st.sampled_from(["aa", "aba", "aaa", "bb", "éa"]), min_size=1, max_size=2, unique=True),
+    st.integers(0, 5),
+    st.booleans(),
+)
+def test_a_text_ends_where_a_stop_begins_that_did_not_come_too_early(tokens, stops, min_tokens, include):
+    """What was complete before so many tokens counts for nothing, nor does any part of it. No more is held back than
+    what a stop may begin with."""
+    params = SamplingParams(stop=tuple(stops), min_tokens=min_tokens, include_stop=include)
+    detokenizer = Detokenizer(SimpleNamespace(piece=lambda token, skip: PIECES[token]), params)
+    names, tail, whole, void, shown = tuple(stop.encode() for stop in stops), b"", b"", 0, ""
+    decoder, text, late = codecs.getincrementaldecoder("utf-8")("replace"), "", ""
+    for count, token in enumerate(tokens, 1):
+        shown += detokenizer.add(token)
+        whole, more = whole + PIECES[token], decoder.decode(PIECES[token])
+        text, late = text + more, late + more
+        found, tail = find_stop(tail, PIECES[token], names)  # as the scheduler does
+        hits = [(at, index) for index, stop in enumerate(names) if (at := whole.find(stop, void)) >= 0]
+        assert found == (min(hits)[1] if hits else None)
+        if hits and count >= min_tokens:
+            at, index = min(hits)
+            rest = detokenizer.finish(stops[index])
+            assert shown + rest == detokenizer.text
+            assert detokenizer.text == (whole if include else whole[:at]).decode(errors="replace")
+            return
+        if hits:
+            void, tail, late = len(whole), b"", ""
+        held = max(size for stop in stops for size in range(len(stop)) if late.endswith(stop[:size]))
+        assert len(shown) >= len(text) - held
+    assert shown + detokenizer.finish(None) == whole.decode(errors="replace")
 
 
 @pytest.mark.parametrize("stop", ["own ", "town n", "wn", " nest", "small"])

@@ -37,6 +37,7 @@ class Detokenizer:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._sent = 0
         self._before_last = 0  # length of the text before the last token
+        self._void = 0  # length of the text that ends with a stop which came too early: no stop begins in it
 
     def add(self, token: int) -> str:
         """-> the text that is now safe to show."""
@@ -50,6 +51,8 @@ class Detokenizer:
         mark = self._marks.get(token)
         self.text += self._decoder.decode(piece) if mark is None else self._decoder.decode(b"", final=True) + mark
         self.ends.append(len(self.text))
+        if self._token_count < self._min_tokens and any(self._begin_of(stop) >= 0 for stop in self._stop):
+            self._void = len(self.text)
         if self._regexes is not None:
             self._watch(self._regexes, piece)
 
@@ -78,10 +81,13 @@ class Detokenizer:
         elif matched is not None and self._regex_at is not None and matched not in self._stop:
             self.text = self.text[: self._regex_at]
         elif matched is not None:
-            # The last token completed it; an earlier occurrence was before min_tokens.
-            at = self.text.find(matched, max(0, self._before_last - len(matched)))
+            at = self._begin_of(matched)
             if at >= 0:
                 self.text = self.text[:at]
+
+    def _begin_of(self, stop: str) -> int:
+        """Where a stop begins that the last token has completed; -1 if it has not."""
+        return self.text.find(stop, max(self._void, self._before_last - len(stop) + 1))
 
     def _release(self, end: int) -> str:
         fresh = self.text[self._sent : end]
@@ -95,10 +101,10 @@ class Detokenizer:
         if self._regex_at is not None:
             longest = len(self.text) - self._regex_at
         for stop in self._stop:
-            at = self.text.find(stop, max(0, self._before_last - len(stop) + 1))
+            at = self._begin_of(stop)
             if at >= 0:
                 longest = max(longest, len(self.text) - at)
-            for size in range(min(len(stop), len(self.text)), longest, -1):
+            for size in range(min(len(stop), len(self.text) - self._void), longest, -1):
                 if self.text.endswith(stop[:size]):
                     longest = size
                     break
