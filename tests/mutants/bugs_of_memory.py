@@ -100,7 +100,7 @@ BUGS = [
         "table.tree.holds.repin(_1, _2, PinKind.LEASE, _3)",
         "pass",
     ),
-    PlantedBug("a pin never expires", "PinTable.expire", "self._expiries.peek()", "None"),
+    PlantedBug("a pin never expires", "PinTable.expire", "self._expiries.due(now)", "None"),
     PlantedBug(
         "the pages of one group are not released",
         "Lease._free_private",

@@ -136,8 +136,8 @@ class Lifecycle:
             )
         # The last token sampled needs no KV.
         may_stop = not params.ignore_eos or params.stop or params.stop_regex or params.constraint
-        certain = params.min_tokens if may_stop or params.max_tokens is None else params.max_tokens
-        needed = prompt + max(certain, 1) - 1
+        certain = params.min_tokens if may_stop else params.max_tokens
+        needed = prompt + max(certain or 1, 1) - 1
         if needed > capacity:
             raise InvalidParameter(
                 "max_tokens" if prompt <= capacity else "prompt",
