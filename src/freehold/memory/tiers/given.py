@@ -63,6 +63,10 @@ class Given:
         self._coming -= gone
         self._above -= gone
 
+    def device_cleared(self) -> None:
+        """The device has none of them any more."""
+        self._above &= self._coming
+
     def left_device(self, keys: Iterable[bytes]) -> None:
         """The device has their pages no longer."""
         self._above.difference_update(key for key in keys if key not in self._coming)

@@ -144,7 +144,7 @@ class HostPages:
 
     def cleared(self) -> None:
         """The device has none of them any more."""
-        self.given.left_device(self._on_device)
+        self.given.device_cleared()
         self._on_device.clear()
         self._alone.update(self._mirrors)
         self._mirrors.clear()
