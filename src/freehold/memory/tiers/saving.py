@@ -21,8 +21,8 @@ COLUMNS_AT_ONCE = 256  # of a slice
 
 @dataclass(frozen=True)
 class Saved:
-    """How many tokens of a sequence can go on from each tier: from device and host together, from the host alone, from
-    what storage has been given (None if there is none)."""
+    """How many tokens of a sequence can go on from each tier: from device and host together, or from storage if what it
+    has is on its way between them; from the host alone; from what storage has been given (None if there is none)."""
 
     tokens: int
     host: int
@@ -62,7 +62,7 @@ class Saving:
         reached = None if self._storage is None else self._reach.boundary(stored)
         if self._storage is not None:
             yield from self._store(self._storage, on_host, stored, whole)
-        return Saved(whole, self._reach.boundary(on_host), reached)
+        return Saved(max(whole, reached or 0), self._reach.boundary(on_host), reached)
 
     def asking(self) -> Generator[None, None, bool]:
         """Ask storage for what it is believed to have, as of the last look -> whether it has. What it has lost it is
