@@ -14,17 +14,17 @@ from freehold.errors import TurnRefused
 
 NO_TOKENS: Int32 = np.empty(0, np.int32)
 NO_MESSAGES = "[]"
-OBJECT_BYTES = 512  # what one takes beside tokens and texts
+OBJECT_BYTES = 512  # of a conversation, besides tokens and texts
 
 
 @dataclass(frozen=True, eq=False, repr=False, slots=True)
 class Conversation:
-    """A value: each turn makes another one, which continues the one before. So a fork is the same value, and branches
-    share their beginning.
+    """An immutable value. Each turn makes a new one that continues the previous one. So a fork is the same value, and
+    branches share their beginning.
 
-    It is the first `start` tokens of `before` and, behind them, `added` int32. The first `asked` of those were input.
-    `said` are the messages that came with them, as a list in JSON; those of `before` come first, unless it `forgets`
-    them. Its session's store knows it by `number`; one without number and tokens is not a turn yet.
+    Its tokens are the first `start` tokens of `before` and then `added`, int32; the first `asked` of those were input.
+    `said` are the messages that came with `added`, as a list in JSON. Messages of `before` come first, unless the
+    conversation `forgets` them. `number` identifies it within its session; 0 without tokens is no turn yet.
     """
 
     before: Conversation | None = None
@@ -74,7 +74,7 @@ class Conversation:
 
     @property
     def nbytes(self) -> int:
-        """Without what it continues."""
+        """Its size without the conversations that it continues."""
         return self.added.nbytes + len(self.said) + OBJECT_BYTES
 
     def begin(self, new: Int32, capacity: int | None = None) -> Int32:
@@ -93,7 +93,7 @@ class Conversation:
         return whole
 
     def after(self, whole: Int32, output: Sequence[int], said: str = NO_MESSAGES, number: int = 0) -> Conversation:
-        """With a turn that has finished: `whole` is what `begin` gave."""
+        """The conversation after a finished turn; `whole` is the result of `begin`."""
         added = np.concatenate([whole[self.length :], np.array(output, np.int32)])
         asked = len(whole) - self.length
         if len(self.added) or self.number:
@@ -117,8 +117,8 @@ class Conversation:
         return Conversation(before, to, turns=self.turns, said=lists_joined(texts[::-1]), forgets=forgets)
 
     def rewound(self, to: int) -> Conversation:
-        """Without all but the first `to` tokens, without the turns that end behind them, and without messages, which
-        can't be cut at a token. Raises TurnRefused."""
+        """Its first `to` tokens, with the turns that end there or before. Messages are dropped, since they can't be cut
+        at a token. Raises TurnRefused."""
         if not 0 <= to <= self.length:
             raise TurnRefused(f"to: must be between 0 and the session's {self.length} tokens, got {to}", "to")
         cut = self.shortened(to)
@@ -129,7 +129,7 @@ class Conversation:
 
 
 def lists_joined(lists: Sequence[str]) -> str:
-    """Lists in JSON as one. What they have is not read."""
+    """Concatenate lists in JSON, without parsing them."""
     return f"[{', '.join(text[1:-1] for text in lists if text != NO_MESSAGES)}]"
 
 

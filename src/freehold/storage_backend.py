@@ -114,8 +114,7 @@ class StorageBackend:
         self._work = _Work(BackendState.DETACHING, self._thread.submit(storage.close), lambda _: None)
 
     def clear(self) -> None:
-        """Begin to forget all that is stored: what was to be stored before is so first. Raises BadRequest or
-        Conflict."""
+        """Begin to delete all entries, after those that are queued have been stored. Raises BadRequest or Conflict."""
         self._check_free(is_attached=True)
         mover, tiers = self._tiered()
         storage = tiers.storage
@@ -123,12 +122,11 @@ class StorageBackend:
         assert mover.storage is not None
         cleared = mover.storage.clear()
         storage.forget_stored()
-        # What has been fetched meanwhile may be gone, too; so may a part, if it has failed.
+        # Forget once more at the end: pages fetched meanwhile may be deleted, and so may some if it failed.
         self._work = _Work(BackendState.CLEARING, cleared, lambda _: None, storage.forget_stored)
 
     def status(self) -> dict[str, Any]:
-        """What there is, what is being done, why the last thing that was asked for failed, if it did, and why the store
-        is left alone, if it is."""
+        """The backend, what is being done, why the last order failed, and why the store is left alone."""
         self.settle()
         backend = self._backend
         return {
@@ -143,7 +141,7 @@ class StorageBackend:
 
     @property
     def trouble(self) -> str | None:
-        """Why the store is left alone, if it is. The engine serves without it meanwhile."""
+        """Why the store is left alone, or None. The engine serves without it meanwhile."""
         storage = None if self._mover is None else self._mover.storage
         return None if storage is None else storage.trouble
 

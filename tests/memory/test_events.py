@@ -17,7 +17,7 @@ from freehold.events.publisher import END, EventPublisher
 from freehold.events.wire import AllBlocksCleared, BlockRemoved, BlockStored, decode
 from freehold.memory import Memory, MemoryShape, PrefetchPolicy, WritePolicy
 from freehold.memory.events import Cleared, EventLog, Medium, Removed, Stored
-from freehold.memory.tiers.backup import RETRY_S
+from freehold.memory.tiers.backoff import RETRY_S
 from freehold.memory.tiers.transfer import LATE_S
 from freehold.mover import Kind
 from freehold.prefix_keys import chain

@@ -14,7 +14,7 @@ from freehold.memory import LeaseError, OwnershipError, PinKind, PrefetchPolicy,
 from freehold.memory.explain import explain
 from freehold.memory.ledger import owner
 from freehold.memory.ledger.epochs import Epochs
-from freehold.memory.tiers.backup import RETRY_S
+from freehold.memory.tiers.backoff import RETRY_S
 from freehold.memory.tiers.counts import count_tiers, describe_tiers
 from freehold.memory.tiers.host import HostPages
 from freehold.memory.tiers.loads import DECLINED_MAX

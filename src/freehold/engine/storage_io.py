@@ -20,8 +20,8 @@ Run = Callable[[Callable[[Order], list[Bool]]], None]
 
 
 class StorageIO:
-    """One store, and its threads: a question never waits behind a page that is fetched, nor that behind one that is
-    stored. `host`: uint8 [pages + 1, bytes of a page] of each cache group."""
+    """One store, and its threads. Asking, fetching and storing have threads of their own, so that none waits for
+    another. `host`: uint8 [pages + 1, bytes of a page] of each cache group."""
 
     def __init__(self, store: Store, host: Sequence[UInt8]):
         self._store = store
@@ -50,8 +50,7 @@ class StorageIO:
         return self._storing.submit(self._store.clear, STORE_DEADLINE_S)
 
     def close(self) -> None:
-        """End what has begun, and what is queued to be stored, then close the store. What is queued to be fetched has
-        not arrived."""
+        """Wait for orders that have begun or are queued to be stored, then close the store. Other queued ones fail."""
         self._is_closing = True
         for threads in self._threads:
             threads.shutdown()
@@ -68,7 +67,7 @@ class StorageIO:
         return self._asking, self._fetching, self._storing
 
     def _check_open(self) -> None:
-        """Raises StoreUnavailable if nobody waits for an answer any more."""
+        """Raise StoreUnavailable once the store is being closed: no request waits for the answer."""
         if self._is_closing:
             raise StoreUnavailable("the store is being closed")
 

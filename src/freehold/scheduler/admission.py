@@ -55,8 +55,8 @@ class _Prospect:
 
 @dataclass(frozen=True)
 class _Refusal:
-    """Which request had no room, beside how many running ones. `is_final`: nor had it in the pass before, and what was
-    in limbo then is free by now."""
+    """A request that had no room beside so many `running` ones. `is_final`: it had none in the pass before, either, and
+    pages that were in limbo then are free by now."""
 
     request: str
     running: int
@@ -104,11 +104,12 @@ class Admission:
         self._left_waiting = 0  # in the last pass: for what others compute or load, or for their client's turn
 
     def lacks_room(self, request: Request) -> bool:
-        """Whether it had no room, none was on its way, and nobody has gone since."""
+        """Whether a request had no room in two passes, and no running request has left since."""
         last = self._refusal_of(request)
         return last is not None and last.is_final
 
     def _refusal_of(self, request: Request) -> _Refusal | None:
+        """The last refusal, if it is of this request and no running request has left since."""
         last = self._refusal
         return last if last and last.request == request.id and len(self._running) >= last.running else None
 

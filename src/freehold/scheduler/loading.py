@@ -14,7 +14,7 @@ from freehold.scheduler.request import Request
 from freehold.scheduler.step_time import StepTime
 from freehold.slices import finished
 
-LOADS_MAX = 2  # of one prefix for one request: what is evicted again before it is admitted is then computed
+LOADS_MAX = 2  # of one prefix for a request: what is evicted again before its admission is then computed
 
 
 class Loading:
@@ -100,10 +100,10 @@ class Loading:
         number = tiers.loads.underway(plan)
         if number is None:
             number = tiers.loads.begin(plan, is_alone, keep)
-        if number is None:  # what was evicted for it may be on its way to the host
+        if number is None:  # pages that were evicted for the load may be on their way to the host
             return self._memory.room.is_returning
         if number != deeper.load:
-            if deeper.load is None or plan.match.known <= deeper.known:  # what came has gone again
+            if deeper.load is None or plan.match.known <= deeper.known:  # what was loaded has been evicted
                 deeper.load_count += 1
                 deeper.begin = plan.match.length
             deeper.load, deeper.known, deeper.end = number, plan.match.known, plan.boundary

@@ -72,8 +72,8 @@ class Finish:
 class DeeperPrefix:
     """What a request has to do with tiers below the device: its `keys`, which are those in `namespace`; what is fetched
     for it from storage, and until when it waits for that (seconds of the scheduler's clock); the number of the `load`
-    that it waits for, how often loads of its prefix began anew, how many tokens the device knew when the newest one
-    began, and which tokens they bring."""
+    that it waits for; how often its prefix was loaded from the start (`load_count`); `known` tokens that the device had
+    when the newest load began; and which tokens the loads bring, from `begin` to `end`."""
 
     keys: KeyChain | None = None
     namespace: Namespace | None = None

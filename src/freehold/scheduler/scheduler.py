@@ -231,9 +231,7 @@ class Scheduler:
         self.memory.epochs.claim_thread()
         self.lifecycle.expire()
         self.memory.pass_time(self.lifecycle.clock())
-        before = self.memory.epochs.submitted
-        self._submit()
-        is_submitted = self.memory.epochs.submitted > before
+        is_submitted = self._submit()
         if self._in_flight and (not is_submitted or len(self._in_flight) >= self._depth):
             self._take_result(RESULT_WAIT_S)
         if not is_submitted and not self._in_flight and self.has_work:
@@ -242,16 +240,17 @@ class Scheduler:
         self.stuck = self._why_stuck(is_submitted)
         return self._take_output()
 
-    def _submit(self) -> None:
-        """The next step, unless the scheduler is held or has as many in flight as there may be."""
+    def _submit(self) -> bool:
+        """Submit the next step -> whether there was one. A scheduler that is held submits none."""
         is_held = self.paused is not None or self.draining or self._weights_source is not None
         if is_held or len(self._in_flight) >= self._depth:
-            return
+            return False
         plan = self._planner.plan(len(self._in_flight))
         if isinstance(plan, Step):
             if not self._in_flight:
                 self._progress_at = self.lifecycle.clock()
             self._in_flight.append(_InFlight(plan, self._engine.execute(plan)))
+        return isinstance(plan, Step)
 
     def _why_stuck(self, is_submitted: bool) -> str | None:
         """What requests wait for if a step takes longer than the watchdog allows, or if nothing is computed and

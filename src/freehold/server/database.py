@@ -20,13 +20,13 @@ Found = TypeVar("Found")
 
 
 class Tables(Protocol):
-    """Tables that a store has in the file. Each entry may be in several."""
+    """The tables of one store in the file. An entry may have rows in several of them."""
 
-    noun: str  # what entries are, in the plural
-    names: tuple[str, ...]  # those of versions before included
+    noun: str  # for entries, in the plural
+    names: tuple[str, ...]  # tables of earlier versions included
 
     def prepare(self, connection: sqlite3.Connection) -> None:
-        """Make them, or make them of those of a version before."""
+        """Create the tables, or convert those of an earlier version."""
 
     def damaged(self, connection: sqlite3.Connection) -> list[str]:
         """Ids of entries that can't be read."""
@@ -38,7 +38,7 @@ class Tables(Protocol):
 
 
 class Database:
-    """Does what it is asked in the order of asking. The file belongs to one server at a time."""
+    """Runs work on one connection, in a thread, in the order of submission. One server at a time uses a file."""
 
     def __init__(self, connection: sqlite3.Connection, lock: IO[str] | None = None):
         self._connection = connection
@@ -53,11 +53,11 @@ class Database:
         return self._thread.submit(work, self._connection)
 
     async def run(self, work: Callable[[sqlite3.Connection], Found]) -> Found:
-        """It is done even if the caller is cancelled meanwhile."""
+        """Wait for work. It is done even if the caller is cancelled meanwhile."""
         return await asyncio.shield(asyncio.wrap_future(self.submit(work)))
 
     def close(self) -> None:
-        """Once everything asked is done. Idempotent."""
+        """Close the file after all submitted work. Idempotent."""
         self._thread.shutdown()
         self._connection.close()
         if self._lock is not None:
@@ -66,7 +66,7 @@ class Database:
 
 @contextlib.contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """All of what is done inside, or nothing."""
+    """Commit what is done inside, or roll all of it back."""
     try:
         connection.execute("BEGIN IMMEDIATE")
         yield
@@ -78,8 +78,8 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 def open_database(path: str | None, tables: Sequence[Tables], sync: str = NORMAL, recover: bool = False) -> Database:
-    """With these tables; in memory without a path. Raises ValueError if the file can't be used. With `recover` a
-    damaged one is put aside, and what can be read of it is kept."""
+    """Open a file with these tables; without a path a database in memory. Raises ValueError if the file can't be used.
+    With `recover` a damaged file is put aside, and its readable entries are kept."""
     if path is None:
         return Database(_opened(":memory:", tables, sync))
     lock = _lock(path)
@@ -98,7 +98,7 @@ def open_database(path: str | None, tables: Sequence[Tables], sync: str = NORMAL
 
 
 def _lock(path: str) -> IO[str]:
-    """Held as long as the file is open, also by a process that is killed. Raises ValueError."""
+    """Lock the file until it is closed or the process ends. Raises ValueError."""
     try:
         file = open(f"{path}.lock", "w")  # noqa: SIM115, it is the lock
     except OSError as error:

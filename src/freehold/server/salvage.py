@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import Any
 
 ROWID_MAX = (1 << 63) - 1
-STEPS = 1000  # by one behind what can't be read, before they grow: more than a page has rows
+STEPS = 1000  # row numbers skipped one by one, more than a page has rows; then steps double
 
 
 class _Text(bytes):
-    """Of a text in a file, which may be none."""
+    """The bytes of a text, which may not be valid UTF-8."""
 
 
 def salvaged(path: Path, tables: Collection[str]) -> Path:
-    """Put a new file with the rows of these tables in the place of a damaged one -> where that is now. Until the new
-    file is whole, the old one stays."""
+    """Replace a damaged file by a new one with the readable rows of these tables -> where the damaged one is now. The
+    old file stays in place until the new one is whole."""
     new, aside = path.with_name(f"{path.name}.recovering"), path.with_name(f"{path.name}.damaged-{time.time_ns()}")
     _remove(new)
     target, source = sqlite3.connect(new, isolation_level=None), sqlite3.connect(path)
@@ -49,8 +49,8 @@ def _copy(source: sqlite3.Connection, target: sqlite3.Connection, table: str) ->
 
 
 def _rows(source: sqlite3.Connection, table: str) -> Iterator[tuple[Any, ...]]:
-    """All that can be read, in the order of the table itself: its indexes may be damaged. Behind a page that can't be
-    read it goes on with the next one that can."""
+    """All readable rows of a table, in the order of their numbers, since indexes may be damaged. Damaged pages are
+    skipped."""
     at, failures = 0, 0
     while at < ROWID_MAX:
         try:

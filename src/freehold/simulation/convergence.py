@@ -9,7 +9,7 @@ import numpy as np
 from freehold.memory import WritePolicy
 from freehold.memory.prefix.node import Node
 from freehold.memory.prefix.tree import PrefixTree
-from freehold.memory.tiers.backup import RETRY_MAX_S
+from freehold.memory.tiers.backoff import RETRY_MAX_S
 from freehold.memory.tiers.tiers import Tiers
 from freehold.simulation.mover import SimulatedMover
 
@@ -17,7 +17,7 @@ ROUNDS = 400  # iterations until all has been copied
 
 
 class NotConverged(AssertionError):
-    """Something is not where it should be, though nothing fails."""
+    """A page does not come to its tier, though nothing fails."""
 
 
 def check_content(tree: PrefixTree, tiers: Tiers, mover: SimulatedMover) -> None:
@@ -35,7 +35,8 @@ def check_content(tree: PrefixTree, tiers: Tiers, mover: SimulatedMover) -> None
 
 
 def converge(tree: PrefixTree, tiers: Tiers, mover: SimulatedMover, turn: Callable[[float], None]) -> None:
-    """Let all transfers end well, with `turn` for an iteration after so many seconds. Raises NotConverged."""
+    """Let all transfers succeed until nothing is lacking. `turn` runs an iteration after so many seconds. Raises
+    NotConverged."""
     mover.heal()
     for _ in range(ROUNDS):
         turn(RETRY_MAX_S / 8)
@@ -45,7 +46,7 @@ def converge(tree: PrefixTree, tiers: Tiers, mover: SimulatedMover, turn: Callab
 
 
 def _lacking(tree: PrefixTree, tiers: Tiers) -> str | None:
-    """What should be deeper than it is."""
+    """A page that a deeper tier lacks although the policy wants it there, or None."""
     for group, pages in enumerate(tiers.host.pages):
         if tiers.storage is not None and (owed := int(np.count_nonzero(pages.given.owed))):
             return f"group {group}: storage lacks {owed} pages that it is owed"

@@ -13,8 +13,8 @@ from freehold.memory.prefix.bounded import BoundedPages
 from freehold.memory.prefix.eviction import POLICIES
 from freehold.memory.prefix.node import Node
 
-# In which order a bounded group gives pages: only those that the node's end does not look back on, or all of a node; up
-# to which level; whether a step in flight may read them.
+# The order in which a bounded group gives pages. Each stage says whether it takes only pages that the end of a node
+# does not look back on; up to which level of nodes; and whether a step in flight may read the pages.
 STAGES = ((True, 100, False), (False, 0, False), (True, 100, True), (False, 0, True), (False, 100, True))
 
 # What orders leaves of one level. The keys of other policies are not checked.

@@ -55,8 +55,8 @@ class Circuit:
 
 
 class Breaker:
-    """Passes calls to a store, which the first call opens that can. Asking, reading and writing have a circuit each:
-    that one works says nothing of the others. Operators' calls are always passed on."""
+    """Passes calls to a store. The store is opened by the first call that succeeds in that. Asking, reading and writing
+    have a circuit each, since one can fail without the others. Operators' calls are always passed on."""
 
     def __init__(self, open_store: Callable[[], Store], clock: Callable[[], float] = time.monotonic):
         self._open_store = open_store
@@ -89,7 +89,7 @@ class Breaker:
 
     @property
     def trouble(self) -> str | None:
-        """Why calls are not passed on, if there are any."""
+        """Why some calls are not passed on, or None."""
         open_ones = (one for one in (self._asking, self._reading, self._writing) if one.is_open)
         return self._unopened or next((one.trouble for one in open_ones), None)
 
@@ -104,7 +104,7 @@ class Breaker:
         self._reading.admit()
         try:
             for number, payload in enumerate(self._opened(deadline).get(keys, deadline), 1):
-                if number == len(keys):  # nobody need ask for more
+                if number == len(keys):  # the caller need not exhaust the iterator
                     self._reading.succeeded()
                 yield payload
         except Exception as error:

@@ -14,8 +14,8 @@ Result = TypeVar("Result")
 
 
 class Lane:
-    """Threads for one kind of calls. A late call goes on without a caller, and takes a thread until it ends. So it must
-    not use memory that is the caller's. `deadline`: seconds that the caller waits for all of it."""
+    """Threads for one kind of calls. A late call goes on without its caller, and occupies a thread until it ends. So it
+    must not use the caller's memory. `deadline`: seconds that the caller waits in all."""
 
     def __init__(self, name: str, threads: int):
         self._name = name
@@ -51,7 +51,7 @@ class Lane:
             raise StoreUnavailable(f"{self._name}: late calls have not ended after {deadline:g} s")
 
     def close(self) -> None:
-        """Wait for nothing, and begin nothing that waits."""
+        """Cancel queued calls, and wait for none."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _begin(self, call: Callable[[], Result]) -> Future[Result]:

@@ -31,7 +31,7 @@ Result = TypeVar("Result")
 
 
 class RedisStore:
-    """One value an entry, of the same bytes as on disk. Reading one starts its time anew.
+    """One value an entry, of the same bytes as on disk. Reading an entry or asking for it renews its expiry.
 
     Redis frees memory by its own rules (`maxmemory-policy`); beyond `capacity_bytes` of used memory nothing more is
     written. `timeout`: seconds that a connection may be silent. Each call has a client of its own: that of a late call
@@ -44,7 +44,7 @@ class RedisStore:
             redis.Redis.from_url, url, socket_timeout=timeout, socket_connect_timeout=timeout,
             retry=Retry(NoBackoff(), 0),
         )  # fmt: skip
-        self._idle = deque([self._connect()])  # now: a wrong address is told at once
+        self._idle = deque([self._connect()])  # a malformed address fails here
         self._asking, self._reading, self._writing = Lane("redis", 2), Lane("redis", 4), Lane("redis", 2)
         self._damaged = self._dropped = 0
         self._used_bytes, self._checked_at = 0, float("-inf")
@@ -194,7 +194,7 @@ def _told() -> Iterator[None]:
 
 
 def _ours(client: Any) -> Iterator[bytes]:
-    """Keys of Redis that have the form of ours. Values of another type are none of ours."""
+    """Keys in Redis of our form whose values are strings."""
     yield from client.scan_iter(match=OURS, count=1000, _type="string")
 
 

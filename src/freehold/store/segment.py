@@ -20,7 +20,7 @@ from freehold.store.entry import HEADER_BYTES, MAGIC, Damaged, Raw, read_header
 
 _ROW = np.dtype([("key", f"V{KEY_BYTES}"), ("offset", "<u8"), ("size", "<u8")])
 _NAME = re.compile(r"(\d{8}|[1-9]\d{8,})\.(kv|idx|tmp)")
-# A link is nobody's segment, and a pipe must not hold up who looks what it is.
+# Links are not followed, and opening a pipe does not block.
 _SAFELY = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
@@ -51,7 +51,7 @@ class Buffer:
 class Segment:
     """One file, `<number>.kv`, open only while it is written to. When it is full it is sealed: an index beside it,
     `<number>.idx`, saves reading it at start. `bytes` end with the last whole entry. `keys` are those of its entries,
-    as they follow each other; `is_used`, one byte each, tells which were read since they were written."""
+    in order; `is_used`, one byte each, says which were read or asked for since they were written."""
 
     def __init__(self, folder: Path, number: int):
         self.number = number
@@ -195,15 +195,15 @@ class Segment:
 
 
 def numbers_in(folder: Path) -> tuple[list[int], int]:
-    """What may be segments, oldest first, and the highest number that a name has: a new segment takes a higher one.
-    Raises OSError."""
+    """The numbers of files named like segments, oldest first, and the highest number of any of our names. Raises
+    OSError."""
     found = [match for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))]
     segments = sorted(int(match[1]) for match in found if match[2] == "kv")
     return segments, max((int(match[1]) for match in found), default=0)
 
 
 def strangers_in(folder: Path, segments: set[int]) -> Iterator[str]:
-    """Names of what is neither one of our segments nor goes with one. Raises OSError."""
+    """Names of files that are neither segments nor belong to one. Raises OSError."""
     for path in sorted(folder.iterdir()):
         match = _NAME.fullmatch(path.name)
         is_ours = match is not None and (match[2] != "kv" or int(match[1]) in segments)

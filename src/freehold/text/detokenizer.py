@@ -37,7 +37,7 @@ class Detokenizer:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._sent = 0
         self._before_last = 0  # length of the text before the last token
-        self._void = 0  # length of the text that ends with a stop which came too early: no stop begins in it
+        self._void = 0  # length of the text up to a stop that came too early: no later stop begins in it
 
     def add(self, token: int) -> str:
         """-> the text that is now safe to show."""
@@ -86,7 +86,7 @@ class Detokenizer:
                 self.text = self.text[:at]
 
     def _begin_of(self, stop: str) -> int:
-        """Where a stop begins that the last token has completed; -1 if it has not."""
+        """Where a stop begins that the last token has completed, or -1."""
         return self.text.find(stop, max(self._void, self._before_last - len(stop) + 1))
 
     def _release(self, end: int) -> str:

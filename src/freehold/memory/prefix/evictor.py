@@ -44,8 +44,10 @@ class Leaves(Protocol):
 def without_rescue(tree: Leaves) -> Generator[None]:
     """What is evicted meanwhile is not copied."""
     rescuer, tree.rescuer = tree.rescuer, None
-    yield
-    tree.rescuer = rescuer
+    try:
+        yield
+    finally:
+        tree.rescuer = rescuer
 
 
 class Evictor:

@@ -12,6 +12,7 @@ from freehold.arrays import Int32, Int64
 from freehold.memory.ledger import owner
 from freehold.memory.prefix.node import Node, PinKind
 from freehold.memory.prefix.tree import PrefixTree
+from freehold.memory.tiers.backoff import Backoff
 from freehold.memory.tiers.confirming import Confirming
 from freehold.memory.tiers.host import HostPages, HostTier
 from freehold.memory.tiers.nodes_in_line import NodesInLine
@@ -21,8 +22,7 @@ from freehold.mover import Kind, Order, Outcome
 IN_FLIGHT_MAX = 4  # backups
 PAGES_MAX = 256  # of each group, in one backup
 LOOKED_AT_MAX = 16  # nodes in an iteration
-OWED_SHARE = 8  # this part of the host may be on its way through to storage
-RETRY_S, RETRY_MAX_S = 1.0, 60.0  # until copying goes on after a failure: twice as long after each
+OWED_SHARE = 8  # an eighth of the host may hold pages on their way to storage
 
 
 class WritePolicy(StrEnum):
@@ -37,8 +37,8 @@ class Backup:
     """Implements `Watcher` and `Rescuer`: hears what the tree gets, what is used, what goes. `arrived` hears of a group
     and keys that have come to the host.
 
-    Copies are made ahead into pages of the host that are free, or on their way through it to storage. What is evicted
-    from the device and has no copy is copied then. Ahead or then, only what the policy names.
+    Nodes are copied ahead of eviction while the host has free pages, or on their way through it to storage. A page
+    that is evicted without a copy is copied then. The policy says which nodes have copies at all.
     """
 
     def __init__(
@@ -51,13 +51,13 @@ class Backup:
         self._tree = tree
         self._host = host
         self._transfers = transfers
-        # Nodes with pages that the host lacks, perhaps: those to be saved whatever goes for them, and those for which
-        # there may be room.
+        # Nodes that the host may lack pages of. For those that were asked for, other entries are evicted.
         self._asked, self._waiting = NodesInLine(), NodesInLine()
-        self._copied: dict[int, tuple[Node, NodesInLine]] = {}  # what a transfer copies, and where it waited, by number
-        self._all: Iterator[Node] = iter(())  # nodes that are still to be looked at
-        self._retry_s, self._retry_at = RETRY_S, 0.0
-        self._rescued: list[list[tuple[list[bytes], Int32]]] = [[] for _ in host.pages]  # in the order of a prefix
+        self._copied: dict[int, tuple[Node, NodesInLine]] = {}  # by transfer: the node, and the line that it was in
+        self._all: Iterator[Node] = iter(())  # the rest of a walk over all nodes
+        self._backoff = Backoff()
+        # Of each group, by eviction: keys and pages, each part in the order of its prefix.
+        self._rescued: list[list[tuple[list[bytes], Int32]]] = [[] for _ in host.pages]
         self._rescuer: int | None = None  # the number of the transfer that will have what was rescued
         self._is_stalled = False  # copies are late: their pages are given up, and no more are handed over
         self.has_news = False  # since the last `begin`
@@ -75,9 +75,7 @@ class Backup:
 
     def appeared(self, node: Node, group: int, columns: Int64) -> None:
         self._host.pages[group].appeared(node.keys_at(columns))
-        is_known = self._policy is WritePolicy.SELECTIVE and node.hits > 0  # it was evicted, and is back
-        if self._policy is WritePolicy.WRITE_THROUGH or is_known:
-            self._wait(self._waiting, node)
+        self.look_again(node)
 
     def vanished(self, node: Node, group: int, columns: Int64) -> None:
         self._host.pages[group].vanished(node.keys_at(columns))
@@ -102,24 +100,24 @@ class Backup:
             self._wait(self._waiting, *self._tree.path(node))
 
     def look_again(self, node: Node) -> None:
-        """The host may lack pages of a node."""
-        if self._policy is not WritePolicy.WRITE_BACK and self._is_in_tree(node) and not self._is_to_be_lost(node):
+        """Copy ahead what the host lacks of a node, if the policy says so."""
+        if self._policy is not WritePolicy.WRITE_BACK and self._is_in_tree(node) and self._has_copies(node):
             self._wait(self._waiting, node)
 
     def ask_for(self, node: Node) -> None:
-        """Copy a node and all before it, whatever the policy is and whatever goes for it."""
+        """Copy a node and all before it, whatever the policy is. Other entries are evicted for that."""
         self._wait(self._asked, *self._tree.path(node))
 
     def _wait(self, line: NodesInLine, *nodes: Node) -> None:
-        """They have their turn when copies in flight have ended."""
+        """Put nodes in line: they are copied as copies in flight end."""
         for node in nodes:
             line.put(node)
         self.has_news = True
 
     def take(self, node: Node, group: int, columns: Int64) -> Int64:
-        """Evicted pages that the host lacks go to a transfer. While copies are late none do: room that each of them had
-        to wait for would never come."""
-        if self._is_to_be_lost(node):
+        """Evicted pages that the host lacks go to a transfer. While copies are late none do: the request that needs
+        the room would wait for each of them."""
+        if node.namespace.weights != self._tree.weights or not self._has_copies(node):
             return columns[:0]
         new = ~self._host.pages[group].has(node.keys_at(columns))
         if self._is_stalled:
@@ -137,10 +135,9 @@ class Backup:
             self._tell_of(group, node, taken)
         return taken
 
-    def _is_to_be_lost(self, node: Node) -> bool:
-        """Whether the policy keeps no copy of a node."""
-        is_used = node.hits > 0 or self._policy is not WritePolicy.SELECTIVE
-        return not is_used or node.namespace.weights != self._tree.weights
+    def _has_copies(self, node: Node) -> bool:
+        """Whether the policy wants copies of a node."""
+        return self._policy is not WritePolicy.SELECTIVE or node.hits > 0
 
     # -- copying --------------------------------------------------------------------------------------
 
@@ -150,12 +147,12 @@ class Backup:
         self._give_up_late_ones()
         self._begin_rescue()
         self._look_for_more()
-        if self._transfers.now >= self._retry_at:
+        if self._backoff.is_over(self._transfers.now):
             self._copy_some_of(self._asked, lambda pages: pages.pool.capacity)
             self._copy_some_of(self._waiting, self._room_ahead)
 
     def _look_for_more(self) -> None:
-        """Let nodes wait whose copies had to make room, or that storage lacks because it is new, once there is room."""
+        """Walk over all nodes once there is room for more copies: some had to make room, or storage is new."""
         if any(pages.is_incomplete and self._room_ahead(pages) > 0 for pages in self._host.pages):
             for pages in self._host.pages:
                 pages.is_incomplete = False
@@ -164,11 +161,11 @@ class Backup:
             self.look_again(node)
 
     def _copy_some_of(self, line: NodesInLine, room_in: Callable[[HostPages], int]) -> None:
-        """Copy nodes that wait. One that finds no room waits on."""
+        """Copy some nodes of a line. A node that finds no room goes to its end."""
         busy = self._transfers.count(Kind.BACKUP)
         for _ in range(min(len(line), LOOKED_AT_MAX)):
             room = [room_in(pages) for pages in self._host.pages]
-            if busy >= IN_FLIGHT_MAX or max(room) <= 0:
+            if busy >= IN_FLIGHT_MAX or not any(room):
                 return
             node = line.pop()
             if node.pins[PinKind.BACKUP]:
@@ -178,8 +175,8 @@ class Backup:
             self.has_news |= node not in line and len(line) > 0
 
     def _room_ahead(self, pages: HostPages) -> int:
-        """How many pages copies that are made ahead may take: free ones, since what the host has is of more use, or
-        some on their way through it."""
+        """How many pages copies ahead of eviction may take: only free ones, since entries are of more use. With storage
+        behind the host they may take some more, until those are stored."""
         through = 0
         if self._host.leads_to_storage:
             through = pages.pool.capacity // OWED_SHARE + 1 - int(np.count_nonzero(pages.given.owed))
@@ -189,15 +186,15 @@ class Backup:
         return node.parent is not None and node.namespace.weights == self._tree.weights
 
     def _copy(self, node: Node, room: Sequence[int], line: NodesInLine) -> bool:
-        """Copy what the host lacks of a node, so many pages of each group at most -> whether a copy has begun. What is
-        left waits in `line`."""
+        """Copy what the host lacks of a node, at most `room` pages of each group -> whether a copy has begun. If pages
+        are left, the node waits in `line` again."""
         sources: list[Int32] = []
         keys: list[list[bytes]] = []
-        for group, (pages, most) in enumerate(zip(node.pages, room, strict=True)):
-            lacking = self._lacking(node, group, pages.nonzero()[0])
-            if len(lacking) > min(most, PAGES_MAX):
+        for group, pages in enumerate(node.pages):
+            lacking, most = self._lacking(node, group, pages.nonzero()[0]), min(room[group], PAGES_MAX)
+            if len(lacking) > most:
                 line.put(node)
-            lacking = lacking[: min(max(most, 0), PAGES_MAX)]
+            lacking = lacking[:most]
             sources.append(pages[lacking])
             keys.append(node.keys_at(lacking))
             self._tell_of(group, node, lacking)
@@ -218,7 +215,8 @@ class Backup:
         return True
 
     def _lacking(self, node: Node, group: int, there: Int64) -> Int64:
-        """Of the columns `there` [n] those that the host lacks; if it is full, those that storage lacks as well."""
+        """Columns, among `there` [n], that the host lacks. If the host is full and on the way to storage: that storage
+        lacks, too."""
         pages, keys = self._host.pages[group], node.keys_at(there)
         lacking = ~pages.has(keys)
         if pages.pool.free_count == 0 and self._host.leads_to_storage:
@@ -245,8 +243,8 @@ class Backup:
         return host, kept, [part[:count] for part, count in zip(keys, counts, strict=True)]
 
     def _begin_rescue(self) -> None:
-        """Copy what was evicted since the last call. What was evicted last is the beginning of what was before: it
-        comes first, for if there is not room for all."""
+        """Copy what was evicted since the last call. Ends of prefixes were evicted before their beginnings, so the
+        newest parts come first: if room is short, the host keeps the beginnings."""
         if self._rescuer is None:
             return
         number, self._rescuer = self._rescuer, None
@@ -259,14 +257,15 @@ class Backup:
         self._transfers.begin(Order(number, Kind.BACKUP, host, kept, keys), self._arrive, device=kept, host=host)
 
     def _finish(self, transfer: Transfer, outcome: Outcome) -> None:
-        """Of a copy that was made ahead. What was asked for is owed: other copies don't take its place."""
+        """End a copy that was made ahead. Entries that were asked for are owed, so that other copies don't replace
+        them."""
         self._arrive(transfer, outcome)
         node, line = self._copied.pop(transfer.order.number)
         if line is self._asked:
             for pages, keys in zip(self._host.pages, transfer.order.keys, strict=True):
                 pages.given.owe(pages.pages_of(keys))
         if all(whole.all() for whole in outcome.whole):
-            self._retry_s = RETRY_S
+            self._backoff.succeeded()
         else:
             self._try_again(node, line)
 
@@ -279,10 +278,8 @@ class Backup:
         self._give_back(transfer)
 
     def _try_again(self, node: Node, line: NodesInLine) -> None:
-        """After a while, and with what is before the node, which may have been cut since."""
-        if self._transfers.now >= self._retry_at:
-            self._retry_at = self._transfers.now + self._retry_s
-            self._retry_s = min(2 * self._retry_s, RETRY_MAX_S)
+        """Copy a node again after a pause, and all before it: it may have been cut since."""
+        self._backoff.failed(self._transfers.now)
         if self._is_in_tree(node):
             self._wait(line, *self._tree.path(node))
 
@@ -294,7 +291,7 @@ class Backup:
             transfer.hold.drop(self._tree)
 
     def give_up(self) -> bool:
-        """Memory is short: the pages of a copy, the newest, can be evicted now -> whether there was one."""
+        """Memory is short: give up the newest copy, so that its pages can be evicted -> whether there was one."""
         ours = [one for one in self._transfers if one.order.kind is Kind.BACKUP and one.hold is not None]
         if ours:
             self._abandon(ours[-1])

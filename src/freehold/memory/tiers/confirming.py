@@ -1,7 +1,7 @@
 """Asking storage whether it still has what is in use.
 
-A store keeps longer what it is asked for (a second chance on a disk, an expiry in Redis), and what it has lost
-meanwhile it is given again. So use on any tier is use on all, and that something is stored is not believed for ever.
+A store keeps longer what it is asked for: a disk gives it a second chance, Redis a new expiry. So use on any tier is
+use on all. Pages that a store has lost meanwhile are stored again.
 """
 
 from __future__ import annotations
@@ -22,16 +22,15 @@ USED_MAX = 512  # prefixes in a round
 
 
 class Confirming:
-    """Goes round all prefixes that were used, one question at a time, ends before beginnings."""
+    """Asks in rounds for all prefixes that were used, one question at a time, ends before beginnings."""
 
     def __init__(self, tree: PrefixTree, host: HostTier):
         self._tree = tree
         self._host = host
         self._used: dict[int, Node] = {}  # the nodes at whose ends requests went on, by serial
-        self._round: dict[int, Node] = {}  # the nodes that are still to be asked for, in order
-        self._asked = 0  # columns of the first of them
+        self._round: dict[int, Node] = {}  # nodes to ask for, in order; the last question was about the first of them
+        self._asked = 0  # columns of the first node
         self._question = Question(has_all=True)
-        self._question_of: int | None = None  # the serial of a node
         self._next_at = self._late_at = 0.0
 
     def used(self, node: Node) -> None:
@@ -42,7 +41,7 @@ class Confirming:
     def left(self, node: Node) -> None:
         """A node is no longer in the tree."""
         self._used.pop(node.serial, None)
-        if node is next(iter(self._round.values()), None):
+        if node is self._first:
             self._asked = 0
         self._round.pop(node.serial, None)
 
@@ -57,13 +56,17 @@ class Confirming:
         storage has lost something."""
         if self._question.has_all is None and now < self._late_at:
             return None
-        lost = self._round.get(self._question_of or 0) if self._question.has_all is False else None
+        lost = self._first if self._question.has_all is False else None
         if not self._round and self._used and now >= self._next_at:
             self._next_at = now + INTERVAL_S
             self._begin_round()
         self._question = self._ask(storage)
         self._late_at = now + LATE_S[Kind.PROBE]
         return lost
+
+    @property
+    def _first(self) -> Node | None:
+        return next(iter(self._round.values()), None)
 
     def _begin_round(self) -> None:
         used, self._used = self._used, {}
@@ -75,7 +78,7 @@ class Confirming:
 
     def _ask(self, storage: Storage) -> Question:
         """The next question. The first node stays in the round until its last question is answered."""
-        while (node := next(iter(self._round.values()), None)) is not None:
+        while (node := self._first) is not None:
             end = node.page_count - self._asked
             if end <= 0 or node.namespace.weights != self._tree.weights:
                 del self._round[node.serial]
@@ -85,12 +88,11 @@ class Confirming:
             self._asked += len(columns)
             keys = [self._given(group, node, columns) for group in range(len(self._host.pages))]
             if any(keys):
-                self._question_of = node.serial
                 return storage.ask(keys)
         return Question(has_all=True)
 
     def _given(self, group: int, node: Node, columns: Int64) -> list[bytes]:
-        """The keys of pages that storage was given."""
+        """The keys of pages in some columns of a node that storage was given."""
         pages, keys = self._host.pages[group], node.keys_at(columns[node.pages[group][columns] != 0])
-        known = pages.given.stored[pages.pages_of(keys)] | pages.given.of_device(keys)
+        known = pages.given.known(keys, pages.pages_of(keys))
         return [key for key, is_given in zip(keys, known, strict=True) if is_given]

@@ -25,9 +25,9 @@ CLEARED_AT_ONCE = 64
 class HostPages:
     """The host pages of one cache group. An *entry* is a page under its key, a *mirror* one that the device has too.
 
-    Device and host are one cache: what the device evicts comes to the host. So mirrors go first when room is short,
-    newest first, since the device will keep those longest. Then the others go, least recently used first. Mirrors that
-    are `owed` to storage are the last to go, and an entry that a transfer reads stays.
+    Device and host are one cache: pages that the device evicts come to the host. So when room is short, mirrors are
+    evicted first, the newest first, since the device keeps those longest; then the others, least recently used first;
+    then mirrors that are owed to storage. An entry that a transfer reads stays.
     """
 
     def __init__(self, capacity: int, page_size: int, epochs: Epochs):
@@ -36,7 +36,7 @@ class HostPages:
         self.ages = PageAges()
         self.events: EventLog | None = None
         self.given = Given(capacity)
-        self.is_incomplete = False  # pages of the device may lack a copy for which nothing waits
+        self.is_incomplete = False  # a page of the device may lack a copy without waiting for one
         self._mirrors: OrderedDict[bytes, int] = OrderedDict()
         self._alone: OrderedDict[bytes, int] = OrderedDict()
         self._on_device: set[bytes] = set()  # keys of pages that the device has
@@ -80,7 +80,7 @@ class HostPages:
         return self._readers
 
     def pages_of(self, keys: Sequence[bytes]) -> Int32:
-        """The pages of their entries, int32 [n]; 0 where there is none."""
+        """The pages of the entries of `keys`, int32 [n]; 0 for a key without an entry."""
         return np.fromiter(map(self._page_of, keys), np.int32, len(keys))
 
     def keys_of(self, pages: Int32) -> list[bytes]:
@@ -92,9 +92,9 @@ class HostPages:
         """Entries that the device has as well."""
         return len(self._mirrors)
 
-    def add(self, keys: Sequence[bytes], pages: Int32, source: int, stored: Bool | None = None) -> None:
-        """`pages` [n], which `source` owns, become entries; `stored` [n]: storage has them. The first of a prefix
-        counts as used last: it is of use to all that continue it. Pages of keys that have an entry are freed."""
+    def add(self, keys: Sequence[bytes], pages: Int32, source: int, are_stored: bool = False) -> None:
+        """`pages` [n], which `source` owns, become entries; `are_stored`: storage has them. The first page of a prefix
+        counts as used last, since the others are useless without it. Pages of keys that have an entry are freed."""
         is_new = np.zeros(len(pages), np.bool_)
         for at in range(len(keys))[::-1]:
             if keys[at] not in self:
@@ -105,19 +105,19 @@ class HostPages:
         new = [key for key, is_one in zip(keys, is_new, strict=True) if is_one]
         if self.events is not None:
             self.events.host_added(new)
-        self.given.came(new, pages[is_new], np.zeros(len(new), np.bool_) if stored is None else stored[is_new])
+        self.given.came(new, pages[is_new], are_stored)
         self._used_at[pages[is_new]] = self._epochs.submitted
         self.pool.move(pages[is_new], source, owner.ENTRY)
         self.pool.free(pages[~is_new], source, fence=0)
 
     def settle(
-        self, keys: Sequence[bytes], pages: Int32, whole: Bool, source: int, stored: Bool | None = None
+        self, keys: Sequence[bytes], pages: Int32, whole: Bool, source: int, are_stored: bool = False
     ) -> list[bytes]:
         """A transfer to `pages` [n] has ended: those that are `whole` [n] become entries, the others are freed -> the
-        keys of the former. `stored` [n]: storage has them."""
+        keys of the former."""
         arrived = [key for key, is_whole in zip(keys, whole, strict=True) if is_whole]
         self.pool.free(pages[~whole], source, fence=0)
-        self.add(arrived, pages[whole], source, None if stored is None else stored[whole])
+        self.add(arrived, pages[whole], source, are_stored)
         self.arrived(keys)
         return arrived
 
@@ -150,7 +150,7 @@ class HostPages:
         self._mirrors.clear()
 
     def touch(self, keys: Sequence[bytes]) -> None:
-        """Entries of a prefix have been used, the first of them last."""
+        """Count entries of a prefix as used, the first of them last."""
         for key in reversed(keys):
             if key in self._alone:
                 self._alone.move_to_end(key)
@@ -213,7 +213,7 @@ class HostPages:
         self._count_ages(self.ages.evicted, pages)
 
     def clearing(self) -> Iterator[None]:
-        """Forget the entries of now that neither the device has nor a transfer reads, in slices."""
+        """Forget, in slices, the present entries that are no mirrors and that no transfer reads."""
         pages = self.pool.pages_of(owner.ENTRY)
         for first in range(0, len(pages), CLEARED_AT_ONCE):
             there = [key for key in self.keys_of(pages[first : first + CLEARED_AT_ONCE]) if key in self._alone]
@@ -236,6 +236,6 @@ class HostTier:
             one.pool.free(part, source, fence=0)
 
     def clearing(self) -> Iterator[None]:
-        """Forget the entries of now that neither the device has nor a transfer reads, in slices."""
+        """Forget, in slices, the present entries that are no mirrors and that no transfer reads."""
         for pages in self.pages:
             yield from pages.clearing()

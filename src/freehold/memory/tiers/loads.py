@@ -26,8 +26,8 @@ from freehold.prefix_keys import KeyChain
 from freehold.slices import finished
 
 LEARNED_FROM = 5  # loads
-DECLINED_MAX = 32  # loads
-# A load takes this part of the host at most, and so many columns.
+DECLINED_MAX = 32  # of so many loads that would not pay, one begins
+# A load takes a 32nd of the host at most, within these bounds in columns.
 PIECES, PIECE_LEAST, PIECE_MAX = 32, 4, 4096
 
 
@@ -71,7 +71,7 @@ class Loads:
         self._room = room
         self._underway: dict[bytes, int] = {}  # a key of which a load brings a page -> the load's number
         self._speeds: deque[float] = deque(maxlen=LEARNED_FROM)  # seconds per byte
-        self._declined = 0  # since a load began
+        self._declined = 0  # loads that would not have paid, since one of them began
         self.loaded_pages = 0
 
     def plan(self, match: Match, keys: KeyChain, limit: int) -> LoadPlan | None:
@@ -87,14 +87,14 @@ class Loads:
         return LoadPlan(match, keys, boundary, self._reach.needed(boundary, on_host))
 
     def seconds(self, plan: LoadPlan) -> float:
-        """How long a load will take; 0 while little is known. One that took much longer than the others, as the first
-        does, which touches memory for the first time, changes nothing."""
+        """Estimate how long a load will take: the median of the last loads; 0 until there are two, since the first one
+        touches memory for the first time."""
         speeds = sorted(self._speeds)
         return self._bytes(plan) * speeds[(len(speeds) - 1) // 2] if len(speeds) > 1 else 0.0
 
     def pays(self, plan: LoadPlan, token_seconds: float) -> bool:
-        """Whether a load takes less time than computing its tokens. Of many that do not one is begun all the same:
-        nothing else would show that loads are fast again."""
+        """Whether to load rather than to compute, which takes `token_seconds` a token (0: unknown). One of DECLINED_MAX
+        loads that would not pay begins all the same: nothing else would show that loads are fast again."""
         if self.seconds(plan) <= plan.gain * token_seconds or token_seconds == 0:
             return True
         self._declined = (self._declined + 1) % DECLINED_MAX
@@ -104,8 +104,8 @@ class Loads:
         return sum(count * each for count, each in zip(plan.page_counts, self._page_bytes, strict=True))
 
     def piece_of(self, plan: LoadPlan) -> LoadPlan:
-        """The beginning of a plan that would take too much of the host at once. What is evicted for a load has to find
-        room there beside what is loaded. Bounded groups come with the last piece."""
+        """The first columns of a plan that would take too much of the host at once: what is evicted for a load needs
+        room there, too. Pages of bounded groups come with the last piece."""
         size, full = self._tree.page_size, self._reach.full
         if not full:
             return plan

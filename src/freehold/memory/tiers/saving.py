@@ -21,8 +21,8 @@ COLUMNS_AT_ONCE = 256  # of a slice
 
 @dataclass(frozen=True)
 class Saved:
-    """How many tokens of a sequence can go on from each tier: from device and host together, or from storage if what it
-    has is on its way between them; from the host alone; from what storage has been given (None if there is none)."""
+    """How many tokens of a sequence each tier has: `host` alone; `storage`, as far as it was given them, None without
+    storage; and `tokens`, device and host together, or storage if pages are on their way from device to host."""
 
     tokens: int
     host: int
@@ -65,8 +65,8 @@ class Saving:
         return Saved(max(whole, reached or 0), self._reach.boundary(on_host), reached)
 
     def asking(self) -> Generator[None, None, bool]:
-        """Ask storage for what it is believed to have, as of the last look -> whether it has. What it has lost it is
-        given again."""
+        """Ask storage whether it still has what it was given, as of the last `looking`. What it has lost is stored
+        again."""
         assert self._storage is not None
         for first in range(0, len(self._keys), COLUMNS_AT_ONCE):
             part = [one[(one >= first) & (one < first + COLUMNS_AT_ONCE)] for one in self._believed]
@@ -86,7 +86,7 @@ class Saving:
             names = self._keys.at(range(part.start, part.stop))
             for group, pages in enumerate(self._host.pages):
                 on_host[group][part] = pages.has(names)
-                stored[group][part] = pages.given.stored[pages.pages_of(names)] | pages.given.of_device(names)
+                stored[group][part] = pages.given.known(names, pages.pages_of(names))
             yield
         return on_host, stored
 

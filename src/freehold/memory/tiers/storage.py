@@ -9,11 +9,12 @@ from enum import StrEnum
 
 import numpy as np
 
-from freehold.arrays import Int64
+from freehold.arrays import Int32, Int64
 from freehold.memory.ledger import owner
 from freehold.memory.prefix.node import Namespace
 from freehold.memory.prefix.tree import PrefixTree
-from freehold.memory.tiers.host import HostTier
+from freehold.memory.tiers.backoff import Backoff
+from freehold.memory.tiers.host import HostPages, HostTier
 from freehold.memory.tiers.reach import Present, Reach
 from freehold.memory.tiers.transfer import LATE_S, Transfer, TransferTable
 from freehold.mover import Kind, Order, Outcome
@@ -21,11 +22,10 @@ from freehold.prefix_keys import KeyChain, key_in_group
 
 PROBED_COLUMNS = 256  # asked for at a time
 FETCHED_PAGES = 64  # in one order
-FETCHES_IN_FLIGHT = 4  # as many as there are threads: what waits owns no pages
+FETCHES_IN_FLIGHT = 4  # as many as there are threads. Pieces that wait own no pages.
 STORED_PAGES = 64
 STORES_IN_FLIGHT = 2
-QUEUE_MAX = 16384  # pages whose turn to be stored is known
-RETRY_S, RETRY_MAX_S = 1.0, 60.0  # until what was not stored is tried again: twice as long after each failure
+QUEUE_MAX = 16384  # pages; others that are owed are looked for when the queue is empty
 PREFETCHES_MAX = 256
 TIMEOUT_S = 1.0
 
@@ -61,7 +61,7 @@ class Prefetch:
     boundary: int = 0
     pieces: int = 0  # that wait or are in flight
     wanted_by: int = 0
-    is_cut: bool = False  # there was no room, or nobody wanted it: what waits is not fetched
+    is_cut: bool = False  # a piece was not fetched: those behind it are of no use
     is_over: bool = False
 
 
@@ -87,12 +87,12 @@ class Storage:
         self._transfers = transfers
         self._reach = reach
         self._queue: OrderedDict[tuple[int, bytes], None] = OrderedDict()  # group and key
-        self._owes_more = True  # than the queue has
-        self._retry_s, self._retry_at = RETRY_S, 0.0
+        self._owes_more = True  # pages that are not in the queue
+        self._backoff = Backoff()
         self._is_detached = False
         self._known_from = 0  # what orders before this number have moved may be gone from storage
         self._underway: dict[bytes, Prefetch] = {}  # by the first key that device and host lack
-        self._pieces: deque[tuple[Prefetch, list[Int64]]] = deque()  # that wait, with their columns
+        self._pieces: deque[tuple[Prefetch, list[Int64]]] = deque()  # pieces that wait, with their columns
         self.has_news = True
         self.stored = self.fetched = self.dropped = 0  # pages
         host.leads_to_storage = True
@@ -107,8 +107,8 @@ class Storage:
         self.forget_stored()
 
     def forget_stored(self) -> None:
-        """Storage has nothing any more of what the host has, nor of what orders in flight move. It gets none of that
-        unless it is asked for."""
+        """Storage no longer has anything of what the host has, nor of what orders in flight move. None of that is
+        stored again unless it is asked for."""
         self._known_from = self._transfers.next_number()
         self._queue.clear()
         for pages in self._host.pages:
@@ -142,11 +142,12 @@ class Storage:
                 self._transfers.begin(order, self._stored, reads=reads)
 
     def _has_next(self) -> bool:
-        """Whether there is a queue. When it is empty, look for what was too much for it and what has failed."""
-        if not self._queue and self._owes_more and self._transfers.now >= self._retry_at and not self._is_detached:
+        """Whether a page is queued. If none is, queue some that did not fit in before, or that were not stored."""
+        may_look = self._owes_more and not self._is_detached and self._backoff.is_over(self._transfers.now)
+        if not self._queue and may_look:
             for group, pages in enumerate(self._host.pages):
-                owed = np.flatnonzero(pages.given.owed & (pages.readers == 0))[:STORED_PAGES].astype(np.int32)
-                self._queue.update(dict.fromkeys((group, key) for key in pages.keys_of(owed)))
+                keys = pages.keys_of(_to_store(pages)[:STORED_PAGES])
+                self._queue.update(dict.fromkeys((group, key) for key in keys))
             self._owes_more = any(bool(pages.given.owed.any()) for pages in self._host.pages)
         return len(self._queue) > 0
 
@@ -162,20 +163,18 @@ class Storage:
             self.stored += int(np.count_nonzero(whole))
             self.dropped += int(np.count_nonzero(~whole))
         if all(whole.all() for whole in outcome.whole):
-            self._retry_s = RETRY_S
-            return
-        self._owes_more = True
-        if self._transfers.now >= self._retry_at:
-            self._retry_at = self._transfers.now + self._retry_s
-            self._retry_s = min(2 * self._retry_s, RETRY_MAX_S)
+            self._backoff.succeeded()
+        else:
+            self._owes_more = True
+            self._backoff.failed(self._transfers.now)
 
     @property
     def queued_pages(self) -> int:
         """Pages that wait to be stored."""
-        return sum(int(np.count_nonzero(pages.given.owed & (pages.readers == 0))) for pages in self._host.pages)
+        return sum(len(_to_store(pages)) for pages in self._host.pages)
 
     def ask(self, keys: Sequence[Sequence[bytes]]) -> Question:
-        """Whether storage has these pages of each group. What it has lost it is given again."""
+        """Ask storage whether it has the pages of these keys, of each group. What it has lost is stored again."""
         question = Question()
 
         def finish(transfer: Transfer, outcome: Outcome) -> None:
@@ -289,7 +288,7 @@ class Storage:
         self._fetch_next()
 
     def _fetch_next(self) -> None:
-        """Begin to fetch pieces that wait. Behind one for which there is no room, the others are of no use."""
+        """Begin to fetch pieces that wait. Pieces behind one that is not fetched are of no use."""
         while self._pieces and (self._is_detached or self._fetches < FETCHES_IN_FLIGHT):
             prefetch, columns = self._pieces.popleft()
             is_wanted = prefetch.wanted_by > 0 and not self._is_detached and not prefetch.is_cut
@@ -299,7 +298,7 @@ class Storage:
 
     @property
     def _fetches(self) -> int:
-        """In flight. Late ones have their threads, but nobody waits for them."""
+        """Fetches in flight, without late ones: no request waits for those."""
         return sum(one.order.kind is Kind.FETCH and not self._transfers.is_late(one) for one in self._transfers)
 
     def _piece_ended(self, prefetch: Prefetch) -> None:
@@ -332,10 +331,10 @@ class Storage:
     ) -> None:
         """What has arrived whole is found from now on."""
         are_stored = transfer.order.number > self._known_from
+        prefix = prefetch.keys.at(range(prefetch.boundary // self._tree.page_size))
         for pages, host, names, whole in zip(self._host.pages, transfer.host, keys, outcome.whole, strict=True):
-            stored = np.full(len(whole), are_stored)
-            self.fetched += len(pages.settle(names, host, whole, transfer.owner, stored))
-            pages.touch(prefetch.keys.at(range(prefetch.boundary // self._tree.page_size)))
+            self.fetched += len(pages.settle(names, host, whole, transfer.owner, are_stored))
+            pages.touch(prefix)
         self._piece_ended(prefetch)
         self._fetch_next()
 
@@ -346,3 +345,8 @@ class Storage:
     def _key(self, prefetch: Prefetch) -> bytes:
         """The first that device and host lack."""
         return prefetch.keys[prefetch.was_there // self._tree.page_size]
+
+
+def _to_store(pages: HostPages) -> Int32:
+    """Pages of entries that are owed to storage and that no transfer reads, int32 [n]."""
+    return np.flatnonzero(pages.given.owed & (pages.readers == 0)).astype(np.int32)

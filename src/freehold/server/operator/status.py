@@ -36,7 +36,7 @@ def status_routes(
 
     @routes.get("/health")
     async def health() -> JSONResponse:
-        """200 when the engine serves; 503 while it loads or drains, and after a failed audit. `degraded`: what it
+        """200 when the engine serves; 503 while it loads or drains, and after a failed audit. `degraded` names what it
         serves without, and why."""
         trouble = engine.stats.storage_trouble
         degraded = {} if trouble is None else {"storage": trouble}

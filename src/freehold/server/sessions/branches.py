@@ -10,7 +10,7 @@ from freehold.server.sessions.table import Session
 
 
 def branch_of(session: Session, history: History, params: SessionParams) -> tuple[Conversation, Replacement | None]:
-    """What a request continues, and what it replaces. Raises TurnRefused."""
+    """The conversation that a request continues, and what it replaces. Raises TurnRefused."""
     if params.rid is None:
         return Conversation(), Replacement(None) if params.replace else None
     unfinished = next((turn for turn in session.running if turn.name == params.rid and turn.number), None)

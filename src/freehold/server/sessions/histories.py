@@ -8,11 +8,11 @@ from freehold.server.sessions.store import SessionRow, SessionStore
 
 
 class Histories:
-    """Histories by name, and what turns in flight hold, in at most `limit` bytes together.
+    """Histories by name, and the memory of turns in flight, in at most `limit` bytes together.
 
-    A history that is on disk is given up for others, the least recently used first, and read again when it is used.
-    What has been taken of it stays valid. Only the output of turns in flight may exceed the limit. Who changes a
-    history, or reads one that may not be in memory, does that alone.
+    If there is a file, the least recently used histories are evicted and read again when they are used. Conversations
+    that were taken from an evicted history stay valid. Only the output of turns in flight may exceed the limit. The
+    caller holds the session's lock while it changes a history or reads one that may not be in memory.
     """
 
     def __init__(self, store: SessionStore, limit: int):
@@ -23,14 +23,14 @@ class Histories:
         self.nbytes = 0  # of both
 
     def known(self, name: str) -> History | None:
-        """If it is in memory."""
+        """The history, or None if it is not in memory."""
         history = self._kept.get(name)
         if history is not None:
             self._keep(name, history)
         return history
 
     async def of(self, name: str) -> History:
-        """Raises StoreFailed if it can't be read."""
+        """The history, from the store if it is not in memory. Raises StoreFailed if it can't be read."""
         known = self.known(name)
         if known is None:
             known = await self._store.load(name)
@@ -38,14 +38,14 @@ class Histories:
         return known
 
     async def put(self, row: SessionRow, history: History, change: Change) -> None:
-        """On disk first. Raises StoreFailed; then the history stays as it is."""
+        """Apply a change, on disk first. Raises StoreFailed; then the history stays as it is."""
         await self._store.save(row, change)
         self.give_up(row.id)
         history.apply(change)
         self._keep(row.id, history)
 
     def give_up(self, name: str) -> None:
-        """Only what is in memory."""
+        """Drop a history from memory alone."""
         if (known := self._kept.pop(name, None)) is not None:
             self.nbytes -= known.nbytes
 
@@ -54,7 +54,7 @@ class Histories:
         self._store.delete(name)
 
     def hold(self, holder: object, nbytes: int) -> None:
-        """`holder` has so many bytes now, in place of what it had. Raises SessionsFull; then nothing has changed."""
+        """Count `nbytes` for `holder` instead of what it had. Raises SessionsFull; then nothing has changed."""
         growth = nbytes - self._held.get(holder, 0)
         if growth > 0:
             self.make_room(growth)
@@ -64,7 +64,7 @@ class Histories:
             del self._held[holder]
 
     def make_room(self, nbytes: int) -> None:
-        """Give up what must be for that. Raises SessionsFull if it is not enough."""
+        """Evict histories for so many bytes. Raises SessionsFull if that is not enough."""
         self._give_up(nbytes)
         if self.nbytes + nbytes > self._limit:
             raise SessionsFull(
@@ -73,17 +73,17 @@ class Histories:
             )
 
     async def settle(self) -> None:
-        """Until the disk has what was put and dropped before."""
+        """Wait until the disk has what was put and dropped before."""
         await self._store.settle()
 
     def _keep(self, name: str, history: History) -> None:
-        """As the one used last."""
+        """Keep a history in memory as the one used last."""
         self.give_up(name)
         self._kept[name] = history
         self.nbytes += history.nbytes
         self._give_up(0)
 
     def _give_up(self, nbytes: int) -> None:
-        """Until there is room for so many bytes, as far as possible."""
+        """Evict histories until there is room for so many bytes, as far as possible."""
         while self._store.is_on_disk and self._kept and self.nbytes + nbytes > self._limit:
             self.give_up(next(iter(self._kept)))

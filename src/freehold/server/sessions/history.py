@@ -10,8 +10,8 @@ from freehold.conversation import Conversation
 
 @dataclass(frozen=True)
 class Change:
-    """What becomes of a history: `points` that come or are others now, names that are `gone`; and of what they consist:
-    turns that are `added`, the oldest first, and numbers of the turns that nothing continues any more."""
+    """A change of a history: `points` that are added or replaced, names of points that are `gone`, turns that are
+    `added`, the oldest first, and the numbers of turns that are `dropped`, since no point continues them any more."""
 
     points: Mapping[str, Conversation]
     gone: Collection[str] = ()
@@ -21,8 +21,8 @@ class Change:
 
 @dataclass(frozen=True)
 class Replacement:
-    """A request takes the place of all before it that continue `root`, or of all if that is None. Of an `unfinished`
-    one that it continues, the input stays under its name."""
+    """A request replaces all earlier ones that continue `root`, or all earlier ones if that is None. If it continues an
+    `unfinished` request, the input of that stays as a point of its name."""
 
     root: Conversation | None
     unfinished: str | None = None
@@ -33,10 +33,10 @@ class Replacement:
 
 
 class History:
-    """Points that a next turn may continue, by name, the newest last; and all turns that they consist of, by number.
+    """The points that a next turn may continue, by name, the newest last; and all turns of which they consist.
 
-    A session in which turn follows turn has one point, without name. A branching one has a point for each request that
-    has finished. The number of a turn is above those of the turns that it continues.
+    A linear session has one point, whose name is empty. A branching one has a point for each finished request. A turn
+    has a higher number than the turns that it continues.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class History:
         return next(reversed(self.points.values()), Conversation())
 
     def change(self, points: Mapping[str, Conversation], gone: Collection[str] = ()) -> Change:
-        """What it takes to have these points and be without those that are `gone`. Nothing has changed yet."""
+        """The change that adds or replaces `points` and drops those that are `gone`. It is not applied yet."""
         added: dict[int, Conversation] = {}
         for point in points.values():
             added |= {one.number: one for one in _until(point, self.turns, added)}
@@ -66,7 +66,7 @@ class History:
         return Change(points, gone, tuple(added[number] for number in sorted(added)), dropped)
 
     def _is_replaced(self, name: str, by: Conversation) -> bool:
-        """Whether the point of that name, if there is one, is another one that does not continue it."""
+        """Whether there is a point of this name that `by` does not continue."""
         known = self.points.get(name)
         return known is not None and (by.before is None or by.before.number != known.number)
 
@@ -83,7 +83,7 @@ class History:
             self.nbytes += turn.nbytes
 
     def replacing(self, name: str, point: Conversation, replacement: Replacement) -> Change:
-        """What it takes to have a point in the place of others."""
+        """The change that adds a point and drops those that it replaces."""
         replaced = self._following(replacement.root)
         gone = {other for other, one in self.points.items() if one.number in replaced and one.number < point.number}
         points = {name: point}
@@ -93,7 +93,7 @@ class History:
         return self.change(points, gone)
 
     def _following(self, root: Conversation | None) -> set[int]:
-        """Numbers of all turns that continue `root`; of all, if that is None."""
+        """The numbers of all turns that continue `root`, or of all turns if that is None."""
         if root is None:
             return {*self.turns}
         found = {root.number}
@@ -105,7 +105,7 @@ class History:
 
 
 def _until(point: Conversation, *known: Container[int]) -> Iterator[Conversation]:
-    """What it consists of, as far as that is not known."""
+    """The turns of a point, the newest first, up to the first one that is known."""
     for one in point.path:
         if any(one.number in numbers for numbers in known):
             return
@@ -113,7 +113,7 @@ def _until(point: Conversation, *known: Container[int]) -> Iterator[Conversation
 
 
 def _numbers(points: Iterable[Conversation]) -> set[int]:
-    """Those of all turns that the points consist of."""
+    """The numbers of all turns that the points consist of."""
     found: set[int] = set()
     for point in points:
         found.update([one.number for one in _until(point, found)])

@@ -33,7 +33,7 @@ SELECT number, before, start, asked, turns, forgets, said, added FROM turns WHER
 
 @dataclass(frozen=True)
 class SessionRow:
-    """What is stored of a session beside its history: its name, its settings, and the adapter of its newest turn."""
+    """What is stored of a session besides its history: its name, its settings and the adapter of its newest turn."""
 
     id: str
     settings: dict[str, Any]
@@ -42,8 +42,8 @@ class SessionRow:
 
 @dataclass(frozen=True)
 class StoredSession:
-    """What is known of a session without its history, whose newest point has so many tokens and turns. No turn has a
-    number above `last`."""
+    """A session without its history. `tokens` and `turns` are of the newest point; `last` is the highest number of a
+    turn."""
 
     row: SessionRow
     tokens: int
@@ -52,44 +52,44 @@ class StoredSession:
 
 
 class SessionStore:
-    """A turn is on disk before its last event is sent, and writes no other turns again. Nothing is kept by a database
-    in memory."""
+    """Sessions in a database. A turn is on disk before its last event is sent, and only its own row is written. Without
+    a file nothing is stored."""
 
     tables = SessionTables()
 
     def __init__(self, database: Database):
         self._database = database
-        self._closed: set[str] = set()  # that the disk could not be told; of the database's thread
+        self._closed: set[str] = set()  # sessions that are still to be deleted; used by the database's thread alone
 
     @property
     def is_on_disk(self) -> bool:
         return self._database.is_file
 
     def __iter__(self) -> Iterator[StoredSession]:
-        """At the start."""
+        """All stored sessions; to be called at the start."""
         rows = self._database.submit(lambda connection: connection.execute(_SUMMARIES).fetchall()).result()
         for name, settings, adapter, *known in rows:
             yield StoredSession(SessionRow(name, json.loads(settings), adapter), *known)
 
     async def load(self, name: str) -> History:
-        """One that was saved. Raises StoreFailed if it can't be read."""
+        """Read a history. Raises StoreFailed if it can't be read."""
         with failing_as(UNREAD):
             return await self._database.run(lambda connection: _loaded(connection, name))
 
     async def save(self, row: SessionRow, change: Change) -> None:
-        """All of it or nothing, once what was closed before is deleted. Raises StoreFailed; then the disk has what it
-        had."""
+        """Write a change, all of it or nothing, after sessions that were closed before are deleted. Raises StoreFailed;
+        then the disk has what it had."""
         if self.is_on_disk:
             with failing_as(UNSTORED):
                 await self._database.run(lambda connection: self._save(connection, row, change))
 
     def delete(self, name: str) -> None:
-        """On disk as soon as there is room for that."""
+        """Delete a session. If the disk fails, the next write tries again."""
         if self.is_on_disk:
             self._database.submit(lambda connection: self._delete(connection, name))
 
     async def settle(self) -> None:
-        """Until what was asked before has been done."""
+        """Wait until earlier work is done."""
         await self._database.run(lambda connection: None)
 
     def _save(self, connection: sqlite3.Connection, row: SessionRow, change: Change) -> None:
@@ -129,7 +129,7 @@ def _write(connection: sqlite3.Connection, row: SessionRow, change: Change) -> N
     connection.executemany(
         "DELETE FROM points WHERE session = ? AND name = ?", [(row.id, name) for name in change.gone]
     )
-    # One that is another now is the newest: its row comes behind all.
+    # A point that is replaced becomes the newest: REPLACE gives it the highest rowid.
     connection.executemany(
         "INSERT OR REPLACE INTO points VALUES (?, ?, ?)",
         [(row.id, name, point.number) for name, point in change.points.items()],

@@ -40,8 +40,8 @@ SESSION_ID = r"[A-Za-z0-9_.:@-]{1,200}"
 
 @dataclass(eq=False, slots=True)
 class Session:
-    """`id` is its owner's name for it. Its newest point has so many `tokens` and `turns`. The turns that are `running`
-    have the session, and those in `line` wait for it, first come first."""
+    """`id` is its owner's name for it. `tokens` and `turns` are of its newest point. Turns that are `running` have the
+    session; turns in `line` wait for it, first come first."""
 
     id: str
     settings: SessionSettings
@@ -50,7 +50,7 @@ class Session:
     turns: int = 0
     adapter: str = ""  # that of the newest turn
     numbers: Iterator[int] = field(default_factory=lambda: count(1))  # for turns to come
-    uses: int = 0  # beside its turns
+    uses: int = 0  # besides turns, such as a save
     closing: bool = False
     running: list[Turn] = field(default_factory=list["Turn"])
     line: list[Turn] = field(default_factory=list["Turn"])
@@ -107,7 +107,7 @@ class Turn:
         self._commit: asyncio.Task[None] | None = None
 
     def asked(self) -> Conversation:
-        """Its input alone, of one that has begun."""
+        """The conversation up to this turn's input. The turn must have begun."""
         if self._asked is None:
             self._asked = self.base.after(self.tokens, [], number=next(self.session.numbers))
         return self._asked
@@ -284,8 +284,8 @@ class SessionTable:
     async def change(
         self, session: Session, name: str, point: Conversation, replacement: Replacement | None, adapter: str
     ) -> None:
-        """Have this point, on disk first, for a turn that has the session. Raises StoreFailed; then nothing has
-        changed."""
+        """Add or replace a point, on disk first. The caller's turn must have the session. Raises StoreFailed; then
+        nothing has changed."""
         async with session.changes:
             history = await self.memory.of(session.key)
             change = (
@@ -315,7 +315,7 @@ class SessionTable:
             session.running[-1].has_come.set()
 
     def abort_replaced(self, by: Turn, replacement: Replacement) -> None:
-        """End what has begun before it and is replaced."""
+        """Abort running turns that began before `by` and that it replaces."""
         for turn in [turn for turn in by.session.running if 0 < turn.number < by.number]:
             turn.is_replaced = turn.is_replaced or replacement.concerns(turn.base)
             if turn.is_replaced or turn.name == replacement.unfinished:
@@ -361,7 +361,7 @@ class SessionTable:
 
     @contextlib.contextmanager
     def in_use(self, session: Session) -> Iterator[None]:
-        """It is not idle."""
+        """Keep a session from being idle."""
         session.uses += 1
         try:
             yield
@@ -387,5 +387,5 @@ class SessionTable:
 
 
 async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
-    """Even if the caller is cancelled meanwhile."""
+    """Wait for work. It is done even if the caller is cancelled meanwhile."""
     await asyncio.shield(asyncio.ensure_future(work))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 
-# A turn is a row, which nothing changes. What continues it says so in `before`.
+# A turn is a row that never changes. `before` is the number of the turn that it continues.
 _SCHEMA = (
     "CREATE TABLE IF NOT EXISTS sessions (id TEXT PRIMARY KEY, settings TEXT NOT NULL, adapter TEXT NOT NULL)",
     """CREATE TABLE IF NOT EXISTS turns (
@@ -16,7 +16,7 @@ _SCHEMA = (
         session TEXT NOT NULL, name TEXT NOT NULL, number INTEGER NOT NULL, PRIMARY KEY (session, name)
     )""",
 )
-# Once a session was a row, with all of its history.
+# In earlier versions a session was one row with its whole history.
 _FROM_ROWS = (
     "DELETE FROM whole_sessions WHERE CASE WHEN json_valid(settings) THEN json_extract(settings, '$.branching') END",
     """INSERT INTO sessions

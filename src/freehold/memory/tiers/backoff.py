@@ -1,0 +1,25 @@
+"""How long to wait before something that has failed is tried again."""
+
+from __future__ import annotations
+
+RETRY_S, RETRY_MAX_S = 1.0, 60.0
+
+
+class Backoff:
+    """A pause after a failure: RETRY_S, and twice as long after each further one, RETRY_MAX_S at most. A success makes
+    the next pause short again. Failures during a pause are of what began before it, and do not prolong it."""
+
+    def __init__(self) -> None:
+        self._seconds, self._until = RETRY_S, 0.0
+
+    def is_over(self, now: float) -> bool:
+        """Whether there is no pause; `now` in seconds of the scheduler's clock."""
+        return now >= self._until
+
+    def failed(self, now: float) -> None:
+        if self.is_over(now):
+            self._until = now + self._seconds
+            self._seconds = min(2 * self._seconds, RETRY_MAX_S)
+
+    def succeeded(self) -> None:
+        self._seconds = RETRY_S
