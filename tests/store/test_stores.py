@@ -305,7 +305,7 @@ def test_what_is_late_when_a_store_is_cleared_is_gone_with_the_rest(store):
         elif isinstance(store, ObjectStore):
             store._store.put(f"{late.key[:1].hex()}/{late.key.hex()}", raw)
         else:
-            store._put(late.key, raw)
+            store._put([late.key], [len(raw)], raw)
 
     with pytest.raises(StoreUnavailable, match="within"):
         store._writing.run(write, 0.05)
