@@ -9,11 +9,14 @@ from http.client import HTTPResponse
 import httpx
 import pytest
 import uvicorn
+from hypothesis import given
+from hypothesis import strategies as st
 from starlette.datastructures import Headers
 from uvicorn.server import ServerState
 
 from freehold.ipc.async_engine import AsyncEngine
 from freehold.server.access.connections import STANDSTILL_S, Connections
+from freehold.server.access.clients import Client
 from freehold.server.access.keys import Keys
 from freehold.server.access.rights import RIGHTS, Right, right_of
 from freehold.server.access.usage import Quota, Usage
@@ -102,6 +105,7 @@ def test_keys_that_can_not_be_are_refused_at_start(tmp_path):
             Keys.of(config)
     file = tmp_path / "keys.toml"
     tables = ["name = 'a'", "key = 'a'\nrights = 1", "key = 'a'\nadmin = 1", "key = 'a'\nconcurrency = 0"]
+    tables.append("key = 'a'\nsalt = \"a\\u0000b\"")
     for content in ("", "x = 1", "not toml", *(f"[[keys]]\n{table}" for table in tables)):
         file.write_text(content)
         with pytest.raises(ValueError, match="api_key_file"):
@@ -124,6 +128,12 @@ def test_isolated_keys_have_salts_of_their_own():
     assert one.namespace("x") != one.namespace("y")
     shared = Keys.of(ServerConfig(api_key=("a",))).find(Headers({"x-api-key": "a"})).client
     assert shared.namespace(None) == ""
+
+
+@given(st.lists(st.tuples(st.text("ab", max_size=2), st.text("ab\0", max_size=4)), min_size=2, unique=True))
+def test_no_two_pairs_of_salts_have_one_namespace(pairs):
+    namespaces = {Client("one", salt=salt).namespace(asked) for salt, asked in pairs}
+    assert len(namespaces) == len(pairs)
 
 
 def test_what_a_key_with_a_salt_caches_is_its_own(guarded):

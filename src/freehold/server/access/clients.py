@@ -32,8 +32,10 @@ class Client:
         return self.is_admin or owner == self.name
 
     def namespace(self, cache_salt: str | None) -> str:
-        """Where KV of a request with this `cache_salt` is kept."""
-        return f"{self.salt}\0{cache_salt or ''}" if self.salt else cache_salt or ""
+        """Where KV of a request with this `cache_salt` is kept. No two pairs of salts have one namespace: a client's
+        own salt has no NUL."""
+        asked = cache_salt or ""
+        return f"{self.salt}\0{asked}" if self.salt or "\0" in asked else asked
 
 
 def client_of(request: Request) -> Client:

@@ -89,6 +89,8 @@ def _api_key(entry: dict[str, Any], is_isolated: bool) -> ApiKey:
     digest = digest_of(key)
     name = entry.get("name") or digest.hex()[:16]
     salt = entry.get("salt", name if is_isolated else "")
+    if "\0" in salt:
+        raise ValueError("api_key_file: a salt must not contain NUL")
     quota = Quota(*(entry.get(limit) for limit in ("requests_per_minute", "tokens_per_minute", "concurrency")))
     return ApiKey(digest, Client(name, entry.get("admin", False), salt), quota)
 
