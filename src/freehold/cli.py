@@ -11,7 +11,7 @@ import typer
 from freehold import __version__
 from freehold.bench_commands import Model, bench_app
 from freehold.cache_commands import cache_app
-from freehold.command_line import Commands, ConfigFile, address, fail, sources, takes
+from freehold.command_line import Commands, ConfigFile, ServingCommand, address, fail, sources, takes
 from freehold.config import MEMORY, EngineConfig
 from freehold.options import Limits, check_limits, option
 from freehold.server.config import ServerConfig
@@ -53,7 +53,7 @@ MaxTokens = Annotated[int, typer.Option("--max-tokens", help="Output tokens at m
 Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
 
 
-@app.command(epilog="Each flag has an environment variable: FREEHOLD_PORT for --port.")
+@app.command(cls=ServingCommand, epilog="Each flag has an environment variable: FREEHOLD_PORT for --port.")
 @takes(EngineConfig, ServerConfig)
 def serve(
     config: EngineConfig,
@@ -75,7 +75,7 @@ def serve(
     raise typer.Exit(code)
 
 
-@app.command(epilog="Takes the flags, the variables and the file of `freehold serve`.")
+@app.command(cls=ServingCommand, epilog="Takes the flags, the variables and the file of `freehold serve`.")
 @takes(EngineConfig, ServerConfig)
 def check(
     config: EngineConfig,

@@ -16,17 +16,13 @@ from typing import Annotated, Any, NoReturn
 import typer
 import yaml
 from rich.markup import escape
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from freehold.errors import FreeholdError
-from freehold.foreign_flags import HINTS
+from freehold.foreign_flags import HINTS, ForeignFlag, translated
 from freehold.options import Option, options_of
 
 SOURCES = {"COMMANDLINE": "flag", "ENVIRONMENT": "environment", "DEFAULT_MAP": "file"}
-
-
-class _ForeignFlag(Exception):
-    """A flag of another engine."""
 
 
 class Commands(TyperGroup):
@@ -35,7 +31,7 @@ class Commands(TyperGroup):
     def main(self, *args: Any, **given: Any) -> Any:
         try:
             return super().main(*args, **given)
-        except (FreeholdError, OSError, _ForeignFlag) as error:
+        except (FreeholdError, OSError, ForeignFlag) as error:
             typer.secho(f"freehold: {error}", fg="red", err=True)
             sys.exit(1)
 
@@ -46,11 +42,19 @@ class Commands(TyperGroup):
             # Typer brings a copy of click, whose classes are not click's.
             hint = HINTS.get(getattr(error, "option_name", ""))
             if hint is not None:
-                raise _ForeignFlag(f"there is no {getattr(error, 'option_name', '')} here: {hint}") from error
+                raise ForeignFlag(f"there is no {getattr(error, 'option_name', '')} here: {hint}") from error
             if type(error).__module__.partition(".")[0] != "httpx":
                 raise
             asked = getattr(error, "request", None)
             raise OSError(f"{'the server' if asked is None else asked.url.host} does not answer: {error}") from error
+
+
+class ServingCommand(TyperCommand):
+    """A command that takes the flags of other engines, too."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        switches = {flag for one in self.params if getattr(one, "is_flag", False) for flag in one.opts}
+        return super().parse_args(ctx, translated(args, switches))
 
 
 def size(given: str | int) -> int:

@@ -15,8 +15,8 @@ from starlette.datastructures import Headers
 from uvicorn.server import ServerState
 
 from freehold.ipc.async_engine import AsyncEngine
-from freehold.server.access.connections import STANDSTILL_S, Connections
 from freehold.server.access.clients import Client
+from freehold.server.access.connections import STANDSTILL_S, Connections
 from freehold.server.access.keys import Keys
 from freehold.server.access.rights import RIGHTS, Right, right_of
 from freehold.server.access.usage import Quota, Usage
