@@ -1,5 +1,6 @@
 """Sessions without HTTP: turns, closing, and values of conversations. `test_session_machine.py` has the rest."""
 
+import asyncio
 import json
 from types import SimpleNamespace
 
@@ -11,9 +12,11 @@ from freehold.conversation import OBJECT_BYTES, Conversation, with_messages
 from freehold.errors import NoSuchSession, SessionBusy, SessionsFull, TurnRefused
 from freehold.ipc.async_engine import AsyncEngine
 from freehold.sampling_params import SamplingParams
+from freehold.server.access.clients import Client
 from freehold.server.native.schema import SessionParams
 from freehold.server.sessions.branches import branch_of
 from freehold.server.sessions.settings import SessionSettings
+from freehold.server.sessions.table import Session
 from freehold.server.sessions.turns import closed_on_failure
 
 
@@ -248,3 +251,27 @@ def test_an_abort_ends_the_request_of_that_id_and_no_other(monkeypatch):
     assert sent == ["r1-0"]
     engine.abort_by_prefix("r1")
     assert sent == ["r1-0", "r1-0", "r10-0"]
+
+
+def test_forks_beside_each_other_stay_within_the_memory_of_sessions(opened, session):
+    opened.turn(session, list(range(60_000)), [7])
+    memory = opened.table.memory
+
+    async def forks() -> list[Session | BaseException]:
+        many = (opened.table.fork(session, f"fork-{number}") for number in range(20))
+        return await asyncio.gather(*many, return_exceptions=True)
+
+    found = opened(forks())
+    assert memory.nbytes <= 1 << 20
+    assert sum(isinstance(one, Session) for one in found) == 3
+    assert all(isinstance(one, Session | SessionsFull) for one in found)
+    assert opened.tokens(opened.session("fork-0")) == [*range(60_000), 7]
+
+
+@pytest.mark.parametrize(("owner", "asked"), [("team/ada", "ada/s"), ("team/ada/x", "ada/x/s"), ("team", "team/s")])
+def test_no_name_of_a_session_leads_to_that_of_another_key(opened, owner, asked):
+    opened(opened.table.open("s", SessionSettings(owner=owner)))
+    for name in ("team", ""):
+        with pytest.raises(NoSuchSession):
+            opened.table.get(asked if name else f"{owner}/s", Client(name))
+    assert opened.table.get("s", Client(owner)).settings.owner == owner

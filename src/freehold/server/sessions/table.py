@@ -255,6 +255,8 @@ class SessionTable:
     def get(self, name: str, client: Client) -> Session:
         """A client's own session, or for administrators anybody's. Raises NoSuchSession."""
         session = self._sessions.get(f"{client.name}/{name}" if client.name else name)
+        if session is not None and session.id != name:  # that of another client: names of keys may have a slash
+            session = None
         if session is None and client.is_admin:
             session = next((one for one in self if one.id == name), None)
         if session is None:
@@ -325,9 +327,12 @@ class SessionTable:
         """A session with the history so far; pages are shared through the prefix tree, and what does not
         fill a page is computed again by the one that comes second. Raises what `open` does, and SessionsFull."""
         session.last_used = self.clock()
-        history = await self.history(session)
-        self.memory.make_room(history.nbytes)
-        return await self.open(name, session.settings, {**history.points}, session.adapter)
+        history, fork = await self.history(session), object()
+        self.memory.hold(fork, history.nbytes)  # so that forks beside each other find room for all of them
+        try:
+            return await self.open(name, session.settings, {**history.points}, session.adapter)
+        finally:
+            self.memory.hold(fork, 0)
 
     async def rewind(self, session: Session, to: int) -> None:
         """Raises SessionBusy, TurnRefused or StoreFailed."""
