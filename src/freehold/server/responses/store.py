@@ -20,8 +20,9 @@ BYTES_MAX = 256 << 20
 
 UNSTORED, UNREAD = "the response can't be stored", "the response can't be read"
 _DAMAGED = """
-SELECT CAST(id AS TEXT) FROM responses WHERE NOT coalesce(
+SELECT CAST(id AS BLOB) FROM responses WHERE NOT coalesce(
     typeof(tokens) = 'blob' AND length(tokens) % 4 = 0 AND typeof(size) = 'integer'
+    AND is_utf8(CAST(id AS BLOB)) AND is_utf8(CAST(owner AS BLOB)) AND is_utf8(CAST(fields AS BLOB))
     AND CASE WHEN json_valid(fields) THEN json_type(fields) = 'object' END, 0)
 """
 _SCHEMA = """
@@ -54,14 +55,15 @@ class ResponseTables:
     def prepare(self, connection: sqlite3.Connection) -> None:
         connection.execute(_SCHEMA)
 
-    def damaged(self, connection: sqlite3.Connection) -> list[str]:
+    def damaged(self, connection: sqlite3.Connection) -> list[bytes | None]:
         return [name for (name,) in connection.execute(_DAMAGED)]
 
     def entries(self, connection: sqlite3.Connection) -> int:
         return _sum(connection, "SELECT count(*) FROM responses")
 
-    def delete(self, connection: sqlite3.Connection, name: str) -> None:
-        connection.execute("DELETE FROM responses WHERE id = ?", (name,))
+    def prune(self, connection: sqlite3.Connection) -> None:
+        damaged = [(name,) for name in self.damaged(connection)]
+        connection.executemany("DELETE FROM responses WHERE CAST(id AS BLOB) IS ?", damaged)
 
 
 class ResponseStore:
