@@ -54,6 +54,22 @@ def test_a_long_prefix_is_asked_for_and_fetched_in_parts(most, monkeypatch):
     assert bench.load() == len(TOKENS)
 
 
+@pytest.mark.parametrize(("most", "pages"), [(3, 3), (0, 1)])
+def test_no_order_has_more_bytes_than_a_slow_store_moves_in_time(most, pages, monkeypatch):
+    """Unless a single page has."""
+    first = Bench(storage=PrefetchPolicy.WAIT_COMPLETE)
+    page_bytes = first.tiers.plan.page_bytes[0]
+    monkeypatch.setattr("freehold.memory.tiers.storage.ORDER_BYTES", most * page_bytes + page_bytes // 2)
+    first = stored()
+    bench = again(first)
+    prefetch(bench)
+    bench.mover.end()  # the question
+    bench.turn()
+    assert {len(order.keys[0]) for order, _ in bench.mover.orders} <= {pages, 8 % pages}
+    bench.settle()
+    assert bench.load() == len(TOKENS)
+
+
 def test_only_what_is_needed_is_fetched():
     first = Bench(FULL, WINDOW, storage=PrefetchPolicy.WAIT_COMPLETE)
     first.compute()

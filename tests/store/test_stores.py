@@ -293,6 +293,27 @@ def test_reading_does_not_wait_for_writing(remote, monkeypatch):
         thread.join()
 
 
+def test_what_was_stored_in_time_is_said_though_the_rest_was_late(store, monkeypatch):
+    """Such a store is slow, and gets on with each call. Only if nothing is in time it counts as one that fails."""
+    module, may_go_on = sys.modules[type(store).__module__], threading.Event()
+    items = [item(number) for number in range(40)]
+
+    def late(key, about, payload, first):
+        if key == items[first].key:
+            may_go_on.wait(3 * SECOND)  # it takes all the time that there is
+        return encode(key, about, payload)
+
+    monkeypatch.setattr(module, "encode", lambda *one: late(*one, 24))
+    stored = store.put(items, SECOND)
+    count = stored.count(True)
+    assert stored == [True] * count + [False] * (40 - count)
+    assert store.contains([one.key for one in items[:count]], SECOND) == [True] * count
+    assert count >= 4
+    monkeypatch.setattr(module, "encode", lambda *one: late(*one, count))
+    with pytest.raises(StoreUnavailable, match="no answer within"):
+        store.put(items[count:], SECOND)
+
+
 def test_what_is_late_when_a_store_is_cleared_is_gone_with_the_rest(store):
     may_go_on, late = threading.Event(), item(2)
     store.put([item(1)], 5 * SECOND)

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from freehold.store.entry import Damaged, Raw, decode, encode
-from freehold.store.lane import Lane
+from freehold.store.lane import Lane, until_failure
 from freehold.store.segment import Buffer, NotASegment, Segment, numbers_in, strangers_in
 from freehold.store.store import Item, StoreStats, StoreUnavailable
 
@@ -164,10 +164,10 @@ class DiskStore:
             partial(self._put, item.key, None if item.key in self._index else b"".join(encode(*item))) for item in items
         )
         with self._told():
-            stored = list(self._writing.each(calls, deadline))
+            stored = until_failure(self._writing.each(calls, deadline))
         with self._lock:
             self._dropped += stored.count(False)
-        return stored
+        return stored + [False] * (len(items) - len(stored))
 
     def _put(self, key: bytes, raw: bytes | None) -> bool:
         """Whether the entry is stored now. Without its bytes it was before."""
