@@ -115,6 +115,7 @@ class Turn:
     async def wait(self, timeout: float | None = None) -> None:
         """Until this turn has the session. Raises SessionBusy if that is closed before, TimedOut after `timeout`
         seconds."""
+        timeout = self._table.request_timeout if timeout is None else timeout
         try:
             await asyncio.wait_for(self.has_come.wait(), timeout)
         except TimeoutError:
@@ -137,7 +138,7 @@ class Turn:
 
     def options(self, asked: Options) -> Options:
         """Those of its request: as asked for, in what is left of the time since it lined up."""
-        session, timeout = self.session, asked.timeout
+        session, timeout = self.session, asked.timeout or self._table.request_timeout
         if timeout is not None:
             timeout = max(timeout - (time.monotonic() - self._lined_up), LEAST_TIMEOUT_S)
         return Options(
@@ -202,8 +203,10 @@ class SessionTable:
         store: SessionStore,
         memory_bytes: int = ServerConfig.session_memory_bytes,
         clock: Callable[[], float] = time.monotonic,
+        request_timeout: float | None = None,
     ):
         self._engine = engine
+        self.request_timeout = request_timeout  # of requests without one of their own
         self.clock = clock
         self.memory = Histories(store, memory_bytes)
         self._sessions: dict[str, Session] = {}
@@ -255,10 +258,8 @@ class SessionTable:
     def get(self, name: str, client: Client) -> Session:
         """A client's own session, or for administrators anybody's. Raises NoSuchSession."""
         session = self._sessions.get(f"{client.name}/{name}" if client.name else name)
-        if session is not None and session.id != name:  # that of another client: names of keys may have a slash
-            session = None
-        if session is None and client.is_admin:
-            session = next((one for one in self if one.id == name), None)
+        if session is None or session.id != name:  # names of keys may have a slash
+            session = next((one for one in self if one.id == name), None) if client.is_admin else None
         if session is None:
             raise NoSuchSession(f"session id {name} does not exist")
         return session
