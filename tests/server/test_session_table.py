@@ -275,3 +275,51 @@ def test_no_name_of_a_session_leads_to_that_of_another_key(opened, owner, asked)
         with pytest.raises(NoSuchSession):
             opened.table.get(asked if name else f"{owner}/s", Client(name))
     assert opened.table.get("s", Client(owner)).settings.owner == owner
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_no_client_takes_the_memory_of_sessions_from_the_others(tmp_path, on_disk):
+    opened = Opened(tmp_path / "sessions" if on_disk else None)
+    table = opened.table
+    session = opened(table.open("s", SessionSettings(owner="eve")))
+    opened.turn(session, list(range(20_000)), [7])
+
+    def fork(session: Session) -> bool:
+        try:
+            opened(table.fork(session, None))
+        except SessionsFull:
+            return False
+        return True
+
+    made = [fork(session) for _ in range(20)]
+    assert made == ([True] * 20 if on_disk else [True] * 8 + [False] * 12)
+    other = opened(table.open("s", SessionSettings(owner="ada")))
+    opened.turn(other, list(range(20_000)), [7])
+    assert fork(other)
+    turns = [table.line_up(opened(table.open(None, SessionSettings(owner="eve")))) for _ in range(20)]
+    for turn in turns[: 9 if on_disk else 0]:
+        turn.begin(Conversation(), np.arange(20_000, dtype=np.int32))
+    with pytest.raises(SessionsFull, match="786,432 bytes that they may have"):
+        turns[-1].begin(Conversation(), np.arange(20_000, dtype=np.int32))
+    for turn in turns:
+        turn.close()
+    opened.turn(other, [1], [7])
+    for one in list(table):
+        table.close(one)
+    assert (table.memory.nbytes, table.memory._owned) == (0, {})
+
+
+def test_sessions_are_bounded_and_one_client_can_not_open_all(opened, monkeypatch):
+    monkeypatch.setattr("freehold.server.sessions.histories.SESSIONS_MAX", 8)
+
+    def opens(owner: str) -> int:
+        for number in range(10):
+            try:
+                opened(opened.table.open(None, SessionSettings(owner=owner)))
+            except SessionsFull:
+                return number
+        return 10
+
+    assert [opens("eve"), opens("ada"), opens("")] == [6, 2, 0]
+    opened.table.close(next(iter(opened.table)))
+    assert [opens("eve"), opens("ada"), opens("")] == [1, 0, 0]

@@ -26,7 +26,7 @@ from freehold.ipc.streams import Delta
 from freehold.sampling_params import SamplingParams
 from freehold.server.access.clients import Client
 from freehold.server.config import ServerConfig
-from freehold.server.sessions.histories import Histories
+from freehold.server.sessions.histories import Histories, check_count
 from freehold.server.sessions.history import History, Replacement
 from freehold.server.sessions.settings import SessionSettings
 from freehold.server.sessions.store import SessionRow, SessionStore
@@ -132,7 +132,7 @@ class Turn:
         session.check_open()
         assert self in session.running
         tokens = base.begin(new, session.settings.capacity)
-        self._table.memory.hold(self, tokens.nbytes + len(said or ""))
+        self._table.memory.hold(self, tokens.nbytes + len(said or ""), session.settings.owner)
         self.base, self.tokens, self._said, self._replacement = base, tokens, said, replacement
         self.number = next(session.numbers)
 
@@ -186,7 +186,7 @@ class Turn:
             session.line.remove(self)
         is_saving = self._commit is not None and not self._commit.done()
         if self in session.running and not is_saving:
-            self._table.memory.hold(self, 0)
+            self._table.memory.hold(self, 0, session.settings.owner)
             session.running.remove(self)
             session.last_used = self._table.clock()
             self.is_over.set()
@@ -232,13 +232,14 @@ class SessionTable:
         adapter: str = "",
     ) -> Session:
         """With these points. Raises SessionBusy if the owner uses the name already, InvalidParameter if it can't be
-        one, or StoreFailed."""
+        one, SessionsFull or StoreFailed."""
         name = uuid.uuid4().hex if name is None else name
         if not re.fullmatch(SESSION_ID, name):
             raise InvalidParameter("session_id", "must be 1 to 200 letters, digits, and any of . _ : @ -")
         session = Session(name, settings, self.clock(), adapter=adapter)
         if session.key in self._sessions or session.key in self._opening:
             raise SessionBusy(f"session id {name} is already open")
+        check_count(self._sessions, settings.owner)
         self._opening.add(session.key)
         await _to_its_end(self._open(session, points))
         return session
@@ -329,11 +330,11 @@ class SessionTable:
         fill a page is computed again by the one that comes second. Raises what `open` does, and SessionsFull."""
         session.last_used = self.clock()
         history, fork = await self.history(session), object()
-        self.memory.hold(fork, history.nbytes)  # so that forks beside each other find room for all of them
+        self.memory.hold(fork, history.nbytes, session.settings.owner)  # forks beside each other need room for all
         try:
             return await self.open(name, session.settings, {**history.points}, session.adapter)
         finally:
-            self.memory.hold(fork, 0)
+            self.memory.hold(fork, 0, session.settings.owner)
 
     async def rewind(self, session: Session, to: int) -> None:
         """Raises SessionBusy, TurnRefused or StoreFailed."""
