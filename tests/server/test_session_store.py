@@ -69,7 +69,7 @@ FLIPPED = {  # what is in the file, and what a damaged disk makes of it
     "a setting that is no text": (b'"namespace": "salt1"', b'"namespace": "s\xe1lt1"'),
     "the owner among the settings": (b'"capacity": 111, "namespace": "salt1", "branching": false, "owner": "ada"',
                                      b'"capacity": 111, "namespace": "salt1", "branching": false, "owner": "adb"'),
-    "the session of a turn": (b"ada/s1\x02\x0c", b"ada/\xf31\x02\x0c"),
+    "the session of a turn": (b"ada/s1\x04\x02\x0c", b"ada/\xf31\x04\x02\x0c"),
 }  # fmt: skip
 
 

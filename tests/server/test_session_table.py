@@ -323,3 +323,21 @@ def test_sessions_are_bounded_and_one_client_can_not_open_all(opened, monkeypatc
     assert [opens("eve"), opens("ada"), opens("")] == [6, 2, 0]
     opened.table.close(next(iter(opened.table)))
     assert [opens("eve"), opens("ada"), opens("")] == [1, 0, 0]
+
+
+def test_what_replaces_all_before_it_drops_the_input_of_an_earlier_one_that_was_kept_meanwhile(opened):
+    session = opened(opened.table.open("b", SessionSettings(branching=True)))
+
+    def begun(name: str, **params):
+        turn = opened.table.line_up(session, name=name)
+        history = opened(opened.table.history(session))
+        base, replacement = branch_of(session, history, SessionParams(id="b", **params))
+        turn.begin(base, np.array([1], np.int32), replacement=replacement)
+        return turn
+
+    begun("first")
+    replacing = begun("all", replace=True)
+    opened(begun("later", rid="first", replace=True).observe(news([7], "x", "stop")))
+    assert {*opened(opened.table.history(session)).points} == {"first", "later"}
+    opened(replacing.observe(news([8], "x", "stop")))
+    assert {*opened(opened.table.history(session)).points} == {"later", "all"}

@@ -109,7 +109,7 @@ class Turn:
     def asked(self) -> Conversation:
         """The conversation up to this turn's input. The turn must have begun."""
         if self._asked is None:
-            self._asked = self.base.after(self.tokens, [], number=next(self.session.numbers))
+            self._asked = self.base.after(self.tokens, [], number=self.number - 1)
         return self._asked
 
     async def wait(self, timeout: float | None = None) -> None:
@@ -134,6 +134,7 @@ class Turn:
         tokens = base.begin(new, session.settings.capacity)
         self._table.memory.hold(self, tokens.nbytes + len(said or ""), session.settings.owner)
         self.base, self.tokens, self._said, self._replacement = base, tokens, said, replacement
+        next(session.numbers)  # that of its input, as old as it: `asked`
         self.number = next(session.numbers)
 
     def options(self, asked: Options) -> Options:
