@@ -193,6 +193,18 @@ def wait_for(condition, seconds=10):
         time.sleep(0.05)
 
 
+def test_the_native_api_keeps_to_the_capacity_of_a_session(client):
+    session = open_session(client, capacity=20)
+    body = {
+        "input_ids": [504, 7235, 314, 28],
+        "sampling_params": {"max_new_tokens": 40, "temperature": 0, "ignore_eos": True},
+        "session_params": {"id": session},
+    }
+    answer = client.post("/generate", json=body)
+    assert answer.json()["meta_info"]["completion_tokens"] == 16
+    assert client.post("/generate", json=body | {"input_ids": [1] * 21}).status_code == 400
+
+
 def test_a_refused_turn_changes_nothing(client):
     session = open_session(client, capacity=20)
     turn(client, session, [504, 7235, 314, 28])

@@ -165,8 +165,7 @@ def test_a_scripted_abort_in_each_state(state):
 def test_a_request_that_cannot_go_on_ends_and_the_rest_goes_on_after_pages_return():
     happenings = [
         submit(0, "a", max_tokens=60),
-        Happening(4, Verb.EXHAUST, {"leaving": 0}),
-        Happening(40, Verb.RESTORE),
+        Happening(4, Verb.EXHAUST, {"leaving": 0, "iterations": 36}),
         submit(41, "b"),
     ]
     world = World(Scenario(CELL, 0, happenings))

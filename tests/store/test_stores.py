@@ -297,6 +297,7 @@ def test_what_was_stored_in_time_is_said_though_the_rest_was_late(store, monkeyp
     """Such a store is slow, and gets on with each call. Only if nothing is in time it counts as one that fails."""
     module, may_go_on = sys.modules[type(store).__module__], threading.Event()
     items = [item(number) for number in range(40)]
+    monkeypatch.setattr(module, "BATCH_BYTES", 1000, raising=False)
 
     def late(key, about, payload, first):
         if key == items[first].key:
@@ -326,7 +327,7 @@ def test_what_is_late_when_a_store_is_cleared_is_gone_with_the_rest(store):
         elif isinstance(store, ObjectStore):
             store._store.put(f"{late.key[:1].hex()}/{late.key.hex()}", raw)
         else:
-            store._put(late.key, raw)
+            store._put([late.key], [len(raw)], raw)
 
     with pytest.raises(StoreUnavailable, match="within"):
         store._writing.run(write, 0.05)

@@ -26,8 +26,7 @@ class Verb(StrEnum):
     RESUME = "resume"
     HOLD = "hold"  # the engine completes nothing for some iterations
     FAIL = "fail"  # the next step fails
-    EXHAUST = "exhaust"  # pages are taken away until `leaving` are free
-    RESTORE = "restore"  # and given back
+    EXHAUST = "exhaust"  # pages are taken away until `leaving` are free, and given back after some iterations
     WEIGHTS = "weights"
     FLUSH = "flush"
     EVICT = "evict"  # pages of prefixes, as if others needed them
@@ -171,8 +170,7 @@ def _race(rng: random.Random, now: int, name: str, turn: dict[str, Any]) -> Iter
         if number >= 3:
             yield Happening(now, Verb.EVICT, {"pages": rng.choice([1, 4, 1000])})
         if is_short and number == 4:
-            yield Happening(now, Verb.EXHAUST, {"leaving": rng.choice([0, 1, 2])})
-            yield Happening(now + 30, Verb.RESTORE)
+            yield Happening(now, Verb.EXHAUST, {"leaving": rng.choice([0, 1, 2]), "iterations": 30})
         session = f"{name}-{'first' if number < 3 else 'second'}"
         yield Happening(now, Verb.SUBMIT, {"id": f"{name}.{number}", "session": session, **turn})
 
@@ -207,8 +205,8 @@ def troubles(rng: random.Random) -> Iterator[Happening]:
         yield Happening(rng.randrange(5, 150), Verb.FAIL)
     if rng.random() < 0.4:
         at = rng.randrange(5, 100)
-        yield Happening(at, Verb.EXHAUST, {"leaving": rng.choice([0, 1, 3])})
-        yield Happening(at + rng.choice([1, 10, 40]), Verb.RESTORE)
+        leaving, iterations = rng.choice([0, 1, 3]), rng.choice([1, 10, 40])
+        yield Happening(at, Verb.EXHAUST, {"leaving": leaving, "iterations": iterations})
     if rng.random() < 0.3:
         yield Happening(rng.randrange(5, 150), Verb.FLUSH)
     if rng.random() < 0.3:

@@ -171,7 +171,7 @@ class Scenario:
         watch(happenings, operator)
         cached = operator.random() > 0.1
         interval = rng.choice([0, 0, 0, 1, 5])
-        if interval and cell.page_size > 64:
+        if interval and cell.page_size >= 64:
             interval = 5  # a retraction forgets up to a page: every step, there would hardly be progress
         if interval and cell.pool == "tight" and cell.groups != "full":
             interval = 25  # likewise: if its window or state is evicted meanwhile, it begins anew

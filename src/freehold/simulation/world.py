@@ -124,6 +124,7 @@ class World:
         self._totals = Totals(self.scheduler, scenario.cell.speculation == "plain" and not scenario.forced)
         self._ballast: Lease | None = None
         self._release_at: int | None = None
+        self._restore_at: int | None = None
         self._first = len(self.requests)  # of those that this engine has got
         Victims(self.memory)
         self.engine.observe = self._observe
@@ -168,6 +169,9 @@ class World:
         if self._release_at is not None and self.iteration >= self._release_at:
             self._release_at, self.engine.hold = None, False
             self.engine.release()
+        if self._restore_at is not None and self.iteration >= self._restore_at:
+            self._restore_at = None
+            self._restore()
         self._compile()
         is_paused, before = self.scheduler.paused is not None, self.engine.steps_run
         self._liveness.before(self.engine.hold)
@@ -215,8 +219,7 @@ class World:
             self.engine.fail_next = RuntimeError("the simulated engine was told to fail")
         elif verb is Verb.EXHAUST:
             self._exhaust(arguments["leaving"])
-        elif verb is Verb.RESTORE:
-            self._restore()
+            self._restore_at = self.iteration + arguments["iterations"]
         elif verb is Verb.EVICT:
             self.memory.tree.evictor.evict(arguments["pages"], "others")
         elif verb is Verb.RESTART:

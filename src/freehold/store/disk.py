@@ -5,19 +5,21 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import itertools
 import os
 import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from freehold.store.entry import Damaged, Raw, decode, encode
-from freehold.store.lane import Lane, until_failure
+from freehold.store.entry import HEADER_BYTES, Damaged, Raw, decode, encode
+from freehold.store.lane import Lane
 from freehold.store.segment import Buffer, NotASegment, Segment, numbers_in, strangers_in
 from freehold.store.store import Item, StoreStats, StoreUnavailable
 
 SEGMENT_BYTES = 64 << 20
+BATCH_BYTES = 1 << 20  # entries written by one call, about
 FREE_FLOOR_BYTES = 1 << 30
 CLOSE_S = 5.0
 DISCARD_S = 3600.0
@@ -159,34 +161,45 @@ class DiskStore:
     # -- writing --------------------------------------------------------------------------------------
 
     def put(self, items: Sequence[Item], deadline: float) -> list[bool]:
-        # Encoded by the caller's thread: a late call must not read what is the caller's.
-        calls = (
-            partial(self._put, item.key, None if item.key in self._index else b"".join(encode(*item))) for item in items
-        )
-        with self._told():
-            stored = until_failure(self._writing.each(calls, deadline))
-        with self._lock:
-            self._dropped += stored.count(False)
-        return stored + [False] * (len(items) - len(stored))
-
-    def _put(self, key: bytes, raw: bytes | None) -> bool:
-        """Whether the entry is stored now. Without its bytes it was before."""
-        if raw is None or key in self._index:
-            return key in self._index
+        new = {item.key: item for item in items if item.key not in self._index}
         try:
-            if not self._make_room(len(raw)):
-                return False
-            self._append(key, raw)
+            with self._told():
+                for _ in self._writing.each(self._batches(list(new.values())), deadline):
+                    pass
+        except StoreUnavailable:
+            if not any(key in self._index for key in new):
+                raise
+        with self._lock:
+            stored = [item.key in self._index for item in items]
+            self._dropped += stored.count(False)
+        return stored
+
+    def _batches(self, items: Sequence[Item]) -> Iterator[Callable[[], None]]:
+        """Calls that write `items`, several at once. They are encoded by the caller's thread: a late call must not read
+        what is the caller's."""
+        limit = min(BATCH_BYTES, self._segment_bytes)
+        sizes = [HEADER_BYTES + len(item.about) + memoryview(item.payload).nbytes for item in items]
+        ends = itertools.accumulate(sizes)
+        batch = [(end - size) // limit for end, size in zip(ends, sizes, strict=True)]
+        for _, part in itertools.groupby(zip(batch, items, sizes, strict=True), key=lambda one: one[0]):
+            _, together, their_sizes = zip(*part, strict=True)
+            raw = b"".join(piece for item in together for piece in encode(*item))
+            yield partial(self._put, [item.key for item in together], their_sizes, raw)
+
+    def _put(self, keys: Sequence[bytes], sizes: Sequence[int], raw: Raw) -> None:
+        try:
+            if self._make_room(len(raw)):
+                self._append(keys, sizes, raw)
         except OSError as error:
             self._give_way(error)
             raise
-        return True
 
-    def _append(self, key: bytes, raw: Raw) -> None:
+    def _append(self, keys: Sequence[bytes], sizes: Sequence[int], raw: Raw) -> None:
+        """Write entries that lie one behind the other in `raw`. Raises OSError; then none of them is there."""
         segment = self._writable()
-        entry = _entry(segment, segment.append(key, raw))
+        first = segment.append(keys, sizes, raw)
         with self._lock:
-            self._index[key] = entry
+            self._index.update((key, _entry(segment, first + number)) for number, key in enumerate(keys))
 
     def _writable(self) -> Segment:
         """The segment that entries are appended to. Raises OSError."""
@@ -230,7 +243,7 @@ class DiskStore:
         kept = self._still_used(segment, room)
         self._evicted += len(self._forget(segment)) - len(kept)
         for key, raw in kept:
-            self._append(key, raw)
+            self._append([key], [len(raw)], raw)
         return sum(len(raw) for _, raw in kept)
 
     def _still_used(self, segment: Segment, room: int) -> list[tuple[bytes, bytes]]:
@@ -273,7 +286,8 @@ class DiskStore:
             self._seal()
         for segment in touched:
             for number in self._live(segment):
-                self._append(segment.keys[number], segment.read(segment.place(number), Buffer()))
+                raw = segment.read(segment.place(number), Buffer())
+                self._append([segment.keys[number]], [len(raw)], raw)
             self._forget(segment)
 
     @property

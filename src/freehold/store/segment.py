@@ -8,7 +8,7 @@ import os
 import re
 import stat
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -142,18 +142,20 @@ class Segment:
                 yield header.key, Place(offset, header.size)
             offset += header.size
 
-    def append(self, key: bytes, raw: Raw) -> int:
-        """Write an entry behind the others -> its number. Raises OSError; then the segment is as before."""
-        size = len(raw)
+    def append(self, keys: Sequence[bytes], sizes: Sequence[int], raw: Raw) -> int:
+        """Write entries of `sizes` bytes, which lie one behind the other in `raw`, behind the others -> the number of
+        the first. Raises OSError; then the segment is as before."""
+        first = len(self.keys)
         try:
             _write_all(self._file, raw, self.bytes)
         except OSError:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._file, self.bytes)
             raise
-        self._add(key, self.bytes, size)
-        self.bytes += size
-        return len(self.keys) - 1
+        for key, size in zip(keys, sizes, strict=True):
+            self._add(key, self.bytes, size)
+            self.bytes += size
+        return first
 
     def read(self, place: Place, buffer: Buffer) -> memoryview:
         """The bytes of an entry, fewer if the file is shorter: in the buffer. Raises OSError."""

@@ -87,6 +87,7 @@ async def _samples(
         samples: list[_Sample] = []
         for rid, tokens, sampling, one, probe in zip(rids, ids, samplings, params, probes, strict=True):
             fitted = sampling.fitted(one, room(len(tokens), engine))
+            fitted = fitted if turn is None else turn.fitted(fitted)
             skip = sampling.skip_special_tokens is not False
             job = Job(rid, [tokens], fitted, options, "input_ids", client, skip, turn)
             samples += [_Sample(job, sampling, probe) for _ in range(fitted.n)]
