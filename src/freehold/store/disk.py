@@ -162,13 +162,13 @@ class DiskStore:
 
     def put(self, items: Sequence[Item], deadline: float) -> list[bool]:
         new = {item.key: item for item in items if item.key not in self._index}
-        try:
-            with self._told():
+        with self._told():
+            try:
                 for _ in self._writing.each(self._batches(list(new.values())), deadline):
                     pass
-        except StoreUnavailable:
-            if not any(key in self._index for key in new):
-                raise
+            except StoreUnavailable:  # it is late
+                if not any(key in self._index for key in new):
+                    raise
         with self._lock:
             stored = [item.key in self._index for item in items]
             self._dropped += stored.count(False)
