@@ -180,7 +180,12 @@ def test_a_server_that_dies_is_an_error_at_once(remote):
     store, server = remote
     store.put([item(1)], 5 * SECOND)
     server.kill()
-    for call in calls(store):
+    key = item(1).key
+    of_people = [
+        lambda: store.discard([key]), lambda: store.raw(key), lambda: list(store.all_keys()),
+        lambda: list(store.foreign()),
+    ]  # fmt: skip
+    for call in [*calls(store), *of_people]:
         with at_most(3), pytest.raises(StoreUnavailable):
             call()
 

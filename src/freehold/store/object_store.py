@@ -153,7 +153,10 @@ class ObjectStore:
             raise StoreUnavailable(f"s3: {_first_line(error)}") from error
 
     def discard(self, keys: Collection[bytes]) -> None:
-        self._store.delete([_path(key) for key in keys])
+        try:
+            self._store.delete([_path(key) for key in keys])
+        except (BaseError, OSError) as error:
+            raise StoreUnavailable(f"s3: {_first_line(error)}") from error
 
     def stats(self) -> StoreStats:
         """What is in a bucket is not known without listing it."""
