@@ -191,6 +191,23 @@ def test_what_is_beside_a_damaged_page_is_kept(tmp_path, name, most, where):
     opened.close()
 
 
+def test_a_file_behind_a_link_belongs_to_one_server_and_is_recovered_where_it_is(tmp_path):
+    (tmp_path / "data").mkdir()
+    path, link = tmp_path / "data" / "sessions", tmp_path / "link"
+    link.symlink_to(path)
+    opened = Opened(link)
+    opened.turn(opened(opened.table.open("s", SessionSettings())), [1], [7])
+    with pytest.raises(ValueError, match="in use by another server"):
+        database(path)
+    opened.close()
+    with changed(path) as connection:
+        connection.execute("UPDATE turns SET said = '['")
+    Opened(link, recover=True).close()
+    assert link.is_symlink()
+    assert len([*path.parent.glob("sessions.damaged-*")]) == 1
+    Opened(path).close()
+
+
 def test_a_file_that_is_no_database_is_put_aside(tmp_path):
     path = tmp_path / "sessions"
     path.write_bytes(b"this is no database" * 1000)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import os
 import sqlite3
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -90,6 +91,7 @@ def open_database(path: str | None, tables: Sequence[Tables], sync: str = NORMAL
     With `recover` a damaged file is put aside, and its readable entries are kept."""
     if path is None:
         return Database(_opened(":memory:", tables, sync))
+    path = os.path.realpath(path)
     lock = _lock(path)
     try:
         return Database(_opened_or_recovered(path, tables, sync, recover), lock)
