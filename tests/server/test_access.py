@@ -13,6 +13,7 @@ from starlette.datastructures import Headers
 from uvicorn.server import ServerState
 
 from freehold.ipc.async_engine import AsyncEngine
+from freehold.server.access.clients import Client
 from freehold.server.access.connections import STANDSTILL_S, Connections
 from freehold.server.access.keys import Keys
 from freehold.server.access.rights import RIGHTS, Right, right_of
@@ -124,6 +125,13 @@ def test_isolated_keys_have_salts_of_their_own():
     assert one.namespace("x") != one.namespace("y")
     shared = Keys.of(ServerConfig(api_key=("a",))).find(Headers({"x-api-key": "a"})).client
     assert shared.namespace(None) == ""
+
+
+def test_no_cache_salt_leads_to_what_another_key_caches():
+    salts = ["", "billing", "billing\0", "\0", "\0\0", "billing\0\0x", "x", "\0x"]
+    clients = [Client(), Client("b", salt="billing"), Client("c", salt="c")]
+    found = [client.namespace(salt) for client in clients for salt in salts]
+    assert len({*found}) == len(found)
 
 
 def test_what_a_key_with_a_salt_caches_is_its_own(guarded):

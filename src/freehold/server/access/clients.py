@@ -32,8 +32,10 @@ class Client:
         return self.is_admin or owner == self.name
 
     def namespace(self, cache_salt: str | None) -> str:
-        """Where KV of a request with this `cache_salt` is kept."""
-        return f"{self.salt}\0{cache_salt or ''}" if self.salt else cache_salt or ""
+        """Where KV of a request with this `cache_salt` is kept. No `cache_salt` leads to another client's: zeros in it
+        are doubled, so the one behind a client's salt is alone."""
+        asked = (cache_salt or "").replace("\0", "\0\0")
+        return f"{self.salt}\0{asked}" if self.salt else asked
 
 
 def client_of(request: Request) -> Client:
