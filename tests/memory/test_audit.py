@@ -111,6 +111,13 @@ def forget_a_level(memory):
     memory.tree.hints.fading.forget(next(node for node in memory.tree.nodes() if node.level > 0))
 
 
+def hit_an_end_alone(memory):
+    node = evictable(memory)
+    memory.tree.split(node, node.start + memory.page_size)
+    memory.audit()
+    node.hits += 1
+
+
 def orphan(memory):
     node = evictable(memory)
     node.parent.children.clear()
@@ -191,6 +198,7 @@ WRONGS = {
     "candidates": (lose_a_candidate, "not a candidate"),
     "entries": (lose_an_entry, "can come out of it"),
     "levels": (forget_a_level, "nothing will lower it"),
+    "hits": (hit_an_end_alone, "before it only"),
     "children": (orphan, "disagree"),
     "pages of a node": (lose_a_page_of_a_node, "3 pages for 16 tokens"),
     "free and held": (free_what_is_held, "held by both"),

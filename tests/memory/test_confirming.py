@@ -77,6 +77,22 @@ def test_ends_are_asked_for_before_beginnings_one_question_at_a_time(monkeypatch
     assert bench.tiers.transfers.counts[Kind.PROBE].ended == 3, "it has not been used since"
 
 
+def test_one_question_is_about_several_nodes_and_what_any_of_them_lost_is_stored_again():
+    bench = Bench(storage=WAIT)
+    for tokens in (TOKENS, TOKENS + 100):
+        bench.compute(tokens)
+        bench.settle()
+    before = dict(bench.mover.stored)
+    for key in [next(iter(before)), list(before)[-1]]:  # of the first node, and of the last
+        del bench.mover.stored[key]
+    use(bench)
+    use(bench, TOKENS + 100)
+    rounds(bench, 1)
+    assert bench.tiers.transfers.counts[Kind.PROBE].ended == 1
+    rounds(bench, 2)
+    assert bench.mover.stored == before
+
+
 def test_a_question_that_is_never_answered_does_not_end_all_questions():
     bench = Bench(storage=WAIT)
     bench.compute()

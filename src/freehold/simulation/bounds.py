@@ -82,6 +82,7 @@ BOUNDS = {
     "Backup._copied": "transfers",
     "Confirming._used": "nodes",
     "Confirming._round": "nodes",
+    "Confirming._about": "nodes",
     "Loads._underway": "moving",
     "Loads._speeds": "5",
     "EventLog._told": "columns + entries + 2",

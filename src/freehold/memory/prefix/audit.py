@@ -23,6 +23,8 @@ def check_node(tree: PrefixTree, node: Node) -> None:
         key = node.tokens[: tree.page_size].tobytes()
         if parent.children.get(key) is not node or node.end != parent.end + len(node.tokens):
             raise AuditError(f"{parent!r} and {node!r} disagree about each other")
+        if parent.parent is not None and parent.hits < node.hits:
+            raise AuditError(f"{node!r} has {node.hits} hits, and {parent!r} before it only {parent.hits}")
     are_bounded = {bounded.number for bounded in tree.bounded}
     for number, part in enumerate(node.pages):
         if len(part) * tree.page_size != len(node.tokens):

@@ -104,17 +104,24 @@ class PrefixHistory:
 
     def returned(self, node: Node, after: tuple[Ghost | None, ...], tokens: Int32, tick: int) -> None:
         """Record that `tokens` [n], which end in `node`, were published again. `after` are the ghosts of the places
-        where they were attached. The evictions of their pages end as reuses."""
+        where they were attached. The evictions of their pages end as reuses, which are hits of all before the node,
+        too."""
         node.ghost = None
         for place, at in (ghost for ghost in after if ghost is not None):
             known = at > 0
             while (found := self._pop((place, self._key(tokens, at)))) is not None:
                 self._wait(found, tick, True)
-                node.hits = max(node.hits, found.hits + 1)
+                self._count_hits(node, found.hits + 1)
                 place, at, known = found.place, at + found.page_count * self._page_size, True
             if known:
                 node.ghost = place, max(at - len(tokens), 0)
                 return
+
+    def _count_hits(self, node: Node, hits: int) -> None:
+        above: Node | None = node
+        while above is not None and above.hits < hits:
+            above.hits = hits
+            above = above.parent
 
     def _key(self, tokens: Int32, at: int) -> bytes:
         return tokens[at : at + self._page_size].tobytes()

@@ -6,6 +6,8 @@ use on all. Pages that a store has lost meanwhile are stored again.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 
 from freehold.arrays import Int64
@@ -17,7 +19,7 @@ from freehold.memory.tiers.transfer import LATE_S
 from freehold.mover import Kind
 
 INTERVAL_S = 5.0  # from the beginning of one round to that of the next, at least
-COLUMNS_AT_ONCE = 256  # of a question
+COLUMNS_AT_ONCE = 256  # looked at for a question
 USED_MAX = 512  # prefixes in a round
 
 
@@ -28,9 +30,10 @@ class Confirming:
         self._tree = tree
         self._host = host
         self._used: dict[int, Node] = {}  # the nodes at whose ends requests went on, by serial
-        self._round: dict[int, Node] = {}  # nodes to ask for, in order; the last question was about the first of them
+        self._round: dict[int, Node] = {}  # nodes to ask for, in order
         self._asked = 0  # columns of the first node
         self._question = Question(has_all=True)
+        self._about: dict[int, Node] = {}  # nodes that the question is about
         self._next_at = self._late_at = 0.0
 
     def used(self, node: Node) -> None:
@@ -44,19 +47,21 @@ class Confirming:
         if node is self._first:
             self._asked = 0
         self._round.pop(node.serial, None)
+        self._about.pop(node.serial, None)
 
     def forget(self) -> None:
         """There is no storage any more, or another."""
         self._used.clear()
         self._round.clear()
+        self._about.clear()
         self._asked, self._question = 0, Question(has_all=True)
 
-    def go_on(self, storage: Storage, now: float) -> Node | None:
-        """Ask the next question once the one before is answered, or late. Called in every iteration -> a node of which
-        storage has lost something."""
+    def go_on(self, storage: Storage, now: float) -> Collection[Node]:
+        """Ask the next question once the one before is answered, or late. Called in every iteration -> nodes, of some
+        of which storage has lost something."""
         if self._question.has_all is None and now < self._late_at:
-            return None
-        lost = self._first if self._question.has_all is False else None
+            return ()
+        lost = self._about.values() if self._question.has_all is False else ()
         if not self._round and self._used and now >= self._next_at:
             self._next_at = now + INTERVAL_S
             self._begin_round()
@@ -77,19 +82,22 @@ class Confirming:
                 node = node.parent
 
     def _ask(self, storage: Storage) -> Question:
-        """The next question. The first node stays in the round until its last question is answered."""
-        while (node := self._first) is not None:
+        """The next question: about the next columns of the round that storage was given."""
+        self._about = {}
+        keys: list[list[bytes]] = [[] for _ in self._host.pages]
+        room = COLUMNS_AT_ONCE
+        while room and (node := self._first) is not None:
             end = node.page_count - self._asked
             if end <= 0 or node.namespace.weights != self._tree.weights:
                 del self._round[node.serial]
                 self._asked = 0
                 continue
-            columns = np.arange(max(end - COLUMNS_AT_ONCE, 0), end)[::-1]
-            self._asked += len(columns)
-            keys = [self._given(group, node, columns) for group in range(len(self._host.pages))]
-            if any(keys):
-                return storage.ask(keys)
-        return Question(has_all=True)
+            columns = np.arange(max(end - room, 0), end)[::-1]
+            self._asked, room = self._asked + len(columns), room - len(columns)
+            self._about[node.serial] = node
+            for group, part in enumerate(keys):
+                part += self._given(group, node, columns)
+        return storage.ask(keys) if any(keys) else Question(has_all=True)
 
     def _given(self, group: int, node: Node, columns: Int64) -> list[bytes]:
         """The keys of pages in some columns of a node that storage was given."""

@@ -97,8 +97,8 @@ class Tiers:
         """The one place where transfers end and backups begin: called in every iteration, before anything is planned,
         whether anybody computes or not. `now`: seconds of the scheduler's clock."""
         self.transfers.settle_all(now)
-        if self.storage is not None and (lost := self._confirming.go_on(self.storage, now)) is not None:
-            self.backup.look_again(lost)
+        for node in () if self.storage is None else self._confirming.go_on(self.storage, now):
+            self.backup.look_again(node)
         self.backup.begin()
         if self.storage is not None:
             self.storage.begin()
