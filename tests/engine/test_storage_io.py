@@ -138,6 +138,48 @@ def test_what_was_refused_is_told_page_by_page(tmp_path):
     io.close()
 
 
+class Ending:
+    """A store that fails behind so many entries."""
+
+    def __init__(self, count):
+        self._count = count
+
+    def get(self, keys, deadline):
+        for number, key in enumerate(keys):
+            if number == self._count:
+                raise StoreUnavailable("late")
+            yield memoryview(bytes([key[0] + 1]) * 4)
+
+    def close(self):
+        """Nothing."""
+
+
+@pytest.mark.parametrize("count", [1, 4, 5])
+def test_what_has_come_before_a_store_fails_is_there(count):
+    """A store that is too slow for an order gets on all the same."""
+    host = [np.zeros((4, 4), np.uint8), np.zeros((4, 4), np.uint8)]
+    io, ended = StorageIO(Ending(count), host), []
+    order = Order(1, Kind.FETCH, [PAGES[0], PAGES[0]], keys=[KEYS[0], [bytes([n]) * 32 for n in range(3, 6)]])
+    io.begin(order, lambda move: ended.append(move(order)))
+    until(lambda: ended)
+    assert np.concatenate(ended[0]).tolist() == [number < count for number in range(6)]
+    assert [int(page[0]) for part in host for page in part[1:]] == [n + 1 if n < count else 0 for n in range(6)]
+    io.close()
+
+
+def test_a_store_that_fails_at_once_is_an_error():
+    io, ended = StorageIO(Ending(0), [np.zeros((4, 4), np.uint8)]), []
+
+    def run(move):
+        with pytest.raises(StoreUnavailable, match="late"):
+            move(Order(1, Kind.FETCH, PAGES, keys=KEYS))
+        ended.append(True)
+
+    io.begin(Order(1, Kind.FETCH, PAGES, keys=KEYS), run)
+    until(lambda: ended)
+    io.close()
+
+
 # -- the backend that operators exchange --------------------------------------------------------------------------
 
 

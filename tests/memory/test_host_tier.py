@@ -296,8 +296,6 @@ def test_entries_go_in_the_order_of_their_uses(data):
         elif verb == "hold":
             held.append((there, pages.hold(there)))
             order.read.update(there)
-            order.move(there, order.entries)
-            order.move(there, order.mirrors)
         elif verb == "drop" and held:
             read, part = held.pop()
             pages.drop(part)
@@ -317,8 +315,6 @@ def test_entries_go_in_the_order_of_their_uses(data):
             part = pages.hold(there)
             pages.drop(part)
             pages.given.has(part)
-            order.move(there, order.entries)
-            order.move(there, order.mirrors)
             order.owed.difference_update(there)
         elif verb == "touch":
             pages.touch(some)

@@ -5,7 +5,7 @@ from collections import deque
 import pytest
 from tier_bench import FULL, SIZE, TOKENS, WINDOW, Bench
 
-from freehold.memory import CacheGroup, PrefetchPolicy
+from freehold.memory import CacheGroup, PrefetchPolicy, WritePolicy
 from freehold.memory.tiers.transfer import LATE_S
 from freehold.mover import Kind, Order
 from freehold.slices import finished
@@ -50,6 +50,54 @@ def test_a_long_prefix_is_asked_for_and_fetched_in_parts(most, monkeypatch):
     bench = again(stored())
     assert prefetch(bench).probed == 0
     assert len(bench.mover.orders[0][0].keys[0]) == most
+    bench.settle()
+    assert bench.load() == len(TOKENS)
+
+
+@pytest.mark.parametrize("policy", [WritePolicy.WRITE_THROUGH, WritePolicy.WRITE_BACK])
+@pytest.mark.parametrize("fails", [False, True])
+def test_to_be_stored_is_not_to_be_used(policy, fails, monkeypatch):
+    """A prefix that is stored in pieces, and stored late: the host forgets its end before its beginning, and prefixes
+    in the order of their use."""
+    monkeypatch.setattr("freehold.memory.tiers.storage.STORED_PAGES", 3)
+    bench = Bench(policy=policy, storage=PrefetchPolicy.WAIT_COMPLETE)
+    newer = TOKENS + 100
+    for tokens in (newer, TOKENS, newer):
+        bench.compute(tokens)
+        while any(order.kind is not Kind.STORE for order, _ in bench.mover.orders):
+            bench.mover.end(next(order for order, _ in bench.mover.orders if order.kind is not Kind.STORE))
+            bench.turn()
+    bench.evict_all()
+    bench.turn()
+    for _ in range(20):
+        for order, _ in [*bench.mover.orders]:
+            storing = order.kind is Kind.STORE and fails
+            bench.mover.end(order, [[False] * len(order.keys[0])] if storing else None)
+        bench.turn()
+    bench.turn(100)
+    bench.settle()
+    pages = bench.tiers.host.pages[0]
+    names = {}
+    for tokens in (TOKENS, newer):
+        keys = bench.tiers.keys(bench.memory.match("", tokens).namespace, tokens)
+        names |= {keys[column]: (int(tokens[0]), column) for column in range(8)}
+    assert len(bench.mover.stored) == len(pages) == 16
+    in_turn = [names[key] for key, _ in pages._in_turn()]
+    assert in_turn == [(first, column) for first in (1, 101) for column in range(8)[::-1]]
+
+
+@pytest.mark.parametrize(("most", "pages"), [(3, 3), (0, 1)])
+def test_no_order_has_more_bytes_than_a_slow_store_moves_in_time(most, pages, monkeypatch):
+    """Unless a single page has."""
+    first = Bench(storage=PrefetchPolicy.WAIT_COMPLETE)
+    page_bytes = first.tiers.plan.page_bytes[0]
+    monkeypatch.setattr("freehold.memory.tiers.storage.ORDER_BYTES", most * page_bytes + page_bytes // 2)
+    first = stored()
+    bench = again(first)
+    prefetch(bench)
+    bench.mover.end()  # the question
+    bench.turn()
+    assert {len(order.keys[0]) for order, _ in bench.mover.orders} <= {pages, 8 % pages}
     bench.settle()
     assert bench.load() == len(TOKENS)
 

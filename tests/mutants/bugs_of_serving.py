@@ -91,8 +91,8 @@ BUGS = [
     PlantedBug(
         "a salt of a key separates nothing",
         "Client.namespace",
-        "f\"{self.salt}\\x00{cache_salt or ''}\" if self.salt else cache_salt or ''",
-        "cache_salt or ''",
+        "f'{self.salt}\\x00{asked}' if self.salt or '\\x00' in asked else asked",
+        "asked",
     ),
     # Sessions.
     PlantedBug(

@@ -7,11 +7,11 @@ from typing import get_args
 import httpx
 import pytest
 from processes import engine_of
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from freehold.server.anthropic.schema import MessagesBody
-from freehold.server.native.schema import GenerateBody, NativeSampling, SessionParams
-from freehold.server.openai.schema import ChatBody, CompletionBody, EmbeddingBody
+from freehold.server.native.schema import GenerateBody, NativeSampling, OpenSessionBody, SessionParams
+from freehold.server.openai.schema import ChatBody, CompletionBody, EmbeddingBody, SessionBody
 from freehold.server.requests.hints import RetentionBody
 from freehold.server.responses.schema import ResponsesBody
 from freehold.whole import WHOLE_MAX
@@ -73,3 +73,13 @@ def test_no_number_of_a_body_ends_the_engine_or_is_an_internal_error(url, path, 
                 assert answer.status_code in (200, 400) or is_late, f"{where} {value}: {answer.text}"
     assert engine_of(url) == engine
     assert httpx.get(f"{url}/health").status_code == 200
+
+
+@pytest.mark.parametrize("body", [GenerateBody, OpenSessionBody, CompletionBody, SessionBody, ResponsesBody])
+def test_no_time_is_without_end(body):
+    """Those of sessions are stored, and the store takes what is no JSON for damage."""
+    needed = {"capacity_of_str_len": 1, "prompt": "hi", "input": "hi"}
+    assert body.model_validate({**needed, "timeout": "600"}).timeout == 600
+    for number in ("inf", "nan", "1e999"):
+        with pytest.raises(ValidationError, match="finite number"):
+            body.model_validate({**needed, "timeout": number})

@@ -191,6 +191,23 @@ def test_points_of_histories_are_bounded_and_their_owners(tmp_path, monkeypatch)
     again.database.close()
 
 
+@pytest.mark.parametrize(("points", "size"), [(10, 1 << 20), (1000, 4000)])
+def test_no_client_pushes_out_what_another_has_stored(monkeypatch, points, size):
+    monkeypatch.setattr(stores, "POINTS_MAX", points)
+    monkeypatch.setattr(stores, "BYTES_MAX", size)
+    store = Stored()
+    for i in range(2):
+        store.put(stored(f"b{i}"), "bob")
+    for i in range(100):
+        store.put(stored(f"e{i}"), "eve")
+    assert store.get("b0", "bob") == stored("b0")
+    assert store.get("b1", "bob") == stored("b1")
+    assert store.get("e99", "eve") == stored("e99")
+    with pytest.raises(NotFound):
+        store.get("e0", "eve")
+    store.database.close()
+
+
 def test_a_response_is_kept_for_its_time_on_the_monotonic_clock(tmp_path, monkeypatch):
     path, clock = str(tmp_path / "store.sqlite"), Clock()
     store = Stored(path, 60, clock)

@@ -147,3 +147,16 @@ def test_the_time_of_a_request_covers_its_waiting(sessions, session, monkeypatch
     assert turn.options(asked) == Options(priority=3, timeout=6.0, session="s", client="c", adapter="a")
     assert turn.options(Options(timeout=3.0)).timeout == 0.001
     assert turn.options(Options()).timeout is None
+
+
+def test_a_turn_that_waits_has_the_time_that_the_server_gives_to_requests(sessions, session, monkeypatch):
+    sessions.request_timeout = 0.001
+    sessions.line_up(session)
+    turn = sessions.line_up(session, waits=True)
+    with pytest.raises(TimedOut, match=r"timed out after 0\.001 s"):
+        asyncio.run(asyncio.wait_for(turn.wait(), 60))
+    sessions.request_timeout = 10.0
+    now = turn._lined_up + 4
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    assert turn.options(Options()).timeout == 6.0
+    assert turn.options(Options(timeout=20.0)).timeout == 16.0

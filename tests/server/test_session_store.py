@@ -14,6 +14,7 @@ from opened_sessions import Opened, database, news
 from freehold.errors import SessionBusy, StoreFailed
 from freehold.server.database import open_database
 from freehold.server.responses.store import ResponseStore, StoredResponse
+from freehold.server.salvage import salvaged
 from freehold.server.sessions.settings import SessionSettings
 from freehold.server.sessions.store import SessionStore
 
@@ -62,6 +63,68 @@ def test_a_damaged_session_is_noticed_at_the_start_and_the_others_are_kept(tmp_p
     Opened(path).close()  # it is whole now
 
 
+FLIPPED = {  # what is in the file, and what a damaged disk makes of it
+    "the id of a session": (b"ada/s1{", b"ada/\xf31{"),
+    "the name of a setting": (b'"capacity": 111', b'"cApacity": 111'),
+    "a setting that is no text": (b'"namespace": "salt1"', b'"namespace": "s\xe1lt1"'),
+    "the owner among the settings": (b'"capacity": 111, "namespace": "salt1", "branching": false, "owner": "ada"',
+                                     b'"capacity": 111, "namespace": "salt1", "branching": false, "owner": "adb"'),
+    "the session of a turn": (b"ada/s1\x04\x02\x0c", b"ada/\xf31\x04\x02\x0c"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", FLIPPED)
+def test_a_byte_that_makes_no_sense_is_damage_like_any_other(tmp_path, how):
+    path = tmp_path / "sessions"
+    opened = Opened(path)
+    for number in range(3):
+        settings = SessionSettings(60.0, 110 + number, f"salt{number}", owner="ada")
+        session = opened(opened.table.open(f"s{number}", settings))
+        for _ in range(2):
+            opened.turn(session, [number] * 10, [7, 8])
+    opened.close()
+    raw, (before, after) = path.read_bytes(), FLIPPED[how]
+    assert before in raw
+    path.write_bytes(raw.replace(before, after))
+    with pytest.raises(ValueError, match="is damaged"):
+        database(path)
+    opened = Opened(path, recover=True)
+    kept = [session.id for session in opened.table]
+    assert kept == ["s0", "s2"]
+    assert all(session.tokens == 24 for session in opened.table)
+    opened.close()
+    Opened(path).close()
+
+
+def test_an_index_that_lacks_a_row_is_damage_and_costs_nothing(tmp_path):
+    path = tmp_path / "sessions"
+    stored(path, 3)
+    raw = path.read_bytes()
+    at = pages_of(path, "sqlite_autoindex_points_1")[0] * 4096
+    path.write_bytes(raw[: at - 4096] + raw[at - 4096 : at].replace(b"s2", b"s3") + raw[at:])
+    with pytest.raises(ValueError, match="is damaged"):
+        database(path)
+    opened = Opened(path, recover=True)
+    assert opened.names == ["s0", "s1", "s2"]
+    assert opened.tokens(opened.session("s2")) == [*[2] * 1000, 7, 8]
+    opened.close()
+
+
+def test_a_disk_that_is_full_ends_a_recovery_and_the_file_stays(tmp_path):
+    path = tmp_path / "sessions"
+    stored(path, 50)
+
+    def prepare(connection: sqlite3.Connection) -> None:
+        SessionStore.tables.prepare(connection)
+        connection.execute("PRAGMA max_page_count = 20")
+
+    with pytest.raises(sqlite3.OperationalError, match="full"):
+        salvaged(path, prepare, SessionStore.tables.names)
+    opened = Opened(path)
+    assert len(opened.names) == 50
+    opened.close()
+
+
 @pytest.mark.parametrize("how", list(BROKEN)[:5])
 def test_a_session_that_is_damaged_while_it_is_open_is_noticed_when_it_is_read(tmp_path, how):
     path = tmp_path / "sessions"
@@ -96,7 +159,7 @@ def pages_of(path: Path, name: str) -> list[int]:
 @pytest.mark.parametrize(
     ("name", "most"),
     [("sqlite_autoindex_sessions_1", 0), ("sqlite_autoindex_turns_1", 0), ("sqlite_autoindex_responses_1", 0),
-     ("turns", 3), ("responses", 14)],
+     ("sqlite_autoindex_points_1", 0), ("points", 0), ("turns", 3), ("responses", 14)],
 )  # fmt: skip
 @pytest.mark.parametrize("where", ["first", "middle", "last"])
 def test_what_is_beside_a_damaged_page_is_kept(tmp_path, name, most, where):
@@ -126,6 +189,23 @@ def test_what_is_beside_a_damaged_page_is_kept(tmp_path, name, most, where):
     lost = 100 - len(found) - kept
     assert lost <= most
     opened.close()
+
+
+def test_a_file_behind_a_link_belongs_to_one_server_and_is_recovered_where_it_is(tmp_path):
+    (tmp_path / "data").mkdir()
+    path, link = tmp_path / "data" / "sessions", tmp_path / "link"
+    link.symlink_to(path)
+    opened = Opened(link)
+    opened.turn(opened(opened.table.open("s", SessionSettings())), [1], [7])
+    with pytest.raises(ValueError, match="in use by another server"):
+        database(path)
+    opened.close()
+    with changed(path) as connection:
+        connection.execute("UPDATE turns SET said = '['")
+    Opened(link, recover=True).close()
+    assert link.is_symlink()
+    assert len([*path.parent.glob("sessions.damaged-*")]) == 1
+    Opened(path).close()
 
 
 def test_a_file_that_is_no_database_is_put_aside(tmp_path):

@@ -1,5 +1,6 @@
 """Sessions without HTTP: turns, closing, and values of conversations. `test_session_machine.py` has the rest."""
 
+import asyncio
 import json
 from types import SimpleNamespace
 
@@ -11,9 +12,11 @@ from freehold.conversation import OBJECT_BYTES, Conversation, with_messages
 from freehold.errors import NoSuchSession, SessionBusy, SessionsFull, TurnRefused
 from freehold.ipc.async_engine import AsyncEngine
 from freehold.sampling_params import SamplingParams
+from freehold.server.access.clients import Client
 from freehold.server.native.schema import SessionParams
 from freehold.server.sessions.branches import branch_of
 from freehold.server.sessions.settings import SessionSettings
+from freehold.server.sessions.table import Session
 from freehold.server.sessions.turns import closed_on_failure
 
 
@@ -248,3 +251,93 @@ def test_an_abort_ends_the_request_of_that_id_and_no_other(monkeypatch):
     assert sent == ["r1-0"]
     engine.abort_by_prefix("r1")
     assert sent == ["r1-0", "r1-0", "r10-0"]
+
+
+def test_forks_beside_each_other_stay_within_the_memory_of_sessions(opened, session):
+    opened.turn(session, list(range(60_000)), [7])
+    memory = opened.table.memory
+
+    async def forks() -> list[Session | BaseException]:
+        many = (opened.table.fork(session, f"fork-{number}") for number in range(20))
+        return await asyncio.gather(*many, return_exceptions=True)
+
+    found = opened(forks())
+    assert memory.nbytes <= 1 << 20
+    assert sum(isinstance(one, Session) for one in found) == 3
+    assert all(isinstance(one, Session | SessionsFull) for one in found)
+    assert opened.tokens(opened.session("fork-0")) == [*range(60_000), 7]
+
+
+@pytest.mark.parametrize(("owner", "asked"), [("team/ada", "ada/s"), ("team/ada/x", "ada/x/s"), ("team", "team/s")])
+def test_no_name_of_a_session_leads_to_that_of_another_key(opened, owner, asked):
+    opened(opened.table.open("s", SessionSettings(owner=owner)))
+    for name in ("team", ""):
+        with pytest.raises(NoSuchSession):
+            opened.table.get(asked if name else f"{owner}/s", Client(name))
+    assert opened.table.get("s", Client(owner)).settings.owner == owner
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_no_client_takes_the_memory_of_sessions_from_the_others(tmp_path, on_disk):
+    opened = Opened(tmp_path / "sessions" if on_disk else None)
+    table = opened.table
+    session = opened(table.open("s", SessionSettings(owner="eve")))
+    opened.turn(session, list(range(20_000)), [7])
+
+    def fork(session: Session) -> bool:
+        try:
+            opened(table.fork(session, None))
+        except SessionsFull:
+            return False
+        return True
+
+    made = [fork(session) for _ in range(20)]
+    assert made == ([True] * 20 if on_disk else [True] * 8 + [False] * 12)
+    other = opened(table.open("s", SessionSettings(owner="ada")))
+    opened.turn(other, list(range(20_000)), [7])
+    assert fork(other)
+    turns = [table.line_up(opened(table.open(None, SessionSettings(owner="eve")))) for _ in range(20)]
+    for turn in turns[: 9 if on_disk else 0]:
+        turn.begin(Conversation(), np.arange(20_000, dtype=np.int32))
+    with pytest.raises(SessionsFull, match="786,432 bytes that they may have"):
+        turns[-1].begin(Conversation(), np.arange(20_000, dtype=np.int32))
+    for turn in turns:
+        turn.close()
+    opened.turn(other, [1], [7])
+    for one in list(table):
+        table.close(one)
+    assert (table.memory.nbytes, table.memory._owned) == (0, {})
+
+
+def test_sessions_are_bounded_and_one_client_can_not_open_all(opened, monkeypatch):
+    monkeypatch.setattr("freehold.server.sessions.histories.SESSIONS_MAX", 8)
+
+    def opens(owner: str) -> int:
+        for number in range(10):
+            try:
+                opened(opened.table.open(None, SessionSettings(owner=owner)))
+            except SessionsFull:
+                return number
+        return 10
+
+    assert [opens("eve"), opens("ada"), opens("")] == [6, 2, 0]
+    opened.table.close(next(iter(opened.table)))
+    assert [opens("eve"), opens("ada"), opens("")] == [1, 0, 0]
+
+
+def test_what_replaces_all_before_it_drops_the_input_of_an_earlier_one_that_was_kept_meanwhile(opened):
+    session = opened(opened.table.open("b", SessionSettings(branching=True)))
+
+    def begun(name: str, **params):
+        turn = opened.table.line_up(session, name=name)
+        history = opened(opened.table.history(session))
+        base, replacement = branch_of(session, history, SessionParams(id="b", **params))
+        turn.begin(base, np.array([1], np.int32), replacement=replacement)
+        return turn
+
+    begun("first")
+    replacing = begun("all", replace=True)
+    opened(begun("later", rid="first", replace=True).observe(news([7], "x", "stop")))
+    assert {*opened(opened.table.history(session)).points} == {"first", "later"}
+    opened(replacing.observe(news([8], "x", "stop")))
+    assert {*opened(opened.table.history(session)).points} == {"later", "all"}

@@ -48,7 +48,7 @@ class Remote:
 class Disk:
     """A folder of which each system call has a fault."""
 
-    NAMES = ("pwrite", "preadv", "truncate", "unlink", "replace", "statvfs")
+    NAMES = ("lstat", "pwrite", "preadv", "truncate", "unlink", "replace", "statvfs")
 
     def __init__(self, folder, patch):
         self.store = DiskStore(folder, 6000, free_floor_bytes=0, segment_bytes=2000)

@@ -174,16 +174,21 @@ def test_a_file_that_takes_no_more_is_left_for_another(tmp_path, monkeypatch):
     store.close()
 
 
-def test_entries_of_files_that_somebody_deletes_can_be_written_again(tmp_path):
+@pytest.mark.parametrize("is_read", [False, True])
+@pytest.mark.parametrize("is_asked", [False, True])
+def test_entries_of_files_that_somebody_deletes_are_missed_and_written_again(tmp_path, is_read, is_asked):
     store = opened(tmp_path)
     store.put([item(n) for n in range(30)], SECOND)
     for path in tmp_path.glob("*.kv"):
         path.unlink()
-    assert payloads(store, [item(1), item(29)]) == [None, None]
-    store.put([item(1)], SECOND)
+    if is_read:
+        assert payloads(store, [item(1), item(29)]) == [None, None]
+    if is_asked:
+        assert store.contains([item(n).key for n in range(30)], SECOND) == [False] * 30
+    assert store.put([item(29), item(1), item(30)], SECOND) == [True] * 3
     store.close()
     again = opened(tmp_path)
-    assert payloads(again, [item(1)]) in ([item(1).payload], [None])
+    assert payloads(again, [item(1), item(29), item(30)]) == [item(n).payload for n in (1, 29, 30)]
     again.close()
 
 

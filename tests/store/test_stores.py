@@ -180,7 +180,12 @@ def test_a_server_that_dies_is_an_error_at_once(remote):
     store, server = remote
     store.put([item(1)], 5 * SECOND)
     server.kill()
-    for call in calls(store):
+    key = item(1).key
+    of_people = [
+        lambda: store.discard([key]), lambda: store.raw(key), lambda: list(store.all_keys()),
+        lambda: list(store.foreign()),
+    ]  # fmt: skip
+    for call in [*calls(store), *of_people]:
         with at_most(3), pytest.raises(StoreUnavailable):
             call()
 
@@ -291,6 +296,28 @@ def test_reading_does_not_wait_for_writing(remote, monkeypatch):
     may_go_on.set()
     for thread in late:
         thread.join()
+
+
+def test_what_was_stored_in_time_is_said_though_the_rest_was_late(store, monkeypatch):
+    """Such a store is slow, and gets on with each call. Only if nothing is in time it counts as one that fails."""
+    module, may_go_on = sys.modules[type(store).__module__], threading.Event()
+    items = [item(number) for number in range(40)]
+    monkeypatch.setattr(module, "BATCH_BYTES", 1000, raising=False)
+
+    def late(key, about, payload, first):
+        if key == items[first].key:
+            may_go_on.wait(3 * SECOND)  # it takes all the time that there is
+        return encode(key, about, payload)
+
+    monkeypatch.setattr(module, "encode", lambda *one: late(*one, 24))
+    stored = store.put(items, SECOND)
+    count = stored.count(True)
+    assert stored == [True] * count + [False] * (40 - count)
+    assert store.contains([one.key for one in items[:count]], SECOND) == [True] * count
+    assert count >= 4
+    monkeypatch.setattr(module, "encode", lambda *one: late(*one, count))
+    with pytest.raises(StoreUnavailable, match="no answer within"):
+        store.put(items[count:], SECOND)
 
 
 def test_what_is_late_when_a_store_is_cleared_is_gone_with_the_rest(store):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 
 from freehold.arrays import Bool, UInt8
 from freehold.mover import Kind, Order
+from freehold.store.lane import until_failure
 from freehold.store.store import Item, Store, StoreUnavailable
 
 READERS = 4  # calls of the store that fetch, at a time
@@ -81,16 +82,20 @@ class StorageIO:
 
     def _fetch(self, order: Order) -> list[Bool]:
         self._check_open()
-        found = iter(self._store.get([key for keys in order.keys for key in keys], FETCH_DEADLINE_S))
-        whole: list[bool] = []
+        found = self._store.get([key for keys in order.keys for key in keys], FETCH_DEADLINE_S)
+        whole = until_failure(self._taken(order, found))
+        return _by_group(order, whole + [False] * (sum(order.page_counts) - len(whole)))
+
+    def _taken(self, order: Order, found: Iterable[memoryview | None]) -> Iterator[bool]:
+        """Copy what is found to the pages of an order -> whether each is whole now."""
+        payloads = iter(found)
         for host, pages in zip(self._host, order.host, strict=True):
             for page in pages.tolist():
-                payload = next(found)
+                payload = next(payloads)
                 fits = payload is not None and payload.nbytes == host.shape[1]
                 if payload is not None and fits:
                     host[page] = np.frombuffer(payload, np.uint8)
-                whole.append(fits)
-        return _by_group(order, whole)
+                yield fits
 
     def _probe(self, order: Order) -> list[Bool]:
         self._check_open()

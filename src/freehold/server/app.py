@@ -68,7 +68,9 @@ def create_app(
     traces = None if config.otlp_traces_endpoint is None else Traces(config.otlp_traces_endpoint)
     tables = (SessionStore.tables, ResponseStore.tables)
     database = open_database(config.session_store, tables, config.session_sync, config.session_store_recover)
-    sessions = SessionTable(engine, SessionStore(database), config.session_memory_bytes)
+    sessions = SessionTable(
+        engine, SessionStore(database), config.session_memory_bytes, request_timeout=engine.config.request_timeout
+    )
     responses = ResponseStore(database, config.response_ttl)
     served = ServedFormat(engine, config.tool_call_parser, config.reasoning_parser)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import os
 import sqlite3
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +17,12 @@ from freehold.server.salvage import salvaged
 
 NORMAL, FULL = "normal", "full"
 SYNCS = (NORMAL, FULL)
+# The primary codes of what is wrong elsewhere, and codes of a disk that does not read.
+ELSEWHERE = {
+    sqlite3.SQLITE_BUSY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY,
+}  # fmt: skip
+UNREADABLE = {sqlite3.SQLITE_IOERR_READ, sqlite3.SQLITE_IOERR_SHORT_READ}
 Found = TypeVar("Found")
 
 
@@ -28,13 +35,15 @@ class Tables(Protocol):
     def prepare(self, connection: sqlite3.Connection) -> None:
         """Create the tables, or convert those of an earlier version."""
 
-    def damaged(self, connection: sqlite3.Connection) -> list[str]:
-        """Ids of entries that can't be read."""
+    def damaged(self, connection: sqlite3.Connection) -> list[bytes | None]:
+        """Ids of entries that can't be read, as they are in the file: they may be damaged, too."""
+        ...
+
+    def prune(self, connection: sqlite3.Connection) -> None:
+        """Mend entries that can be mended, and delete those that can't be read."""
         ...
 
     def entries(self, connection: sqlite3.Connection) -> int: ...
-
-    def delete(self, connection: sqlite3.Connection, name: str) -> None: ...
 
 
 class Database:
@@ -82,19 +91,37 @@ def open_database(path: str | None, tables: Sequence[Tables], sync: str = NORMAL
     With `recover` a damaged file is put aside, and its readable entries are kept."""
     if path is None:
         return Database(_opened(":memory:", tables, sync))
+    path = os.path.realpath(path)
     lock = _lock(path)
     try:
-        return Database(_opened(path, tables, sync), lock)
-    except sqlite3.OperationalError as error:
+        return Database(_opened_or_recovered(path, tables, sync, recover), lock)
+    except BaseException:
         lock.close()
-        raise ValueError(f"session_store: {path} can't be opened: {error}") from None
-    except sqlite3.DatabaseError as error:
-        if recover:
-            return Database(_recovered(path, tables, sync), lock)
-        lock.close()
-        raise ValueError(
-            f"session_store: {path} is damaged ({error}). Start with --session-store-recover to keep what can be read"
-        ) from None
+        raise
+
+
+def _opened_or_recovered(path: str, tables: Sequence[Tables], sync: str, recover: bool) -> sqlite3.Connection:
+    """Raises ValueError."""
+    try:
+        return _opened(path, tables, sync)
+    except (sqlite3.Error, UnicodeDecodeError) as error:
+        if not _is_damage(error):
+            raise ValueError(f"session_store: {path} can't be opened: {error}") from None
+        if not recover:
+            raise ValueError(
+                f"session_store: {path} is damaged ({error}). Start with --session-store-recover to keep what can be "
+                "read"
+            ) from None
+    try:
+        return _recovered(path, tables, sync)
+    except (sqlite3.Error, UnicodeDecodeError, OSError) as error:
+        raise ValueError(f"session_store: {path} is damaged, and can't be recovered: {error}") from None
+
+
+def _is_damage(error: Exception) -> bool:
+    """Whether the file is at fault, rather than its folder, its disk or another program."""
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
+    return code in UNREADABLE or code & 0xFF not in ELSEWHERE
 
 
 def _lock(path: str) -> IO[str]:
@@ -115,19 +142,20 @@ def _opened(path: str, tables: Sequence[Tables], sync: str, prunes: bool = False
     """Raises sqlite3.DatabaseError for what can't be read, unless it `prunes` that."""
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     try:
+        connection.create_function("is_utf8", 1, _is_utf8, deterministic=True)
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute(f"PRAGMA synchronous={sync}")
-        (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+        (verdict,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
         if verdict != "ok":
             raise sqlite3.DatabaseError(verdict)
         for store in tables:
             with transaction(connection):
                 store.prepare(connection)
-            damaged = store.damaged(connection)
-            if damaged and not prunes:
-                raise sqlite3.DatabaseError(f"{len(damaged)} {store.noun} can't be read, such as '{damaged[0]}'")
-            for name in damaged:
-                store.delete(connection, name)
+                if prunes:
+                    store.prune(connection)
+            if damaged := store.damaged(connection):
+                name = (damaged[0] or b"").decode(errors="replace")
+                raise sqlite3.DatabaseError(f"{len(damaged)} {store.noun} can't be read, such as '{name}'")
     except BaseException:
         connection.close()
         raise
@@ -136,8 +164,22 @@ def _opened(path: str, tables: Sequence[Tables], sync: str, prunes: bool = False
 
 def _recovered(path: str, tables: Sequence[Tables], sync: str) -> sqlite3.Connection:
     """A new file with what can be read of a damaged one, which is put aside."""
-    aside = salvaged(Path(path), [name for store in tables for name in store.names])
+
+    def prepare(connection: sqlite3.Connection) -> None:
+        for store in tables:
+            store.prepare(connection)
+
+    aside = salvaged(Path(path), prepare, [name for store in tables for name in store.names])
     connection = _opened(path, tables, sync, prunes=True)
     kept = " and ".join(f"{store.entries(connection)} {store.noun}" for store in tables)
     print(f"freehold: {path} was damaged. {kept} could be read, the damaged file is {aside}", file=sys.stderr)
     return connection
+
+
+def _is_utf8(raw: bytes) -> bool:
+    """Whether the bytes of a text can be read as one."""
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

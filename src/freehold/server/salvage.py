@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sqlite3
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +19,20 @@ class _Text(bytes):
     """The bytes of a text, which may not be valid UTF-8."""
 
 
-def salvaged(path: Path, tables: Collection[str]) -> Path:
-    """Replace a damaged file by a new one with the readable rows of these tables -> where the damaged one is now. The
-    old file stays in place until the new one is whole."""
+def salvaged(path: Path, prepare: Callable[[sqlite3.Connection], None], tables: Collection[str]) -> Path:
+    """Replace a damaged file by a new one, which `prepare` creates tables in, with the readable rows of these `tables`
+    -> where the damaged one is now. The old file stays in place until the new one is whole. Raises sqlite3.Error and
+    OSError if that can't be written."""
     new, aside = path.with_name(f"{path.name}.recovering"), path.with_name(f"{path.name}.damaged-{time.time_ns()}")
     _remove(new)
     target, source = sqlite3.connect(new, isolation_level=None), sqlite3.connect(path)
-    with contextlib.closing(target), contextlib.closing(source), contextlib.suppress(sqlite3.DatabaseError):
+    with contextlib.closing(target), contextlib.closing(source):
         source.text_factory = _Text
-        definitions = source.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'").fetchall()
-        for name, definition in definitions:
-            if name.decode() in tables:
-                target.execute(definition.decode())
-                _copy(source, target, name.decode())
-    os.link(path, aside)
+        prepare(target)
+        for name, definition in _definitions(source):
+            if name in tables and _has_table(target, source, name, definition):
+                _copy(source, target, name)
+    _link(path, aside)
     for suffix in ("-wal", "-shm"):  # before the new file comes: it must not take them for its own
         with contextlib.suppress(FileNotFoundError):
             path.with_name(path.name + suffix).rename(aside.with_name(aside.name + suffix))
@@ -39,11 +40,43 @@ def salvaged(path: Path, tables: Collection[str]) -> Path:
     return aside
 
 
+def _definitions(source: sqlite3.Connection) -> list[tuple[str, str]]:
+    """Names of tables, and how they were created."""
+    try:
+        found = source.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'").fetchall()
+    except (sqlite3.DatabaseError, UnicodeDecodeError):
+        return []
+    return [(name.decode(errors="replace"), definition.decode(errors="replace")) for name, definition in found]
+
+
+def _has_table(target: sqlite3.Connection, source: sqlite3.Connection, name: str, definition: str) -> bool:
+    """Whether the target has the table with the columns of the source. That of an earlier version is created."""
+    if _width(target, name) != _width(source, name):
+        try:
+            target.execute(f"DROP TABLE IF EXISTS {name}")
+            target.execute(definition)
+        except sqlite3.OperationalError:  # the definition is damaged
+            return False
+    return True
+
+
+def _width(connection: sqlite3.Connection, table: str) -> int:
+    return len(connection.execute(f"PRAGMA table_info({table})").fetchall())
+
+
+def _link(path: Path, aside: Path) -> None:
+    """Give a file a second name, or where the file system has no such thing, a copy."""
+    try:
+        os.link(path, aside)
+    except OSError:
+        shutil.copy2(path, aside)
+
+
 def _copy(source: sqlite3.Connection, target: sqlite3.Connection, table: str) -> None:
     target.execute("BEGIN")
     for row in _rows(source, table):
         places = ", ".join("CAST(? AS TEXT)" if isinstance(value, _Text) else "?" for value in row)
-        with contextlib.suppress(sqlite3.DatabaseError):
+        with contextlib.suppress(sqlite3.IntegrityError):  # of a row that makes no sense
             target.execute(f"INSERT INTO {table} VALUES ({places})", row)
     target.execute("COMMIT")
 
@@ -59,7 +92,7 @@ def _rows(source: sqlite3.Connection, table: str) -> Iterator[tuple[Any, ...]]:
                 at, failures = rowid, 0
                 yield tuple(row)
             return
-        except sqlite3.DatabaseError:
+        except (sqlite3.DatabaseError, UnicodeDecodeError):
             failures += 1
             at += 1 << max(0, failures - STEPS)
 

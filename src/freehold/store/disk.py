@@ -52,7 +52,7 @@ class DiskStore:
         self._capacity, self._floor = capacity_bytes, free_floor_bytes
         self._segment_bytes = min(segment_bytes, max(capacity_bytes // 4, 1))
         self._is_read_only = is_read_only
-        self._writing = Lane(f"{folder}", 1)
+        self._asking, self._writing = Lane(f"{folder}", 1), Lane(f"{folder}", 1)
         self._lock = threading.Lock()  # of the index
         self._damaged = self._dropped = self._evicted = 0
         self._segments: dict[int, Segment] = {}  # oldest first
@@ -96,6 +96,7 @@ class DiskStore:
         """Opening the folder has tried it."""
 
     def contains(self, keys: Sequence[bytes], deadline: float) -> list[bool]:
+        self._look_after(keys, deadline)
         with self._lock:
             entries = [self._index.get(key) for key in keys]
             for entry in entries:
@@ -103,6 +104,21 @@ class DiskStore:
                     segment, number = self._of(entry)
                     segment.is_used[number] = True
         return [entry is not None for entry in entries]
+
+    def _look_after(self, keys: Collection[bytes], deadline: float) -> None:
+        """Forget entries in segments that somebody has deleted, if `keys` are in those."""
+        with self._lock:
+            found = [self._of(entry)[0] for key in keys if (entry := self._index.get(key)) is not None]
+        segments = {segment.number: segment for segment in found}
+        with self._told():
+            gone = self._asking.run(lambda: [one for one in segments.values() if one.is_gone()], deadline)
+        for segment in gone:
+            self._lose(segment)
+
+    def _lose(self, segment: Segment) -> None:
+        with self._lock:
+            for number in self._live(segment):
+                del self._index[segment.keys[number]]
 
     def get(self, keys: Sequence[bytes], deadline: float) -> Iterator[memoryview | None]:
         # Read by the caller's thread: what another one has read is not in this one's cache, at half the speed. A read
@@ -161,10 +177,16 @@ class DiskStore:
     # -- writing --------------------------------------------------------------------------------------
 
     def put(self, items: Sequence[Item], deadline: float) -> list[bool]:
+        end = time.monotonic() + deadline
+        self._look_after([item.key for item in items], deadline)
         new = {item.key: item for item in items if item.key not in self._index}
         with self._told():
-            for _ in self._writing.each(self._batches(list(new.values())), deadline):
-                pass
+            try:
+                for _ in self._writing.each(self._batches(list(new.values())), end - time.monotonic()):
+                    pass
+            except StoreUnavailable:  # it is late
+                if not any(key in self._index for key in new):
+                    raise
         with self._lock:
             stored = [item.key in self._index for item in items]
             self._dropped += stored.count(False)
@@ -200,6 +222,9 @@ class DiskStore:
     def _writable(self) -> Segment:
         """The segment that entries are appended to. Raises OSError."""
         if self._open_segment is not None and self._open_segment.bytes >= self._segment_bytes:
+            self._seal()
+        elif self._open_segment is not None and self._open_segment.is_gone():
+            self._lose(self._open_segment)
             self._seal()
         if self._open_segment is None:
             self._newest += 1
@@ -312,6 +337,7 @@ class DiskStore:
         """Seal the open segment, so that the next start need not read it. A store that was not closed loses nothing."""
         with contextlib.suppress(StoreUnavailable):  # a disk that hangs may end that later
             self._writing.run(self._close, CLOSE_S)
+        self._asking.close()
         self._writing.close()
 
     def _close(self) -> None:

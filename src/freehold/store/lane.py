@@ -13,6 +13,18 @@ from freehold.store.store import StoreUnavailable
 Result = TypeVar("Result")
 
 
+def until_failure(results: Iterable[Result]) -> list[Result]:
+    """All results, or those before a failure: a slow store gets on, too. Raises StoreUnavailable if there are none."""
+    found: list[Result] = []
+    try:
+        for result in results:
+            found.append(result)
+    except StoreUnavailable:
+        if not found:
+            raise
+    return found
+
+
 class Lane:
     """Threads for one kind of calls. A late call goes on without its caller, and occupies a thread until it ends. So it
     must not use the caller's memory. `deadline`: seconds that the caller waits in all."""

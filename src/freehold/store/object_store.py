@@ -14,7 +14,7 @@ from obstore.exceptions import BaseError, InvalidPathError, PermissionDeniedErro
 from obstore.store import S3Store
 
 from freehold.store.entry import Damaged, decode, encode
-from freehold.store.lane import Lane
+from freehold.store.lane import Lane, until_failure
 from freehold.store.store import Item, StoreStats, StoreUnavailable
 
 PREFIX = "freehold"  # of a location without one: a bucket is rarely ours alone
@@ -89,12 +89,12 @@ class ObjectStore:
     def put(self, items: Sequence[Item], deadline: float) -> list[bool]:
         # Encoded by the caller's thread: a late request must not read what is the caller's.
         calls = (partial(self._put, _path(item.key), b"".join(encode(*item))) for item in items)
-        failures = list(self._each(self._writing, calls, deadline))
+        failures = until_failure(self._each(self._writing, calls, deadline))
         stored = [failure is None for failure in failures]
         if items and not any(stored):
             raise StoreUnavailable(f"s3: {failures[0]}")
         self._dropped += stored.count(False)
-        return stored
+        return stored + [False] * (len(items) - len(stored))
 
     def _put(self, path: str, raw: bytes) -> str | None:
         """-> why it failed, if it did."""
@@ -153,7 +153,10 @@ class ObjectStore:
             raise StoreUnavailable(f"s3: {_first_line(error)}") from error
 
     def discard(self, keys: Collection[bytes]) -> None:
-        self._store.delete([_path(key) for key in keys])
+        try:
+            self._store.delete([_path(key) for key in keys])
+        except (BaseError, OSError) as error:
+            raise StoreUnavailable(f"s3: {_first_line(error)}") from error
 
     def stats(self) -> StoreStats:
         """What is in a bucket is not known without listing it."""

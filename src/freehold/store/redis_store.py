@@ -16,13 +16,14 @@ from redis.retry import Retry
 
 from freehold.prefix_keys import KEY_BYTES
 from freehold.store.entry import Damaged, decode, encode
-from freehold.store.lane import Lane
+from freehold.store.lane import Lane, until_failure
 from freehold.store.store import Item, StoreStats, StoreUnavailable
 
 PREFIX = b"freehold:"
 OURS = PREFIX + b"?" * KEY_BYTES  # the pattern of keys of entries
 TTL_S = 24 * 3600
 AT_ONCE = 32  # commands in one pipeline
+VALUES_AT_ONCE = 8  # all of a pipeline is in time, or nothing
 CAPACITY_CHECK_S = 1.0
 
 Command = tuple[str, bytes] | tuple[str, bytes, bytes]
@@ -61,7 +62,7 @@ class RedisStore:
         return [found == 1 for found in self._each(self._asking, "expire", keys, deadline, time=self._ttl)]
 
     def get(self, keys: Sequence[bytes], deadline: float) -> Iterator[memoryview | None]:
-        values = self._each(self._reading, "getex", keys, deadline, ex=self._ttl)
+        values = self._each(self._reading, "getex", keys, deadline, VALUES_AT_ONCE, ex=self._ttl)
         return (self._decoded(key, raw) for key, raw in zip(keys, values, strict=True))
 
     def _decoded(self, key: bytes, raw: object) -> memoryview | None:
@@ -79,11 +80,14 @@ class RedisStore:
             self._dropped += len(items)
             return [False] * len(items)
         # Encoded by the caller's thread: a late call must not read what is the caller's.
-        commands = ([("set", PREFIX + one.key, b"".join(encode(*one))) for one in part] for part in _chunks(items))
-        answers = self._answers(self._writing, commands, end - time.monotonic(), ex=self._ttl)
+        commands = (
+            [("set", PREFIX + one.key, b"".join(encode(*one))) for one in part]
+            for part in _chunks(items, VALUES_AT_ONCE)
+        )
+        answers = until_failure(self._answers(self._writing, commands, end - time.monotonic(), ex=self._ttl))
         stored = [answer is True for answer in answers]
         self._dropped += stored.count(False)  # Redis was out of memory
-        return stored
+        return stored + [False] * (len(items) - len(stored))
 
     def _is_full(self, client: Any) -> bool:
         if time.monotonic() - self._checked_at > CAPACITY_CHECK_S:
@@ -91,9 +95,11 @@ class RedisStore:
             self._checked_at = time.monotonic()
         return self._used_bytes >= self._capacity
 
-    def _each(self, lane: Lane, name: str, keys: Sequence[bytes], deadline: float, **options: int) -> Iterator[Any]:
+    def _each(
+        self, lane: Lane, name: str, keys: Sequence[bytes], deadline: float, at_once: int = AT_ONCE, **options: int
+    ) -> Iterator[Any]:
         """One answer for each key: None for a value of another type."""
-        commands = ([(name, PREFIX + key) for key in part] for part in _chunks(keys))
+        commands = ([(name, PREFIX + key) for key in part] for part in _chunks(keys, at_once))
         for answer in self._answers(lane, commands, deadline, **options):
             if isinstance(answer, Exception) and not str(answer).startswith("WRONGTYPE"):
                 raise StoreUnavailable(f"redis: {answer}") from answer
@@ -198,7 +204,7 @@ def _ours(client: Any) -> Iterator[bytes]:
     yield from client.scan_iter(match=OURS, count=1000, _type="string")
 
 
-def _chunks(whole: Iterable[One]) -> Iterator[list[One]]:
+def _chunks(whole: Iterable[One], size: int = AT_ONCE) -> Iterator[list[One]]:
     rest = iter(whole)
-    while chunk := list(itertools.islice(rest, AT_ONCE)):
+    while chunk := list(itertools.islice(rest, size)):
         yield chunk

@@ -93,6 +93,14 @@ class Segment:
         finally:
             os.close(file)
 
+    def is_gone(self) -> bool:
+        """Whether somebody has deleted its file. Raises OSError."""
+        try:
+            os.lstat(self.path)
+        except FileNotFoundError:
+            return True
+        return False
+
     def place(self, entry: int) -> Place:
         """Of an entry, by its number in `keys`."""
         return Place(self._offsets[entry], self._sizes[entry])

@@ -55,7 +55,8 @@ class Store(Protocol):
         ...
 
     def put(self, items: Sequence[Item], deadline: float) -> list[bool]:
-        """-> which are stored now, those that were before included."""
+        """-> which are stored now, those that were before included. What is late counts as not stored; if all is, that
+        raises StoreUnavailable."""
         ...
 
     def clear(self, deadline: float) -> None: ...

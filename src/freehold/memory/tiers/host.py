@@ -156,13 +156,9 @@ class HostPages:
                 self._alone.move_to_end(key)
 
     def hold(self, keys: Sequence[bytes]) -> Int32:
-        """Entries stay for as long as somebody reads them -> their pages. Raises KeyError."""
-        found: list[int] = []
-        for key in reversed(keys):
-            queue = self._alone if key in self._alone else self._mirrors
-            queue.move_to_end(key)
-            found.append(queue[key])
-        pages = np.array(found[::-1], np.int32)
+        """Entries stay for as long as somebody reads them -> their pages. That is no use of them: storing reads, too.
+        Raises KeyError."""
+        pages = np.array([self._alone[key] if key in self._alone else self._mirrors[key] for key in keys], np.int32)
         self._readers[pages] += 1
         return pages
 

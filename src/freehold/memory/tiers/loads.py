@@ -127,6 +127,8 @@ class Loads:
         hold = self._hold_base(match, plan.boundary)
         names = [plan.keys.at(part.tolist()) for part in plan.columns]
         reads = [pages.hold(part) for pages, part in zip(self._host.pages, names, strict=True)]
+        for pages, part in zip(self._host.pages, names, strict=True):
+            pages.touch(part)
         if not self._room.make_for(plan.page_counts, is_alone, keep):
             self._let_go(hold, reads)
             return None

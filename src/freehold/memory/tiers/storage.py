@@ -21,9 +21,10 @@ from freehold.mover import Kind, Order, Outcome
 from freehold.prefix_keys import KeyChain, key_in_group
 
 PROBED_COLUMNS = 256  # asked for at a time
-FETCHED_PAGES = 64  # in one order
+FETCHED_PAGES = 64  # in one order, of each group
 FETCHES_IN_FLIGHT = 4  # as many as there are threads. Pieces that wait own no pages.
 STORED_PAGES = 64
+ORDER_BYTES = 32 << 20  # of an order, unless one page is more: a slow store does it in its deadline
 STORES_IN_FLIGHT = 2
 QUEUE_MAX = 16384  # pages; others that are owed are looked for when the queue is empty
 PREFETCHES_MAX = 256
@@ -74,14 +75,15 @@ class Question:
 
 class Storage:
     """Pages are stored when they have come to the host, and fetched by their keys. `group_keys`: the fingerprints
-    of the groups."""
+    of the groups; `page_bytes`: the sizes of their pages."""
 
     def __init__(
-        self, policy: PrefetchPolicy, group_keys: Sequence[bytes], tree: PrefixTree, host: HostTier,
-        transfers: TransferTable, reach: Reach,
+        self, policy: PrefetchPolicy, group_keys: Sequence[bytes], page_bytes: Sequence[int], tree: PrefixTree,
+        host: HostTier, transfers: TransferTable, reach: Reach,
     ):  # fmt: skip
         self._policy = policy
         self._group_keys = group_keys
+        self._pages_max = max(ORDER_BYTES // sum(page_bytes), 1)  # of each group in an order
         self._tree = tree
         self._host = host
         self._transfers = transfers
@@ -131,7 +133,7 @@ class Storage:
         self._fetch_next()
         while self._transfers.count(Kind.STORE) < STORES_IN_FLIGHT and self._has_next():
             chosen: list[list[bytes]] = [[] for _ in self._host.pages]
-            for _ in range(min(STORED_PAGES, len(self._queue))):
+            for _ in range(min(STORED_PAGES, self._pages_max, len(self._queue))):
                 (group, key), _ = self._queue.popitem(last=False)
                 pages = self._host.pages[group]
                 if pages.given.owed[pages.pages_of([key])[0]]:
@@ -280,8 +282,9 @@ class Storage:
         if prefetch.boundary > prefetch.was_there:
             lacking = [found & ~(one | two) for found, one, two in zip(prefetch.found, on_device, on_host, strict=True)]
             wanted = self._reach.needed(prefetch.boundary, lacking)
-            for at in range(0, max(len(part) for part in wanted), FETCHED_PAGES):
-                self._pieces.append((prefetch, [part[at : at + FETCHED_PAGES] for part in wanted]))
+            size = min(FETCHED_PAGES, self._pages_max)
+            for at in range(0, max(len(part) for part in wanted), size):
+                self._pieces.append((prefetch, [part[at : at + size] for part in wanted]))
                 prefetch.pieces += 1
         if prefetch.pieces == 0:
             self._end(prefetch)

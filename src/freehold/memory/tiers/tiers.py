@@ -72,7 +72,10 @@ class Tiers:
 
     def attach(self, policy: PrefetchPolicy) -> None:
         """There is storage from now on, to which the mover has its way. It gets what the host has."""
-        self.storage = Storage(policy, self.plan.group_keys, self._tree, self.host, self.transfers, self.reach)
+        plan = self.plan
+        self.storage = Storage(
+            policy, plan.group_keys, plan.page_bytes, self._tree, self.host, self.transfers, self.reach
+        )
 
     def detach(self) -> None:
         """There is none from now on. Transfers in flight end as ever; nobody waits for them."""

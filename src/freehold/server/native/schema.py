@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from freehold.errors import InvalidParameter
 from freehold.sampling_params import LOGPROBS_MAX, SamplingParams
 from freehold.server.constraints.fields import native_constraint
-from freehold.server.openai.schema import TokenIds
+from freehold.server.openai.schema import Seconds, TokenIds
 from freehold.server.requests.hints import RetentionBody
 from freehold.whole import WHOLE_MAX
 
@@ -125,7 +125,7 @@ class GenerateBody(BaseModel):
     priority: int | None = None
     cache_salt: str | None = None
     retention: RetentionBody | None = None
-    timeout: float | None = Field(default=None, gt=0)
+    timeout: Seconds | None = None
 
     def prompts(self) -> tuple[list[str] | list[list[int]], bool]:
         """-> (prompts, whether a list was given). Raises InvalidParameter."""
@@ -187,7 +187,7 @@ class OpenSessionBody(BaseModel):
     capacity_of_str_len: int
     session_id: str | None = None
     streaming: bool | None = False
-    timeout: float | None = Field(default=None, gt=0)
+    timeout: Seconds | None = None
 
 
 class CloseSessionBody(BaseModel):

@@ -21,6 +21,7 @@ from freehold.server.requests.unsupported import StrictBody
 
 RENDERED = {"messages", "tools", "add_generation_prompt"}  # fields of their own
 TokenIds = list[Annotated[int, Field(ge=0, strict=True)]]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]  # a text may say "inf", which no JSON can hold
 
 
 class StreamOptions(BaseModel):
@@ -57,7 +58,7 @@ class SamplingBody(CacheHints, ConstraintFields):
     stream_options: StreamOptions | None = None
     priority: int | None = None
     cache_salt: str | None = None
-    timeout: float | None = Field(default=None, gt=0)
+    timeout: Seconds | None = None
     session_id: str | None = None
     session_wait: bool | None = False
     user: str | None = None
@@ -209,7 +210,7 @@ class EmbeddingBody(StrictBody):
     normalize: bool | None = True
     priority: int | None = None
     cache_salt: str | None = None
-    timeout: float | None = Field(default=None, gt=0)
+    timeout: Seconds | None = None
     user: str | None = None
 
     @property
@@ -280,7 +281,7 @@ class SaveBody(BaseModel):
 
 class SessionBody(BaseModel):
     session_id: str | None = Field(default=None, min_length=1, max_length=256)
-    timeout: float | None = Field(default=None, gt=0)
+    timeout: Seconds | None = None
     capacity: int | None = Field(default=None, gt=0)
     cache_salt: str | None = None
 

@@ -11,6 +11,7 @@ from freehold.errors import InvalidParameter
 from freehold.sampling_params import LOGPROBS_MAX, SamplingParams
 from freehold.server.answers.tools import Offer, offer_of
 from freehold.server.constraints.fields import ConstraintFields
+from freehold.server.openai.schema import Seconds
 from freehold.server.requests.hints import CacheHints
 
 
@@ -55,7 +56,7 @@ class ResponsesBody(CacheHints):
     conversation: str | dict[str, Any] | None = None
     cache_salt: str | None = None
     priority: int | None = None
-    timeout: float | None = Field(default=None, gt=0)
+    timeout: Seconds | None = None
     user: str | None = None
 
     def check(self) -> None:

@@ -20,8 +20,9 @@ BYTES_MAX = 256 << 20
 
 UNSTORED, UNREAD = "the response can't be stored", "the response can't be read"
 _DAMAGED = """
-SELECT CAST(id AS TEXT) FROM responses WHERE NOT coalesce(
+SELECT CAST(id AS BLOB) FROM responses WHERE NOT coalesce(
     typeof(tokens) = 'blob' AND length(tokens) % 4 = 0 AND typeof(size) = 'integer'
+    AND is_utf8(CAST(id AS BLOB)) AND is_utf8(CAST(owner AS BLOB)) AND is_utf8(CAST(fields AS BLOB))
     AND CASE WHEN json_valid(fields) THEN json_type(fields) = 'object' END, 0)
 """
 _SCHEMA = """
@@ -30,6 +31,10 @@ CREATE TABLE IF NOT EXISTS responses (
     tokens BLOB NOT NULL, fields TEXT NOT NULL
 )
 """
+_INDEX = "CREATE INDEX IF NOT EXISTS responses_of_owners ON responses (owner, size)"
+# Of the owner that has most: no client pushes out what others have stored.
+_OLDEST_OF_MOST = """rowid = (SELECT MIN(rowid) FROM responses WHERE owner = (
+    SELECT owner FROM responses GROUP BY owner ORDER BY {} DESC LIMIT 1))"""
 
 
 @dataclass(frozen=True)
@@ -53,20 +58,22 @@ class ResponseTables:
 
     def prepare(self, connection: sqlite3.Connection) -> None:
         connection.execute(_SCHEMA)
+        connection.execute(_INDEX)
 
-    def damaged(self, connection: sqlite3.Connection) -> list[str]:
+    def damaged(self, connection: sqlite3.Connection) -> list[bytes | None]:
         return [name for (name,) in connection.execute(_DAMAGED)]
 
     def entries(self, connection: sqlite3.Connection) -> int:
         return _sum(connection, "SELECT count(*) FROM responses")
 
-    def delete(self, connection: sqlite3.Connection, name: str) -> None:
-        connection.execute("DELETE FROM responses WHERE id = ?", (name,))
+    def prune(self, connection: sqlite3.Connection) -> None:
+        damaged = [(name,) for name in self.damaged(connection)]
+        connection.executemany("DELETE FROM responses WHERE CAST(id AS BLOB) IS ?", damaged)
 
 
 class ResponseStore:
-    """Responses in a database. The oldest go first when there are too many. Each can be continued from for `ttl`
-    seconds. They begin again with the server: `clock` is a monotonic one."""
+    """Responses in a database. When there are too many, the oldest go first of the owner that has most. Each can be
+    continued from for `ttl` seconds. They begin again with the server: `clock` is a monotonic one."""
 
     tables = ResponseTables()
 
@@ -106,8 +113,10 @@ class ResponseStore:
         row = (stored.id, owner, self._clock() + self._ttl, size, tokens, fields.decode())
         connection.execute("INSERT OR REPLACE INTO responses VALUES (?, ?, ?, ?, ?, ?)", row)
         self._size += size
-        while self._size > BYTES_MAX or _sum(connection, "SELECT COUNT(*) FROM responses") > POINTS_MAX:
-            self._forget(connection, "rowid = (SELECT MIN(rowid) FROM responses)")
+        while self._size > BYTES_MAX:
+            self._forget(connection, _OLDEST_OF_MOST.format("SUM(size)"))
+        while _sum(connection, "SELECT COUNT(*) FROM responses") > POINTS_MAX:
+            self._forget(connection, _OLDEST_OF_MOST.format("COUNT(*)"))
 
     def _forget(self, connection: sqlite3.Connection, where: str, *values: Any) -> None:
         gone = connection.execute(f"DELETE FROM responses WHERE {where} RETURNING size", values).fetchall()

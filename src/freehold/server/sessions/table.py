@@ -26,7 +26,7 @@ from freehold.ipc.streams import Delta
 from freehold.sampling_params import SamplingParams
 from freehold.server.access.clients import Client
 from freehold.server.config import ServerConfig
-from freehold.server.sessions.histories import Histories
+from freehold.server.sessions.histories import Histories, check_count
 from freehold.server.sessions.history import History, Replacement
 from freehold.server.sessions.settings import SessionSettings
 from freehold.server.sessions.store import SessionRow, SessionStore
@@ -109,12 +109,13 @@ class Turn:
     def asked(self) -> Conversation:
         """The conversation up to this turn's input. The turn must have begun."""
         if self._asked is None:
-            self._asked = self.base.after(self.tokens, [], number=next(self.session.numbers))
+            self._asked = self.base.after(self.tokens, [], number=self.number - 1)
         return self._asked
 
     async def wait(self, timeout: float | None = None) -> None:
         """Until this turn has the session. Raises SessionBusy if that is closed before, TimedOut after `timeout`
         seconds."""
+        timeout = self._table.request_timeout if timeout is None else timeout
         try:
             await asyncio.wait_for(self.has_come.wait(), timeout)
         except TimeoutError:
@@ -131,13 +132,14 @@ class Turn:
         session.check_open()
         assert self in session.running
         tokens = base.begin(new, session.settings.capacity)
-        self._table.memory.hold(self, tokens.nbytes + len(said or ""))
+        self._table.memory.hold(self, tokens.nbytes + len(said or ""), session.settings.owner)
         self.base, self.tokens, self._said, self._replacement = base, tokens, said, replacement
+        next(session.numbers)  # that of its input, as old as it: `asked`
         self.number = next(session.numbers)
 
     def options(self, asked: Options) -> Options:
         """Those of its request: as asked for, in what is left of the time since it lined up."""
-        session, timeout = self.session, asked.timeout
+        session, timeout = self.session, asked.timeout or self._table.request_timeout
         if timeout is not None:
             timeout = max(timeout - (time.monotonic() - self._lined_up), LEAST_TIMEOUT_S)
         return Options(
@@ -185,7 +187,7 @@ class Turn:
             session.line.remove(self)
         is_saving = self._commit is not None and not self._commit.done()
         if self in session.running and not is_saving:
-            self._table.memory.hold(self, 0)
+            self._table.memory.hold(self, 0, session.settings.owner)
             session.running.remove(self)
             session.last_used = self._table.clock()
             self.is_over.set()
@@ -202,8 +204,10 @@ class SessionTable:
         store: SessionStore,
         memory_bytes: int = ServerConfig.session_memory_bytes,
         clock: Callable[[], float] = time.monotonic,
+        request_timeout: float | None = None,
     ):
         self._engine = engine
+        self.request_timeout = request_timeout  # of requests without one of their own
         self.clock = clock
         self.memory = Histories(store, memory_bytes)
         self._sessions: dict[str, Session] = {}
@@ -229,13 +233,14 @@ class SessionTable:
         adapter: str = "",
     ) -> Session:
         """With these points. Raises SessionBusy if the owner uses the name already, InvalidParameter if it can't be
-        one, or StoreFailed."""
+        one, SessionsFull or StoreFailed."""
         name = uuid.uuid4().hex if name is None else name
         if not re.fullmatch(SESSION_ID, name):
             raise InvalidParameter("session_id", "must be 1 to 200 letters, digits, and any of . _ : @ -")
         session = Session(name, settings, self.clock(), adapter=adapter)
         if session.key in self._sessions or session.key in self._opening:
             raise SessionBusy(f"session id {name} is already open")
+        check_count(self._sessions, settings.owner)
         self._opening.add(session.key)
         await _to_its_end(self._open(session, points))
         return session
@@ -255,8 +260,8 @@ class SessionTable:
     def get(self, name: str, client: Client) -> Session:
         """A client's own session, or for administrators anybody's. Raises NoSuchSession."""
         session = self._sessions.get(f"{client.name}/{name}" if client.name else name)
-        if session is None and client.is_admin:
-            session = next((one for one in self if one.id == name), None)
+        if session is None or session.id != name:  # names of keys may have a slash
+            session = next((one for one in self if one.id == name), None) if client.is_admin else None
         if session is None:
             raise NoSuchSession(f"session id {name} does not exist")
         return session
@@ -325,9 +330,12 @@ class SessionTable:
         """A session with the history so far; pages are shared through the prefix tree, and what does not
         fill a page is computed again by the one that comes second. Raises what `open` does, and SessionsFull."""
         session.last_used = self.clock()
-        history = await self.history(session)
-        self.memory.make_room(history.nbytes)
-        return await self.open(name, session.settings, {**history.points}, session.adapter)
+        history, fork = await self.history(session), object()
+        self.memory.hold(fork, history.nbytes, session.settings.owner)  # forks beside each other need room for all
+        try:
+            return await self.open(name, session.settings, {**history.points}, session.adapter)
+        finally:
+            self.memory.hold(fork, 0, session.settings.owner)
 
     async def rewind(self, session: Session, to: int) -> None:
         """Raises SessionBusy, TurnRefused or StoreFailed."""
