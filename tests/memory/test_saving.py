@@ -5,6 +5,8 @@ import pytest
 from tier_bench import FULL, SIZE, STATE, TOKENS, WINDOW, Bench
 
 from freehold.memory import PrefetchPolicy, Saved, WritePolicy
+from freehold.memory.tiers.backoff import RETRY_MAX_S
+from freehold.memory.tiers.backup import ASKED_RETRY_MAX_S
 from freehold.mover import Kind
 from freehold.slices import finished
 
@@ -306,3 +308,24 @@ def test_prefetches_under_way_are_bounded(monkeypatch):
     assert [one is not None for one in found] == [True, True, False]
     bench.settle()
     assert prefetch(bench) is not None
+
+
+def test_what_is_saved_waits_for_no_pause_of_copies_that_were_made_ahead():
+    bench = Bench(storage=WAIT)
+
+    def fail():
+        bench.mover.end(whole=[[False] * (len(TOKENS) // SIZE)])
+        bench.turn()
+        assert not bench.mover.orders, "it is not tried at once"
+
+    bench.compute()
+    bench.turn()
+    for _ in range(8):  # pauses of 1, 2, 4, ... 60 seconds
+        fail()
+        bench.turn(RETRY_MAX_S)
+    fail()
+    save(bench)
+    bench.turn()
+    for _ in range(8):
+        fail()
+        bench.turn(ASKED_RETRY_MAX_S)

@@ -6,10 +6,11 @@ RETRY_S, RETRY_MAX_S = 1.0, 60.0
 
 
 class Backoff:
-    """A pause after a failure: RETRY_S, and twice as long after each further one, RETRY_MAX_S at most. A success makes
+    """A pause after a failure: RETRY_S, and twice as long after each further one, `longest` at most. A success makes
     the next pause short again. Failures during a pause are of what began before it, and do not prolong it."""
 
-    def __init__(self) -> None:
+    def __init__(self, longest: float = RETRY_MAX_S):
+        self._longest = longest
         self._seconds, self._until = RETRY_S, 0.0
 
     def is_over(self, now: float) -> bool:
@@ -19,7 +20,7 @@ class Backoff:
     def failed(self, now: float) -> None:
         if self.is_over(now):
             self._until = now + self._seconds
-            self._seconds = min(2 * self._seconds, RETRY_MAX_S)
+            self._seconds = min(2 * self._seconds, self._longest)
 
     def succeeded(self) -> None:
         self._seconds = RETRY_S

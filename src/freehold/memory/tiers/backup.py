@@ -22,6 +22,7 @@ from freehold.mover import Kind, Order, Outcome
 IN_FLIGHT_MAX = 4  # backups
 PAGES_MAX = 256  # of each group, in one backup
 LOOKED_AT_MAX = 16  # nodes in an iteration
+ASKED_RETRY_MAX_S = 4.0  # between two copies of what was asked for: a request for them waits
 OWED_SHARE = 8  # an eighth of the host may hold pages on their way to storage
 
 
@@ -52,10 +53,9 @@ class Backup:
         self._host = host
         self._transfers = transfers
         # Nodes that the host may lack pages of. For those that were asked for, other entries are evicted.
-        self._asked, self._waiting = NodesInLine(), NodesInLine()
+        self._asked, self._waiting = NodesInLine(Backoff(ASKED_RETRY_MAX_S)), NodesInLine(Backoff())
         self._copied: dict[int, tuple[Node, NodesInLine]] = {}  # by transfer: the node, and the line that it was in
         self._all: Iterator[Node] = iter(())  # the rest of a walk over all nodes
-        self._backoff = Backoff()
         # Of each group, by eviction: keys and pages, each part in the order of its prefix.
         self._rescued: list[list[tuple[list[bytes], Int32]]] = [[] for _ in host.pages]
         self._rescuer: int | None = None  # the number of the transfer that will have what was rescued
@@ -147,9 +147,8 @@ class Backup:
         self._give_up_late_ones()
         self._begin_rescue()
         self._look_for_more()
-        if self._backoff.is_over(self._transfers.now):
-            self._copy_some_of(self._asked, lambda pages: pages.pool.capacity)
-            self._copy_some_of(self._waiting, self._room_ahead)
+        self._copy_some_of(self._asked, lambda pages: pages.pool.capacity)
+        self._copy_some_of(self._waiting, self._room_ahead)
 
     def _look_for_more(self) -> None:
         """Walk over all nodes once there is room for more copies: some had to make room, or storage is new."""
@@ -162,6 +161,8 @@ class Backup:
 
     def _copy_some_of(self, line: NodesInLine, room_in: Callable[[HostPages], int]) -> None:
         """Copy some nodes of a line. A node that finds no room goes to its end."""
+        if not line.backoff.is_over(self._transfers.now):
+            return
         busy = self._transfers.count(Kind.BACKUP)
         for _ in range(min(len(line), LOOKED_AT_MAX)):
             room = [room_in(pages) for pages in self._host.pages]
@@ -265,7 +266,7 @@ class Backup:
             for pages, keys in zip(self._host.pages, transfer.order.keys, strict=True):
                 pages.given.owe(pages.pages_of(keys))
         if all(whole.all() for whole in outcome.whole):
-            self._backoff.succeeded()
+            line.backoff.succeeded()
         else:
             self._try_again(node, line)
 
@@ -279,7 +280,7 @@ class Backup:
 
     def _try_again(self, node: Node, line: NodesInLine) -> None:
         """Copy a node again after a pause, and all before it: it may have been cut since."""
-        self._backoff.failed(self._transfers.now)
+        line.backoff.failed(self._transfers.now)
         if self._is_in_tree(node):
             self._wait(line, *self._tree.path(node))
 

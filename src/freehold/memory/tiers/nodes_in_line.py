@@ -6,12 +6,15 @@ from collections import OrderedDict
 from collections.abc import Iterator
 
 from freehold.memory.prefix.node import Node
+from freehold.memory.tiers.backoff import Backoff
 
 
 class NodesInLine:
-    """First in, first out. `page_count`: page columns of the nodes, each as long as it was when it was put last."""
+    """First in, first out. `page_count`: page columns of the nodes, each as long as it was when it was put last.
+    `backoff`: the pause of the whole line after a copy that failed."""
 
-    def __init__(self) -> None:
+    def __init__(self, backoff: Backoff):
+        self.backoff = backoff
         self.page_count = 0
         self._nodes: OrderedDict[int, tuple[Node, int]] = OrderedDict()
 
