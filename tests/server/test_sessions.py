@@ -193,6 +193,23 @@ def wait_for(condition, seconds=10):
         time.sleep(0.05)
 
 
+def test_sessions_are_listed_in_parts(client):
+    opened = [open_session(client) for _ in range(5)]
+    listed, has_more, after = [], True, {}
+    while has_more:
+        answer = client.get("/v1/sessions", params={"limit": 2, **after}).json()
+        part, has_more = [session["id"] for session in answer["data"]], answer["has_more"]
+        assert 0 < len(part) <= 2
+        listed, after = listed + part, {"after": part[-1]}
+    assert listed[-5:] == opened
+    whole = client.get("/v1/sessions").json()
+    assert [session["id"] for session in whole["data"]] == listed
+    assert not whole["has_more"]
+    assert client.get("/v1/sessions", params={"after": "nobody"}).status_code == 404
+    for limit in (0, 1001):
+        assert client.get("/v1/sessions", params={"limit": limit}).status_code == 400
+
+
 def test_the_native_api_keeps_to_the_capacity_of_a_session(client):
     session = open_session(client, capacity=20)
     body = {

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 
 from freehold.ipc.async_engine import AsyncEngine
 from freehold.server.access.clients import client_of
@@ -16,7 +16,10 @@ from freehold.server.router import router
 from freehold.server.sessions.settings import SessionSettings
 from freehold.server.sessions.table import Session, SessionTable
 
+LISTED_MAX = 1000  # sessions in an answer
 ABORT_TIMEOUT_S = 10.0  # for the turns that run to end
+
+Limit = Annotated[int, Query(ge=1, le=LISTED_MAX)]
 
 
 def session_routes(engine: AsyncEngine, table: SessionTable) -> APIRouter:
@@ -34,8 +37,13 @@ def session_routes(engine: AsyncEngine, table: SessionTable) -> APIRouter:
         return card(await table.open(body.session_id, settings))
 
     @routes.get("/v1/sessions")
-    async def sessions(request: Request) -> dict[str, Any]:
-        return {"object": "list", "data": [card(session) for session in table.of(client_of(request))]}
+    async def sessions(request: Request, limit: Limit = LISTED_MAX, after: str | None = None) -> dict[str, Any]:
+        """In the order in which they were opened, those behind the session `after`."""
+        client = client_of(request)
+        found = table.of(client)
+        start = 0 if after is None else found.index(table.get(after, client)) + 1
+        data = [card(session) for session in found[start : start + limit]]
+        return {"object": "list", "data": data, "has_more": start + limit < len(found)}
 
     @routes.get("/v1/sessions/{name}")
     async def session(request: Request, name: str, token_ids: bool = False) -> dict[str, Any]:
