@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from freehold.errors import ChatTemplateError
+from freehold.contract.errors import ChatTemplateError
 from freehold.text.answers.answer import Answer
 from freehold.text.answers.parser import AnswerFormat
 from freehold.text.chat_template import ChatTemplate

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from freehold.config import EngineConfig
+from freehold.contract.sampling_params import SamplingParams
 from freehold.events.config import EventsConfig
 from freehold.events.publisher import EventPublisher
 from freehold.memory import PrefetchPolicy, WritePolicy
 from freehold.memory.events import EventLog
-from freehold.sampling_params import SamplingParams
 from freehold.scheduler.request import Request
 from freehold.server.child import free_port
 from freehold.simulation.assembly import SimulatedTiers, assemble

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from freehold.adapter import Adapter
 from freehold.config import EngineConfig
-from freehold.errors import EngineStuck
+from freehold.contract.adapter import Adapter
+from freehold.contract.errors import EngineStuck
+from freehold.contract.sampling_params import SamplingParams
 from freehold.memory.events import EventLog
-from freehold.sampling_params import SamplingParams
 from freehold.scheduler.request import Request
 from freehold.scheduler.scheduler import StepOutput
 from freehold.simulation.assembly import SimulatedModel, SimulatedTiers, assemble

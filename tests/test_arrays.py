@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freehold.arrays import ragged
+from freehold.contract.arrays import ragged
 
 
 @given(st.lists(st.integers(0, 5), max_size=8))

@@ -7,8 +7,8 @@ import httpx
 import pytest
 from rich.console import Console
 
-from freehold.chat import Chat, Counts, RemoteModel
-from freehold.sampling_params import SamplingParams
+from freehold.cli.chat import Chat, Counts, RemoteModel
+from freehold.contract.sampling_params import SamplingParams
 
 
 class Parrot:

@@ -8,13 +8,13 @@ import sys
 import pytest
 
 from commands import run
-from freehold.command_line import address, size
+from freehold.cli.command_line import address, size
 from freehold.models.loading.resolve import resolve_model
 
 
 def run_alone(*arguments: str, given: str = "") -> tuple[int, str]:
     """In a process of its own."""
-    command = [sys.executable, "-m", "freehold.cli", *arguments]
+    command = [sys.executable, "-m", "freehold", *arguments]
     environment = {**os.environ, "COLUMNS": "200"}
     done = subprocess.run(
         command, input=given, env=environment, capture_output=True, text=True, check=False, timeout=90
@@ -62,7 +62,7 @@ def folder(tmp_path_factory):
         ("bench serve --url localhost:9", "does not answer"),
         ("generate ''", "must have at least one token"),
         ("serve --gpu-memory-utilization 0.9", "use --kv-cache-memory-bytes"),
-        ("serve --tensor-parallel-size 2", "not supported yet"),
+        ("serve --tensor-parallel-size 2", "can't be 2 here"),
         ("simulate --trace {folder}/foreign.gguf", "foreign.gguf"),
     ],
 )

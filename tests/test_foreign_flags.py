@@ -2,8 +2,8 @@
 
 import pytest
 
+from freehold.cli.foreign_flags import GRANTED, HINTS, LIMITED, RENAMED, ForeignFlag, translated
 from freehold.config import EngineConfig
-from freehold.foreign_flags import GRANTED, HINTS, LIMITED, RENAMED, ForeignFlag, translated
 from freehold.options import options_of
 from freehold.server.config import ServerConfig
 

@@ -7,8 +7,8 @@ import pytest
 
 from commands import run
 from freehold.config import EngineConfig
-from freehold.engine_options import EngineOptions
 from freehold.options import options_of
+from freehold.runtime.engine_options import EngineOptions
 from freehold.server.config import ServerConfig
 from freehold.server.operator.status import _options
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from freehold.constraint import Constraint
-from freehold.errors import InvalidParameter
-from freehold.sampling_params import SamplingParams
+from freehold.contract.constraint import Constraint
+from freehold.contract.errors import InvalidParameter
+from freehold.contract.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from freehold.ipc.async_engine import AsyncEngine

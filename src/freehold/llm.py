@@ -12,19 +12,19 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from freehold.adapter import Adapter
-from freehold.arrays import Float32, Int32
-from freehold.assembly import assemble
 from freehold.config import EngineConfig
+from freehold.contract.adapter import Adapter
+from freehold.contract.arrays import Float32, Int32
+from freehold.contract.errors import ChatTemplateError, EngineFailed, EngineStuck, InvalidParameter
+from freehold.contract.sampling_params import SamplingParams
+from freehold.contract.step import TokenLogprobs
 from freehold.engine.adapters import Adapters
-from freehold.engine_options import EngineOptions
-from freehold.errors import ChatTemplateError, EngineFailed, EngineStuck, InvalidParameter
 from freehold.memory import PageCounts
 from freehold.models.tensor import Checkpoint
-from freehold.sampling_params import SamplingParams
+from freehold.runtime.assembly import assemble
+from freehold.runtime.engine_options import EngineOptions
 from freehold.scheduler.request import Request, check_token_ids, make_requests
 from freehold.scheduler.results import StepOutput
-from freehold.step import TokenLogprobs
 from freehold.text.detokenizer import Detokenizer
 
 Prompt = str | Sequence[int]

@@ -9,14 +9,14 @@ from exactness import always_drafting
 from jsonschema import validate
 
 from freehold import LLM, SamplingParams
-from freehold.constraint import GRAMMAR_BYTES_MAX, Constraint
+from freehold.contract.constraint import GRAMMAR_BYTES_MAX, Constraint
+from freehold.contract.errors import InvalidParameter, Unavailable
+from freehold.contract.step import RowStart
 from freehold.engine.grammar import compiler
 from freehold.engine.grammar.compiler import Grammars
 from freehold.engine.grammar.matchers import Matchers
 from freehold.engine.sequences import Sequences, Work
 from freehold.engine.speculative.draft_model import DraftModelSpeculator
-from freehold.errors import InvalidParameter, Unavailable
-from freehold.step import RowStart
 from freehold.text.answers.grammar import AnswerGrammar, ToolUse
 from freehold.text.answers.parser import AnswerFormat
 from freehold.text.markers import Markers

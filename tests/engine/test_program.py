@@ -5,6 +5,7 @@ import gc
 import numpy as np
 import pytest
 
+from freehold.contract.step import KVShape
 from freehold.engine.cpu import recorder, row_operations
 from freehold.engine.cpu.device import CpuDevice
 from freehold.engine.cpu.isa import ISAS, Isa
@@ -12,7 +13,6 @@ from freehold.engine.cpu.operation import address, made_once
 from freehold.engine.cpu.program import Count, Now, Program
 from freehold.engine.placed_model import PlacedModel
 from freehold.models.loading.truncated import TruncatedCheckpoint
-from freehold.step import KVShape
 
 PAGE, PAGES, ROWS, LENGTH = 16, 160, 2, 1280
 

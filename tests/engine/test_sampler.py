@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from freehold import SamplingParams
+from freehold.contract.step import RowStart
 from freehold.engine.cpu import drawing
 from freehold.engine.cpu.drawing import draw, uniform
 from freehold.engine.sampler import Sampler
-from freehold.step import RowStart
 
 VOCAB = 64
 

@@ -4,9 +4,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from freehold.contract.sampling_params import SamplingParams
+from freehold.contract.step import RowStart, Step
 from freehold.engine.sequences import Sequences
-from freehold.sampling_params import SamplingParams
-from freehold.step import RowStart, Step
 
 
 def started(*max_lengths: int) -> Sequences:

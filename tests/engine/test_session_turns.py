@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from freehold import LLM, SamplingParams
-from freehold.conversation import Conversation
-from freehold.errors import TurnRefused
+from freehold.contract.errors import TurnRefused
 from freehold.scheduler.request import FinishKind, Request
+from freehold.server.sessions.conversation import Conversation
 
 OPTIONS = [
     {"page_size": 16},

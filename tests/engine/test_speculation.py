@@ -7,12 +7,12 @@ import pytest
 from exactness import DRAFT_LAYERS, always_drafting
 
 from freehold import LLM, SamplingParams
+from freehold.contract.step import KVShape, RowStart, Step
 from freehold.engine.cpu import drawing
 from freehold.engine.cpu.device import CpuDevice
 from freehold.engine.sampler import Sampler
 from freehold.engine.sequences import Sequences
 from freehold.engine.speculative.draft_model import LAG_MAX, DraftModelSpeculator
-from freehold.step import KVShape, RowStart, Step
 
 CODE = "Repeat exactly.\n" + "".join(f"def f{i}(a, b):\n    return a + b * {i}\n\n" for i in range(4)) + "def f0(a"
 PROMPTS = [CODE, "One, two, three. One, two, three. One,", "The capital of France is"]

@@ -6,16 +6,16 @@ import time
 import numpy as np
 import pytest
 
-from freehold import storage_backend
+from freehold.contract.errors import Conflict
+from freehold.contract.orders import Kind, Order
 from freehold.engine import storage_io
 from freehold.engine.storage_io import StorageIO
-from freehold.errors import Conflict
 from freehold.memory import CacheGroup, Memory, MemoryShape, PrefetchPolicy, TierPlan
-from freehold.mover import Kind, Order
-from freehold.storage_backend import Backend, StorageBackend
+from freehold.runtime import storage_backend
+from freehold.runtime.storage_backend import Backend, StorageBackend
+from freehold.runtime.tier_plan import open_storage
 from freehold.store.disk import DiskStore
 from freehold.store.store import StoreUnavailable
-from freehold.tier_plan import open_storage
 
 KEYS = [[bytes([n]) * 32 for n in range(3)]]
 PAGES = [np.array([1, 2, 3], np.int32)]

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from tier_bench import FULL, SIZE, STATE, TOKENS, WINDOW, Bench
 
+from freehold.contract.orders import Kind
 from freehold.memory import PrefetchPolicy, WritePolicy
 from freehold.memory.tiers.confirming import INTERVAL_S
 from freehold.memory.tiers.transfer import LATE_S
-from freehold.mover import Kind
 
 WAIT = PrefetchPolicy.WAIT_COMPLETE
 

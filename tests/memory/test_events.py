@@ -11,6 +11,9 @@ import zmq
 from test_groups import compute
 from tier_bench import FULL, STATE, TOKENS, WINDOW, Bench
 
+from freehold.contract.orders import Kind
+from freehold.contract.prefix_keys import chain
+from freehold.contract.slices import finished
 from freehold.events.config import EventsConfig
 from freehold.events.follower import Follower
 from freehold.events.publisher import END, EventPublisher
@@ -19,10 +22,7 @@ from freehold.memory import Memory, MemoryShape, PrefetchPolicy, WritePolicy
 from freehold.memory.events import Cleared, EventLog, Medium, Removed, Stored
 from freehold.memory.tiers.backoff import RETRY_S
 from freehold.memory.tiers.transfer import LATE_S
-from freehold.mover import Kind
-from freehold.prefix_keys import chain
 from freehold.simulation.mirror import Mirror, WrongMirror
-from freehold.slices import finished
 
 
 def followed(*groups):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from test_groups import advance
 from tier_bench import FULL, SIZE, STATE, TOKENS, WINDOW, Bench, namespaced
 
+from freehold.contract.orders import Kind
 from freehold.memory import LeaseError, OwnershipError, PinKind, PrefetchPolicy, WritePolicy
 from freehold.memory.explain import explain
 from freehold.memory.ledger import owner
@@ -19,7 +20,6 @@ from freehold.memory.tiers.counts import count_tiers, describe_tiers
 from freehold.memory.tiers.host import HostPages
 from freehold.memory.tiers.loads import DECLINED_MAX
 from freehold.memory.tiers.transfer import LATE_S, TransferCounts
-from freehold.mover import Kind
 
 GROUPS = {
     "full": (FULL,),

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from tier_bench import FULL, SIZE, STATE, TOKENS, WINDOW, Bench
 
+from freehold.contract.orders import Kind
+from freehold.contract.slices import finished
 from freehold.memory import PrefetchPolicy, Saved, WritePolicy
 from freehold.memory.tiers.backoff import RETRY_MAX_S
 from freehold.memory.tiers.backup import ASKED_RETRY_MAX_S
-from freehold.mover import Kind
-from freehold.slices import finished
 
 WAIT = PrefetchPolicy.WAIT_COMPLETE
 LAZY = [WritePolicy.WRITE_BACK, WritePolicy.SELECTIVE]

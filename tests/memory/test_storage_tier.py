@@ -5,10 +5,10 @@ from collections import deque
 import pytest
 from tier_bench import FULL, SIZE, TOKENS, WINDOW, Bench
 
+from freehold.contract.orders import Kind, Order
+from freehold.contract.slices import finished
 from freehold.memory import CacheGroup, PrefetchPolicy, WritePolicy
 from freehold.memory.tiers.transfer import LATE_S
-from freehold.mover import Kind, Order
-from freehold.slices import finished
 
 
 def stored(**options) -> Bench:

@@ -3,8 +3,8 @@
 import numpy as np
 from test_groups import compute
 
+from freehold.contract.orders import Kind, Order, Outcome
 from freehold.memory import CacheGroup, Memory, MemoryShape, TierPlan, WritePolicy
-from freehold.mover import Kind, Order, Outcome
 
 FULL = CacheGroup()
 WINDOW = CacheGroup("window", lookback=8, page_count=30)

@@ -15,9 +15,9 @@ from safetensors.numpy import load_file, save_file
 from tiny_models import prompts_of
 
 from freehold import LLM, SamplingParams
+from freehold.contract.errors import BadRequest, InvalidParameter, NotFound
 from freehold.engine.cpu.backend import CpuBackend
 from freehold.engine.cpu.low_rank import AdaptedMatrix
-from freehold.errors import BadRequest, InvalidParameter, NotFound
 from freehold.memory.explain import explain_miss
 from freehold.models.loading.gguf_file import GgufCheckpoint
 from freehold.models.loading.hf_directory import HfCheckpoint

@@ -7,7 +7,7 @@ import transformers
 from tiny_models import prompts_of
 
 from freehold import LLM, SamplingParams
-from freehold.errors import InvalidParameter
+from freehold.contract.errors import InvalidParameter
 
 EXACT = {"linear_compute": "float32", "kv_cache_dtype": "float32", "audit_interval": 2}
 

@@ -12,14 +12,14 @@ from tiny_models import SIZES, TINY_MODELS, WINDOW, save_random
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 
 from freehold import LLM, SamplingParams
+from freehold.contract.errors import BadRequest, ModelUnavailable
+from freehold.contract.step import KVShape
 from freehold.engine.cpu.device import CpuDevice
 from freehold.engine.placed_model import PlacedModel
-from freehold.errors import BadRequest, ModelUnavailable
 from freehold.models.families.config import HfConfig
 from freehold.models.loading import bundled
 from freehold.models.loading.resolve import open_checkpoint
 from freehold.models.registry import FAMILIES
-from freehold.step import KVShape
 
 EXACT = {"linear_compute": "float32", "kv_cache_dtype": "float32", "audit_interval": 1}
 LENGTH = 200

@@ -11,7 +11,7 @@ import torch
 from gguf_writer import write_gguf
 from tiny_models import TINY_MODELS, save_random
 
-from freehold.errors import ModelUnavailable
+from freehold.contract.errors import ModelUnavailable
 from freehold.models.loading.resolve import choose_file
 
 FILES = ["README.md", "m-Q4_K_M.gguf", "m-Q4_K_S.gguf", "m-Q8_0.gguf", "m-F16-00001-of-00002.gguf"]

@@ -4,13 +4,13 @@ import gguf
 import numpy as np
 import pytest
 
+from freehold.contract.step import KVShape
 from freehold.engine.cpu.codes import codes_of
 from freehold.engine.cpu.device import CpuDevice
 from freehold.engine.placed_model import PlacedModel
 from freehold.models.loading.resolve import open_checkpoint
 from freehold.models.quantize import Quantizer
 from freehold.models.tensor import StoredTensor, TensorFormat
-from freehold.step import KVShape
 from random_tensors import stored
 
 RNG = np.random.default_rng(2)

@@ -10,9 +10,9 @@ from tiny_models import TINY_MODELS, WINDOW, prompts_of
 
 from engine.exactness import always_drafting
 from freehold import LLM, SamplingParams
-from freehold.conversation import Conversation
 from freehold.scheduler.request import Request
 from freehold.scheduler.speculation import DraftBudget
+from freehold.server.sessions.conversation import Conversation
 
 # Page sizes take turns in `make test`: `make exact` has all of them for each.
 PAGE_SIZES = [1, 4, 16, 64, 256]

@@ -13,7 +13,7 @@ from gguf_writer import write_gguf
 from test_gguf import FIXED, GGUF_FAMILIES
 from tiny_models import TINY_MODELS, save_random
 
-from freehold.errors import ModelUnavailable
+from freehold.contract.errors import ModelUnavailable
 from freehold.models.loading.dry_run import check_tensors
 from freehold.models.loading.gguf_file import GgufCheckpoint
 from freehold.models.loading.gguf_layout import Tensor, read_layout

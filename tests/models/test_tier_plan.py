@@ -8,16 +8,16 @@ import pytest
 from tiny_models import TINY_MODELS, save_random
 from torch import float32
 
-from freehold import tier_plan
 from freehold.config import EngineConfig
+from freehold.contract.errors import InvalidParameter
+from freehold.contract.orders import Kind, Order
 from freehold.engine.page_mover import PageMover
-from freehold.errors import InvalidParameter
-from freehold.memory_plan import plan_memory
 from freehold.models.loading.content import content_fingerprint
 from freehold.models.loading.resolve import open_checkpoint
-from freehold.mover import Kind, Order
+from freehold.runtime import tier_plan
+from freehold.runtime.memory_plan import plan_memory
+from freehold.runtime.tier_plan import check_capacity, check_tiers, place_of, plan_tiers
 from freehold.store.store import StoreStats
-from freehold.tier_plan import check_capacity, check_tiers, place_of, plan_tiers
 
 # Float32, because how attention rounds KV in bfloat16 depends on the machine, which would hide what depends on KV.
 OPTIONS = {"enable_hierarchical_cache": True, "hicache_storage_backend": "file", "kv_cache_dtype": "float32"}

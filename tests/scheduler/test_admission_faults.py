@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from freehold.config import EngineConfig
+from freehold.contract.sampling_params import SamplingParams
 from freehold.memory import LeaseError, PrefetchPolicy, WritePolicy
-from freehold.sampling_params import SamplingParams
 from freehold.scheduler.admission import Admission
 from freehold.scheduler.loading import Loading
 from freehold.scheduler.request import Request, RequestState

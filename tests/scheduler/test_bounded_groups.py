@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from freehold.config import EngineConfig
+from freehold.contract.sampling_params import SamplingParams
 from freehold.memory import CacheGroup
-from freehold.sampling_params import SamplingParams
 from freehold.simulation.assembly import SimulatedModel
 from harness import Harness
 

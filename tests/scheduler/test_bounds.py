@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from freehold.config import EngineConfig
-from freehold.errors import QueueFull
+from freehold.contract.errors import QueueFull
+from freehold.contract.sampling_params import SamplingParams
 from freehold.memory import PrefetchPolicy, Retention, WritePolicy
 from freehold.memory.events import EventLog
 from freehold.memory.prefix.tree import PrefixTree
-from freehold.sampling_params import SamplingParams
 from freehold.scheduler import lifecycle
 from freehold.scheduler.request import Request
 from freehold.simulation.assembly import SimulatedTiers

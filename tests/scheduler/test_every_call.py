@@ -16,8 +16,11 @@ import numpy as np
 import pytest
 
 from freehold.config import EngineConfig
-from freehold.constraint import Constraint
-from freehold.errors import EngineStuck, FreeholdError, InvalidParameter, QueueFull, Unavailable
+from freehold.contract.constraint import Constraint
+from freehold.contract.errors import EngineStuck, FreeholdError, InvalidParameter, QueueFull, Unavailable
+from freehold.contract.orders import Kind
+from freehold.contract.sampling_params import SamplingParams
+from freehold.contract.slices import finished
 from freehold.memory import LeaseError, OwnershipError, PinRefused, PrefetchPolicy, Retention, WritePolicy
 from freehold.memory.audit import recounting
 from freehold.memory.events import EventLog
@@ -30,8 +33,6 @@ from freehold.memory.prefix.hints import Hints
 from freehold.memory.prefix.holds import Holds
 from freehold.memory.tails import TailTable
 from freehold.memory.tiers.host import HostPages
-from freehold.mover import Kind
-from freehold.sampling_params import SamplingParams
 from freehold.scheduler.parked import Parked
 from freehold.scheduler.request import Request
 from freehold.scheduler.scheduler import PauseMode
@@ -41,7 +42,6 @@ from freehold.simulation.engine import SimulatedEngine
 from freehold.simulation.groups import GROUPS, sized
 from freehold.simulation.model import SimulatedGrammar
 from freehold.simulation.mover import NEVER, SimulatedMover
-from freehold.slices import finished
 from harness import Harness
 
 PAGE, CHUNK, EOS = 4, 16, 3

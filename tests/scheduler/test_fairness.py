@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from freehold.config import EngineConfig
-from freehold.errors import InvalidParameter
+from freehold.contract.errors import InvalidParameter
+from freehold.contract.sampling_params import SamplingParams
 from freehold.memory import OwnershipError
-from freehold.sampling_params import SamplingParams
 from freehold.scheduler.queue import RANKED_MAX, WaitingQueue
 from freehold.scheduler.request import PROGRESS_TOKENS, SETBACKS_TRUSTED, Request
 from freehold.scheduler.scheduler import PauseMode

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 
 from freehold.config import EngineConfig
-from freehold.errors import BadRequest
+from freehold.contract.errors import BadRequest
+from freehold.contract.sampling_params import SamplingParams
+from freehold.contract.step import NOT_SCORED
 from freehold.memory import Retention
-from freehold.sampling_params import SamplingParams
 from freehold.scheduler.request import FinishKind, Request, make_requests
 from freehold.scheduler.scheduler import PauseMode
 from freehold.scheduler.states import TRANSITIONS, Event, ImpossibleEvent, RequestState
 from freehold.simulation.assembly import SimulatedModel
 from freehold.simulation.engine import TORN
-from freehold.step import NOT_SCORED
 from harness import Harness
 
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from freehold.config import EngineConfig
+from freehold.contract.sampling_params import SamplingParams
 from freehold.memory import CacheGroup, WritePolicy
 from freehold.memory.lease_table import LeaseTable
-from freehold.sampling_params import SamplingParams
 from freehold.scheduler.request import Request, RequestState
 from freehold.simulation.assembly import SimulatedModel, SimulatedTiers
 from harness import Harness

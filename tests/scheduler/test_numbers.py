@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from freehold.config import EngineConfig
-from freehold.errors import BadRequest
+from freehold.contract.errors import BadRequest
+from freehold.contract.sampling_params import SamplingParams
 from freehold.ipc.protocol import Options
 from freehold.memory import Retention
-from freehold.sampling_params import SamplingParams
 from freehold.scheduler.request import Request
 from harness import Harness
 

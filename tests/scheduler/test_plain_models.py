@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from freehold.sampling_params import SamplingParams
+from freehold.contract.sampling_params import SamplingParams
+from freehold.contract.step import DraftCost
 from freehold.scheduler.admission import GrowthEstimate
 from freehold.scheduler.chunk_budget import ChunkBudget, PromptBudget
 from freehold.scheduler.queue import RANKED_MAX, WaitingQueue
@@ -17,7 +18,6 @@ from freehold.scheduler.request import Request
 from freehold.scheduler.shares import Shares
 from freehold.scheduler.speculation import DraftBudget
 from freehold.scheduler.step_time import StepTime
-from freehold.step import DraftCost
 
 CLIENTS = "abcd"
 

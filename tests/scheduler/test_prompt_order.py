@@ -3,7 +3,7 @@
 import pytest
 
 from freehold.config import EngineConfig
-from freehold.sampling_params import SamplingParams
+from freehold.contract.sampling_params import SamplingParams
 from freehold.scheduler.chunk_budget import CHUNK_MIN, CHUNK_SLOW, STEP_S, TOGETHER_S
 from harness import Harness
 

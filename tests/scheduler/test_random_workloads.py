@@ -5,7 +5,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from freehold.config import EVICTION_POLICIES, EngineConfig
-from freehold.sampling_params import SamplingParams
+from freehold.contract.sampling_params import SamplingParams
 from freehold.scheduler.request import FinishKind
 from freehold.simulation.assembly import SimulatedModel
 from harness import Harness

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from freehold.config import EngineConfig
-from freehold.constraint import Constraint
-from freehold.errors import InvalidParameter, QueueFull
-from freehold.sampling_params import SamplingParams
+from freehold.contract.constraint import Constraint
+from freehold.contract.errors import InvalidParameter, QueueFull
+from freehold.contract.sampling_params import SamplingParams
 from freehold.scheduler.request import FinishKind, Request, RequestState
 from freehold.scheduler.scheduler import PauseMode
 from freehold.simulation.assembly import SimulatedModel

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from freehold.config import EngineConfig
-from freehold.errors import QueueFull
-from freehold.sampling_params import SamplingParams
+from freehold.contract.errors import QueueFull
+from freehold.contract.sampling_params import SamplingParams
+from freehold.contract.step import StepTiming
 from freehold.scheduler.chunk_budget import CHUNK_SLOW
 from freehold.scheduler.fair_steps import PROMPT_MIN
 from freehold.scheduler.request import Request
@@ -16,7 +17,6 @@ from freehold.scheduler.shares import DEBTS_MAX, LEFT_MAX, MOMENT_S, Shares
 from freehold.scheduler.states import RequestState
 from freehold.scheduler.step_time import StepTime
 from freehold.simulation.fair_shares import FairShares
-from freehold.step import StepTiming
 from harness import Harness
 
 

@@ -5,12 +5,12 @@ from concurrent.futures import Future
 import numpy as np
 import pytest
 
-from freehold.adapter import Adapter
 from freehold.config import EngineConfig
+from freehold.contract.adapter import Adapter
+from freehold.contract.orders import Kind
+from freehold.contract.sampling_params import SamplingParams
 from freehold.memory import PinKind, PrefetchPolicy, WritePolicy
 from freehold.memory.tiers.transfer import LATE_S
-from freehold.mover import Kind
-from freehold.sampling_params import SamplingParams
 from freehold.scheduler.request import RequestState
 from freehold.scheduler.scheduler import PauseMode
 from freehold.simulation.assembly import SimulatedTiers

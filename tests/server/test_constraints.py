@@ -6,7 +6,7 @@ import time
 import pytest
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-from freehold.errors import InvalidParameter
+from freehold.contract.errors import InvalidParameter
 from freehold.server.constraints.expressions import choice_grammar, regex_grammar
 from freehold.server.constraints.fields import ConstraintFields, native_constraint
 from freehold.server.constraints.gbnf import lark_of

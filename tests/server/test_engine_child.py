@@ -5,7 +5,7 @@ import asyncio
 import pytest
 import zmq.asyncio
 
-from freehold.errors import EngineUnavailable
+from freehold.contract.errors import EngineUnavailable
 from freehold.ipc.child import EngineChild
 from freehold.ipc.protocol import Abort
 

@@ -9,16 +9,16 @@ import pytest
 import zmq
 
 from freehold.config import EngineConfig
-from freehold.constraint import Constraint
-from freehold.errors import InvalidParameter
+from freehold.contract.constraint import Constraint
+from freehold.contract.errors import InvalidParameter
+from freehold.contract.sampling_params import SamplingParams
 from freehold.ipc import protocol as msg
 from freehold.ipc.engine_process import TRANSFER_POLL_MS, EngineLoop
 from freehold.ipc.jobs import JOBS_MAX
 from freehold.memory import OwnershipError, WritePolicy
 from freehold.memory.audit import NODES_AT_ONCE
-from freehold.sampling_params import SamplingParams
+from freehold.runtime.storage_backend import StorageBackend
 from freehold.simulation.assembly import SimulatedTiers, assemble
-from freehold.storage_backend import StorageBackend
 
 
 class Client:

@@ -16,15 +16,15 @@ from tiny_models import SIZES, save_random
 from transformers import LlamaConfig
 
 from freehold.config import EngineConfig
+from freehold.contract.errors import BadRequest, EngineUnavailable
 from freehold.engine.placed_model import PlacedModel
-from freehold.errors import BadRequest, EngineUnavailable
 from freehold.ipc import protocol as msg
 from freehold.ipc.async_engine import AsyncEngine
 from freehold.ipc.engine_process import assembled
 from freehold.ipc.engine_setup import EngineSetup
 from freehold.memory import PrefetchPolicy
+from freehold.runtime.storage_backend import Backend
 from freehold.server.child import running_server
-from freehold.storage_backend import Backend
 
 BACKEND = "/hicache/storage-backend"
 PROMPT = list(range(2, 40))

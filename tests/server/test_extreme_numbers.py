@@ -9,12 +9,12 @@ import pytest
 from processes import engine_of
 from pydantic import BaseModel, ValidationError
 
+from freehold.contract.whole import WHOLE_MAX
 from freehold.server.anthropic.schema import MessagesBody
 from freehold.server.native.schema import GenerateBody, NativeSampling, OpenSessionBody, SessionParams
 from freehold.server.openai.schema import ChatBody, CompletionBody, EmbeddingBody, SessionBody
 from freehold.server.requests.hints import RetentionBody
 from freehold.server.responses.schema import ResponsesBody
-from freehold.whole import WHOLE_MAX
 
 EXTREMES = (-(2**63), -(2**31), 2**31, 2**63 - 1, 2**63, 2**64 - 1, 2**64, 5e-324, 1e308)
 SAID = [{"role": "user", "content": "hi"}]

@@ -26,7 +26,7 @@ class Server:
         command = [
             sys.executable,
             "-m",
-            "freehold.cli",
+            "freehold",
             "serve",
             "--port",
             str(self.port),

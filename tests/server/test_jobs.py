@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 
 from freehold.config import EngineConfig
-from freehold.errors import QueueFull
+from freehold.contract.errors import QueueFull
 from freehold.ipc import protocol as msg
 from freehold.ipc.adapter_loads import AdapterLoads
 from freehold.ipc.jobs import JOBS_MAX, Jobs
 from freehold.ipc.procedures import Procedures
 from freehold.memory import BrokenInvariant, PrefetchPolicy, WritePolicy
 from freehold.memory.ledger import owner
+from freehold.runtime.storage_backend import StorageBackend
 from freehold.scheduler.parked import Parked
 from freehold.simulation.assembly import SimulatedTiers, assemble
-from freehold.storage_backend import StorageBackend
 
 
 class Clock:

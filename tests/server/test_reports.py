@@ -3,10 +3,10 @@
 from dataclasses import dataclass, field
 
 from freehold.config import EngineConfig
+from freehold.contract.step import TokenLogprobs
 from freehold.ipc.reports import HOLD_S, Reports, hold_seconds
 from freehold.scheduler.request import Finish, FinishKind
 from freehold.scheduler.results import StepOutput
-from freehold.step import TokenLogprobs
 
 
 @dataclass

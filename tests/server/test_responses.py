@@ -11,7 +11,7 @@ from jsonschema import validate
 from opened_sessions import Clock
 from pydantic import BaseModel
 
-from freehold.errors import NotFound
+from freehold.contract.errors import NotFound
 from freehold.server.database import open_database
 from freehold.server.responses import store as stores
 from freehold.server.responses.store import ResponseStore, StoredResponse

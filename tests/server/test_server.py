@@ -135,7 +135,7 @@ def test_sigterm_drains_and_leaves_no_process():
 @pytest.mark.parametrize("when", ["while loading", "when ready"])
 def test_the_engine_ends_with_its_server_even_if_that_is_killed(when):
     port = free_port()
-    command = [sys.executable, "-m", "freehold.cli", "serve", "--port", str(port), "--num-pages", "50"]
+    command = [sys.executable, "-m", "freehold", "serve", "--port", str(port), "--num-pages", "50"]
     server = psutil.Popen(command, stderr=subprocess.DEVNULL)
     wait_until(lambda: server.children(), seconds=60)
     family = server.children(recursive=True)

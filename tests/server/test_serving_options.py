@@ -16,7 +16,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from starlette.testclient import TestClient
 
 from freehold import LLM, SamplingParams
-from freehold.errors import ChatTemplateError, NotFound
+from freehold.contract.errors import ChatTemplateError, NotFound
 from freehold.ipc.async_engine import AsyncEngine
 from freehold.server.access.log import Record
 from freehold.server.access.traces import Traces
@@ -61,7 +61,7 @@ def proxied(tmp_path_factory):
     subprocess.run(make, check=True, capture_output=True)
     template.write_text("{% for message in messages %}[{{ message.content }}]{% endfor %}{{ bos_token }}")
     port = free_port()
-    command = [sys.executable, "-m", "freehold.cli", "serve", "--port", str(port),
+    command = [sys.executable, "-m", "freehold", "serve", "--port", str(port),
                "--ssl-keyfile", key, "--ssl-certfile", certificate, "--root-path", "/llm",
                "--allowed-origins", "https://app.example", "--served-model-name", "small",
                "--served-model-name", "alias", "--api-key", "client", "--admin-api-key", "root",
@@ -137,7 +137,7 @@ def test_a_template_that_can_not_be_read_is_refused(checkpoint, tmp_path):
 def test_a_unix_socket(tmp_path):
     path = tmp_path / "socket"
     with (
-        served([sys.executable, "-m", "freehold.cli", "serve", "--uds", path, "--num-pages", "50"]),
+        served([sys.executable, "-m", "freehold", "serve", "--uds", path, "--num-pages", "50"]),
         httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://freehold") as client,
     ):
         wait_until_healthy(client)

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from opened_sessions import Opened, news
 
-from freehold.conversation import Conversation
-from freehold.errors import SessionBusy, TimedOut
+from freehold.contract.errors import SessionBusy, TimedOut
+from freehold.contract.sampling_params import SamplingParams
 from freehold.ipc.protocol import Options
-from freehold.sampling_params import SamplingParams
 from freehold.server.access.clients import Client
 from freehold.server.openai.schema import CompletionBody
+from freehold.server.sessions.conversation import Conversation
 from freehold.server.sessions.settings import SessionSettings
 from freehold.server.sessions.table import Session, SessionTable, Turn
 from freehold.server.sessions.turns import turn_of

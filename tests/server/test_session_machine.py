@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from opened_sessions import Clock, Opened, news
 
-from freehold.errors import SessionBusy, SessionsFull, StoreFailed, TurnRefused
+from freehold.contract.errors import SessionBusy, SessionsFull, StoreFailed, TurnRefused
 from freehold.server.native.schema import SessionParams
 from freehold.server.sessions.branches import branch_of
 from freehold.server.sessions.settings import SessionSettings

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from opened_sessions import Opened, database, news
 
-from freehold.errors import SessionBusy, StoreFailed
+from freehold.contract.errors import SessionBusy, StoreFailed
 from freehold.server.database import open_database
 from freehold.server.responses.store import ResponseStore, StoredResponse
 from freehold.server.salvage import salvaged

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from opened_sessions import Opened, news
 
-from freehold.conversation import OBJECT_BYTES, Conversation, with_messages
-from freehold.errors import NoSuchSession, SessionBusy, SessionsFull, TurnRefused
+from freehold.contract.errors import NoSuchSession, SessionBusy, SessionsFull, TurnRefused
+from freehold.contract.sampling_params import SamplingParams
 from freehold.ipc.async_engine import AsyncEngine
-from freehold.sampling_params import SamplingParams
 from freehold.server.access.clients import Client
 from freehold.server.native.schema import SessionParams
 from freehold.server.sessions.branches import branch_of
+from freehold.server.sessions.conversation import OBJECT_BYTES, Conversation, with_messages
 from freehold.server.sessions.settings import SessionSettings
 from freehold.server.sessions.table import Session
 from freehold.server.sessions.turns import closed_on_failure

@@ -349,6 +349,6 @@ def test_a_soak(tmp_path):
         server.end()
     finally:
         server.destroy()
-    verify = [sys.executable, "-m", "freehold.cli", "cache", "verify", str(tmp_path / "kv")]
+    verify = [sys.executable, "-m", "freehold", "cache", "verify", str(tmp_path / "kv")]
     assert subprocess.run(verify, check=False).returncode == 0
     assert all(share < GROWTH_MAX for share in growth.values()), growth

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freehold.errors import FreeholdError
+from freehold.contract.errors import FreeholdError
+from freehold.contract.sampling_params import SamplingParams
 from freehold.ipc import protocol as msg
 from freehold.ipc.async_engine import AsyncEngine
 from freehold.ipc.protocol import Ended
 from freehold.ipc.streams import Delta, Stream
-from freehold.sampling_params import SamplingParams
 
 NEWS = st.lists(st.integers(0, 5), min_size=1, max_size=30)  # tokens that steps bring
 

@@ -28,7 +28,7 @@ class Killed:
             "--enable-hierarchical-cache", "--hicache-storage-backend", "file", "--hicache-storage-location",
             str(folder), "--hicache-storage-prefetch-policy", "wait_complete", "--num-pages", "96", "--allow-any-model",
         ]  # fmt: skip
-        command = [sys.executable, "-m", "freehold.cli", "serve", "--port", str(port), *flags]
+        command = [sys.executable, "-m", "freehold", "serve", "--port", str(port), *flags]
         self._process = subprocess.Popen(
             command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )

@@ -7,9 +7,9 @@ import time
 import numpy as np
 import pytest
 
+from freehold.contract.orders import Kind, Order
 from freehold.engine import storage_io
 from freehold.engine.storage_io import StorageIO
-from freehold.mover import Kind, Order
 from freehold.store import disk, object_store, redis_store
 from freehold.store.disk import DiskStore
 from freehold.store.object_store import ObjectStore

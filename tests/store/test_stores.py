@@ -17,7 +17,8 @@ import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freehold.prefix_keys import KeyChain, chain, fingerprint, key_in_group
+from freehold.contract.prefix_keys import KeyChain, chain, fingerprint, key_in_group
+from freehold.runtime.tier_plan import open_storage
 from freehold.store.breaker import FAILURES_MAX, RETRY_S, Breaker
 from freehold.store.disk import DiskStore
 from freehold.store.entry import HEADER_BYTES, decode, encode
@@ -25,7 +26,6 @@ from freehold.store.location import open_store
 from freehold.store.object_store import ObjectStore
 from freehold.store.redis_store import PREFIX, RedisStore
 from freehold.store.store import Item, StoreStats, StoreUnavailable
-from freehold.tier_plan import open_storage
 
 SECOND = 1.0
 MANY = 1 << 40

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from freehold.automaton import Automaton, compile_automaton
-from freehold.errors import InvalidParameter
-from freehold.sampling_params import SamplingParams
-from freehold.stop_regex import StopRegexes
+from freehold.contract.automaton import Automaton, compile_automaton
+from freehold.contract.errors import InvalidParameter
+from freehold.contract.sampling_params import SamplingParams
+from freehold.contract.stop_regex import StopRegexes
 from freehold.text.detokenizer import Detokenizer
 
 

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from freehold.errors import ChatTemplateError
-from freehold.sampling_params import SamplingParams
+from freehold.contract.errors import ChatTemplateError
+from freehold.contract.sampling_params import SamplingParams
+from freehold.contract.vocabulary import find_stop
 from freehold.text.chat_template import ChatTemplate
 from freehold.text.detokenizer import Detokenizer
-from freehold.vocabulary import find_stop
 
 TEXTS = ["Hello, world", "12345 + 1 = 12346", "naïve café, 你好, 🎉 done", "  indented\n\n\tand tabbed\r\n", ""]
 

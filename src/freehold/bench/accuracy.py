@@ -9,13 +9,13 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from freehold.arrays import Float32, Int32
 from freehold.config import KV_CACHE_DTYPES, LINEAR_COMPUTE
+from freehold.contract.arrays import Float32, Int32
+from freehold.contract.step import KVShape
 from freehold.engine.cpu.device import CpuDevice
 from freehold.engine.placed_model import PlacedModel
 from freehold.models.loading.resolve import open_checkpoint, resolve_model
 from freehold.models.tensor import Checkpoint
-from freehold.step import KVShape
 from freehold.text.loading import load_tokenizer
 
 LENGTH, TEXTS = 512, 6

@@ -20,9 +20,9 @@ from rich.table import Table
 from freehold.bench.load import VOCABULARY
 from freehold.bench.machine import machine
 from freehold.bench.scheduler import decode_step_us
+from freehold.contract.sampling_params import SamplingParams
 from freehold.llm import LLM
 from freehold.models.loading.bundled import models_folder
-from freehold.sampling_params import SamplingParams
 
 ROUNDS = 5
 LOSS = 0.10

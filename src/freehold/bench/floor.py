@@ -15,9 +15,9 @@ from rich.table import Table
 
 from freehold.bench.prefix_tree import prefix_match_us, three_groups
 from freehold.bench.scheduler import decode_step_us
+from freehold.contract.sampling_params import SamplingParams
 from freehold.engine.cpu.isa import choose
 from freehold.llm import LLM
-from freehold.sampling_params import SamplingParams
 
 PROMPT_TOKENS = 32
 OUTPUT_TOKENS = 128

@@ -13,8 +13,8 @@ from rich.table import Table
 from freehold.bench.fetched_models import GEMMA3_270M
 from freehold.bench.random_mamba import RandomMamba
 from freehold.config import KV_CACHE_DTYPES
+from freehold.contract.sampling_params import SamplingParams
 from freehold.llm import LLM
-from freehold.sampling_params import SamplingParams
 from freehold.scheduler.request import Request
 
 SHORT, LONG = 4_096, 32_000

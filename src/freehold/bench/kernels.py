@@ -10,9 +10,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from freehold.arrays import Float32, Int64
 from freehold.bench.machine import machine
 from freehold.bench.roofs import BYTES, FLOATS, HALVES, WORDS, bandwidth, products, times
+from freehold.contract.arrays import Float32, Int64
 from freehold.engine.cpu.backend import CpuBackend, Matrix
 from freehold.engine.cpu.batch import CpuBatch
 from freehold.engine.cpu.caches import GroupCache

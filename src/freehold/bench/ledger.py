@@ -8,9 +8,9 @@ from typing import Any
 
 from rich.console import Console
 
-from freehold.arrays import Int32, Int64
+from freehold.contract.arrays import Int32, Int64
+from freehold.contract.sampling_params import SamplingParams
 from freehold.llm import LLM
-from freehold.sampling_params import SamplingParams
 
 ROUNDS = 24
 STREAMS = 16

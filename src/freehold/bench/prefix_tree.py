@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 
-from freehold.arrays import Int32
+from freehold.contract.arrays import Int32
 from freehold.memory import CacheGroup, Lease, Memory, MemoryShape
 
 

@@ -16,13 +16,13 @@ from freehold.bench.peers.export import exported
 from freehold.bench.peers.peer import FOLDER, PEERS
 from freehold.bench.prefix_tree import evict_us, prefix_match_us, publish_us
 from freehold.config import EngineConfig
+from freehold.contract.sampling_params import SamplingParams
+from freehold.contract.vocabulary import Vocabulary
 from freehold.memory import Memory, MemoryShape
 from freehold.models.loading.resolve import resolve_model
-from freehold.sampling_params import SamplingParams
 from freehold.scheduler.request import Request
 from freehold.scheduler.scheduler import Scheduler
 from freehold.simulation.engine import InstantEngine, vocabulary_fields
-from freehold.vocabulary import Vocabulary
 
 BATCHES = (1, 16, 64, 256, 1024)
 STEPS = 400

@@ -10,11 +10,11 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from freehold.arrays import Int32
-from freehold.conversation import Conversation
+from freehold.contract.arrays import Int32
+from freehold.contract.sampling_params import SamplingParams
 from freehold.llm import LLM
-from freehold.sampling_params import SamplingParams
 from freehold.scheduler.request import Request
+from freehold.server.sessions.conversation import Conversation
 
 CONTEXT, TURN = 1500, 32
 ROUNDS = 7

@@ -8,8 +8,8 @@ import time
 from rich.console import Console
 from rich.table import Table
 
+from freehold.contract.sampling_params import SamplingParams
 from freehold.llm import LLM
-from freehold.sampling_params import SamplingParams
 
 ROUNDS = 5
 OUTPUT_TOKENS = 96

@@ -15,10 +15,10 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from freehold.constraint import Constraint
+from freehold.contract.constraint import Constraint
+from freehold.contract.sampling_params import SamplingParams
 from freehold.engine.grammar.compiler import Grammars
 from freehold.llm import LLM
-from freehold.sampling_params import SamplingParams
 from freehold.server.child import running_server
 
 ROUNDS = 5

@@ -17,14 +17,14 @@ from rich.console import Console
 from rich.table import Table
 
 from freehold.bench.scheduler import decode_step_us
+from freehold.contract.orders import Kind, Order, Outcome
+from freehold.contract.sampling_params import SamplingParams
 from freehold.engine.cpu.caches import GroupCache
 from freehold.engine.cpu.page_bytes import PageBytes
 from freehold.engine.page_mover import PageMover
 from freehold.llm import LLM
 from freehold.memory import Memory, MemoryShape, TierPlan
 from freehold.models.spec import CacheLayout, KVCache
-from freehold.mover import Kind, Order, Outcome
-from freehold.sampling_params import SamplingParams
 from freehold.scheduler.request import Request
 from freehold.store.disk import DiskStore
 from freehold.store.store import Item

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from freehold.adapter import Adapter
-from freehold.arrays import Int64
+from freehold.contract.adapter import Adapter
+from freehold.contract.arrays import Int64
+from freehold.contract.errors import InvalidParameter, NotFound
+from freehold.contract.step import RowStart
 from freehold.engine.placed_model import AdaptedPart, PlacedModel
-from freehold.errors import InvalidParameter, NotFound
 from freehold.models.loading.adapter_file import read_adapter
 from freehold.models.tensor import AdapterMatrices, Checkpoint
-from freehold.step import RowStart
 
 
 class Adapters:

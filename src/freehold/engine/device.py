@@ -8,11 +8,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from freehold.arrays import Float32, Int32, Int64, UInt8
+from freehold.contract.arrays import Float32, Int32, Int64, UInt8
+from freehold.contract.step import KVShape
 from freehold.models.backend import Backend
 from freehold.models.spec import CacheLayout
 from freehold.models.tensor import AdapterMatrices
-from freehold.step import KVShape
 
 
 class Drawing(Protocol):

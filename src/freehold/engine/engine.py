@@ -8,8 +8,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Protocol
 
-from freehold.errors import as_exception
-from freehold.step import Step, StepResult
+from freehold.contract.errors import as_exception
+from freehold.contract.step import Step, StepResult
 
 
 class StepRunner(Protocol):
@@ -28,7 +28,7 @@ class StepRunner(Protocol):
 
 
 class StepThread:
-    """Implements `freehold.step.Engine` around a runner. Kernels release the interpreter lock, so that
+    """Implements `freehold.contract.step.Engine` around a runner. Kernels release the interpreter lock, so that
     the scheduler plans the next step meanwhile."""
 
     def __init__(self, runner: StepRunner):

@@ -9,15 +9,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from freehold.arrays import Bool, UInt8
+from freehold.contract.arrays import Bool, UInt8
+from freehold.contract.orders import Kind, Order, Outcome, Report
 from freehold.engine.device import PageBytes
 from freehold.engine.storage_io import StorageIO
-from freehold.mover import Kind, Order, Outcome, Report
 from freehold.store.store import Store
 
 
 class PageMover:
-    """Implements `freehold.mover.Mover`. `device` copies pages of each cache group; the host gets `page_counts` pages
+    """Implements `contract.orders.Mover`. `device` copies pages of each cache group; the host gets `page_counts` pages
     of each, and page 0, which nobody uses. Memory is touched only when written. With `storage` pages go on to a store;
     orders that it was given end there, whatever is attached later."""
 

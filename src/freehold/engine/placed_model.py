@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from freehold.adapter import Adapter
-from freehold.arrays import Float32, Int32, Int64
+from freehold.contract.adapter import Adapter
+from freehold.contract.arrays import Float32, Int32, Int64
+from freehold.contract.step import KVShape
 from freehold.engine.device import Device, DeviceBackend, PageBytes
 from freehold.models.decoder import Decoder
 from freehold.models.spec import CacheLayout, ModelSpec
 from freehold.models.tensor import AdapterMatrices, Checkpoint
-from freehold.step import KVShape
 
 AdaptedPart = tuple[Adapter, Int64]
 PageUpdate = tuple[Int32, Int32, Int32]

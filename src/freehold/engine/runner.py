@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from freehold.arrays import Float32, Float64, Int32, Int64
 from freehold.config import EngineConfig
+from freehold.contract.arrays import Float32, Float64, Int32, Int64
+from freehold.contract.sampling_params import SamplingParams
+from freehold.contract.step import DraftCost, KVShape, RowStart, Step, StepResult, StepTiming, TokenLogprobs
 from freehold.engine.adapters import AdapterRows, Adapters
 from freehold.engine.device import Device, PageBytes
 from freehold.engine.engine import completed
@@ -23,8 +25,6 @@ from freehold.engine.speculative.choice import make_speculator
 from freehold.models.loading.content import content_fingerprint
 from freehold.models.loading.resolve import open_weights
 from freehold.models.tensor import Checkpoint
-from freehold.sampling_params import SamplingParams
-from freehold.step import DraftCost, KVShape, RowStart, Step, StepResult, StepTiming, TokenLogprobs
 
 COST_TOKENS = 8
 TIMED_ROWS = 16

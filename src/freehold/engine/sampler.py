@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from freehold.arrays import Float32, Int32, Int64
+from freehold.contract.arrays import Float32, Int32, Int64
+from freehold.contract.sampling_params import SamplingParams
+from freehold.contract.step import RowStart, TokenLogprobs
 from freehold.engine.device import Drawing
 from freehold.engine.grammar.matchers import Masks, UInt32
-from freehold.sampling_params import SamplingParams
-from freehold.step import RowStart, TokenLogprobs
 
 
 @dataclass

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numba import njit
 
-from freehold.arrays import Bool, Int32, Int64
-from freehold.step import NOT_SCORED, RowStart, Step
+from freehold.contract.arrays import Bool, Int32, Int64
+from freehold.contract.step import NOT_SCORED, RowStart, Step
 
 
 @dataclass(frozen=True)

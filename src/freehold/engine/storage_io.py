@@ -7,8 +7,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 
-from freehold.arrays import Bool, UInt8
-from freehold.mover import Kind, Order
+from freehold.contract.arrays import Bool, UInt8
+from freehold.contract.orders import Kind, Order
 from freehold.store.lane import until_failure
 from freehold.store.store import Item, Store, StoreUnavailable
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
-from freehold.adapter import Adapter
-from freehold.errors import InvalidParameter
+from freehold.contract.adapter import Adapter
+from freehold.contract.errors import InvalidParameter
 
 
 class Adapters(Protocol):

@@ -16,17 +16,17 @@ from typing import Any, Unpack
 import zmq
 import zmq.asyncio
 
-from freehold.arrays import Int32
 from freehold.config import EngineConfig
-from freehold.engine_options import EngineOptions
-from freehold.errors import EngineUnavailable, InvalidParameter, TimedOut, as_freehold_error
+from freehold.contract.arrays import Int32
+from freehold.contract.errors import EngineUnavailable, InvalidParameter, TimedOut, as_freehold_error
+from freehold.contract.sampling_params import SamplingParams
 from freehold.ipc import protocol as msg
 from freehold.ipc.child import EngineChild
 from freehold.ipc.engine_setup import EngineSetup
 from freehold.ipc.restarts import Restarts
 from freehold.ipc.streams import Delta, Stream
 from freehold.models.loading.resolve import open_checkpoint, resolve_model
-from freehold.sampling_params import SamplingParams
+from freehold.runtime.engine_options import EngineOptions
 from freehold.scheduler.request import make_requests
 from freehold.text.detokenizer import Detokenizer
 from freehold.text.loading import load_tokenizer

@@ -12,7 +12,7 @@ import time
 import zmq
 import zmq.asyncio
 
-from freehold.errors import EngineUnavailable, InvalidParameter
+from freehold.contract.errors import EngineUnavailable, InvalidParameter
 from freehold.ipc import protocol as msg
 from freehold.ipc.engine_setup import EngineSetup
 

@@ -19,8 +19,7 @@ import msgspec
 import numpy as np
 import zmq
 
-from freehold.assembly import Assembly, assemble
-from freehold.errors import EngineStuck, FreeholdError
+from freehold.contract.errors import EngineStuck, FreeholdError
 from freehold.ipc import protocol as msg
 from freehold.ipc.adapter_loads import AdapterLoads, Adapters
 from freehold.ipc.engine_setup import EngineSetup
@@ -30,11 +29,12 @@ from freehold.ipc.reports import Reports, hold_seconds
 from freehold.memory import AuditError
 from freehold.memory.events import CacheEvent
 from freehold.memory.tiers.counts import count_tiers
+from freehold.runtime.assembly import Assembly, assemble
+from freehold.runtime.storage_backend import Backend, StorageBackend
 from freehold.scheduler.parked import GrammarCompiler, Parked
 from freehold.scheduler.request import Request
 from freehold.scheduler.results import StepOutput
 from freehold.scheduler.scheduler import PauseMode, Scheduler
-from freehold.storage_backend import Backend, StorageBackend
 from freehold.store.store import StoreUnavailable
 
 STATS_INTERVAL_S = 0.25

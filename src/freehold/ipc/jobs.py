@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from freehold.errors import QueueFull
+from freehold.contract.errors import QueueFull
 from freehold.memory import AuditError
 from freehold.scheduler.faults import is_broken
 

@@ -12,19 +12,19 @@ from typing import Any
 
 import numpy as np
 
-from freehold.adapter import fingerprint_of
-from freehold.arrays import Int32
-from freehold.errors import BadRequest, Conflict, NotFound
+from freehold.contract.adapter import fingerprint_of
+from freehold.contract.arrays import Int32
+from freehold.contract.errors import BadRequest, Conflict, NotFound
 from freehold.ipc import protocol as msg
 from freehold.ipc.adapter_loads import AdapterLoads
 from freehold.memory import Lease, Match, Namespace, PinnedPrefix, PinRefused, PrefetchPolicy
 from freehold.memory.explain import NoSuchPage, explain, explain_miss
 from freehold.memory.prefix.node import Node
 from freehold.memory.tiers.counts import describe_tiers
+from freehold.runtime.storage_backend import Backend, StorageBackend
 from freehold.scheduler.parked import Parked
 from freehold.scheduler.request import Request
 from freehold.scheduler.scheduler import PauseMode, Scheduler
-from freehold.storage_backend import Backend, StorageBackend
 
 REMEMBERED_REQUESTS = 1024
 TOP_PREFIXES = 20

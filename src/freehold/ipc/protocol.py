@@ -6,11 +6,11 @@ from typing import Any
 
 import msgspec
 
-from freehold.errors import FreeholdError, as_freehold_error, rebuilt
+from freehold.contract.errors import FreeholdError, as_freehold_error, rebuilt
+from freehold.contract.sampling_params import SamplingParams
+from freehold.contract.step import TokenLogprobs
 from freehold.memory import Retention
 from freehold.memory.tiers.counts import TierCounts
-from freehold.sampling_params import SamplingParams
-from freehold.step import TokenLogprobs
 
 # -- from HTTP to the engine ---------------------------------------------------------------------------
 

@@ -6,8 +6,8 @@ import asyncio
 import dataclasses
 from dataclasses import dataclass
 
+from freehold.contract.step import TokenLogprobs
 from freehold.ipc import protocol as msg
-from freehold.step import TokenLogprobs
 from freehold.text.answers.events import Event
 from freehold.text.detokenizer import Detokenizer
 

@@ -8,9 +8,9 @@ from enum import StrEnum
 
 import numpy as np
 
-from freehold.arrays import Int32, Int64
+from freehold.contract.arrays import Int32, Int64
+from freehold.contract.prefix_keys import KeyChain
 from freehold.memory.prefix.node import Node
-from freehold.prefix_keys import KeyChain
 
 
 class Medium(StrEnum):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from freehold.arrays import Int32
+from freehold.contract.arrays import Int32
 from freehold.memory.ledger import owner
 from freehold.memory.ledger.owner import OwnerKind
 from freehold.memory.parts import Parts

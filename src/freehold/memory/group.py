@@ -8,7 +8,7 @@ from typing import overload
 
 import numpy as np
 
-from freehold.arrays import Bool, Int64
+from freehold.contract.arrays import Bool, Int64
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from freehold.arrays import Bool, Int32, Int64, ragged
+from freehold.contract.arrays import Bool, Int32, Int64, ragged
 from freehold.memory.group import CHECKPOINTS, CacheGroup
 from freehold.memory.lease import Lease
 from freehold.memory.ledger import owner

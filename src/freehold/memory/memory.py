@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 
-from freehold.arrays import Int32
+from freehold.contract.arrays import Int32
+from freehold.contract.orders import Mover
+from freehold.contract.prefix_keys import fingerprint
+from freehold.contract.slices import finished
 from freehold.memory.audit import audit, auditing
 from freehold.memory.counts import PageCounts, count_pages
 from freehold.memory.events import EventLog
@@ -21,9 +24,6 @@ from freehold.memory.room import Room
 from freehold.memory.shape import MemoryShape
 from freehold.memory.tails import TailTable
 from freehold.memory.tiers.tiers import TierPlan, Tiers
-from freehold.mover import Mover
-from freehold.prefix_keys import fingerprint
-from freehold.slices import finished
 
 TAILS_AT_ONCE = 32  # of a slice
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from freehold.arrays import Int32, Int64
+from freehold.contract.arrays import Int32, Int64
 
 PageWrites = tuple[Int32, Int32, Int32]  # (rows, columns, pages), all [n]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
-from freehold.arrays import Bool, Int64
+from freehold.contract.arrays import Bool, Int64
 from freehold.memory.hit import Hit
 from freehold.memory.parts import RoomParts
 from freehold.memory.prefix.evictor import without_rescue

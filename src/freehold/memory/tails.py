@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from freehold.arrays import Int32
+from freehold.contract.arrays import Int32
 from freehold.memory.ledger import owner
 from freehold.memory.ledger.errors import LeaseError
 from freehold.memory.ledger.pool import PagePool

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gguf
 import numpy as np
 
-from freehold.arrays import Float32
+from freehold.contract.arrays import Float32
 from freehold.models.tensor import StoredTensor, TensorFormat
 
 BLOCK, SUPER_BLOCK = 32, 256

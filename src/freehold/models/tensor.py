@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from freehold.arrays import Float32
+from freehold.contract.arrays import Float32
 from freehold.models.spec import ModelSpec
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from freehold.errors import ModelUnavailable
+from freehold.contract.errors import ModelUnavailable
 from freehold.models.spec import (
     Attention,
     Dense,

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from freehold.config import EngineConfig
-from freehold.errors import InvalidParameter
+from freehold.contract.errors import InvalidParameter
+from freehold.contract.sampling_params import SamplingParams
 from freehold.memory import WritePolicy
 from freehold.planning.trace import Arrival
-from freehold.sampling_params import SamplingParams
 from freehold.scheduler.request import Request
 from freehold.scheduler.scheduler import Scheduler
 from freehold.simulation.assembly import SimulatedTiers, assemble

@@ -25,7 +25,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from freehold.arrays import Int32
+from freehold.contract.arrays import Int32
 
 TOKEN_SPACE = 1 << 30
 MOONCAKE_BLOCK = 512

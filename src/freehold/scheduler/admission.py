@@ -8,8 +8,8 @@ from enum import Enum, auto
 
 import numpy as np
 
-from freehold.adapter import fingerprint_of
-from freehold.arrays import Int64
+from freehold.contract.adapter import fingerprint_of
+from freehold.contract.arrays import Int64
 from freehold.memory import Hit, Lease, Match, Memory
 from freehold.memory.explain import explain_miss
 from freehold.memory.lease_table import pages_to_cover

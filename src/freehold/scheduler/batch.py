@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from freehold.arrays import Bool, Int64
+from freehold.contract.arrays import Bool, Int64
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from freehold.arrays import Int64
+from freehold.contract.arrays import Int64
 from freehold.scheduler.chunk_budget import PromptBudget
 from freehold.scheduler.queue import WaitingQueue
 from freehold.scheduler.running import RunningTable

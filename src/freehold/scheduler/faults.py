@@ -7,7 +7,7 @@ fault may have left them half moved: it ends the engine, and so does a broken in
 
 from __future__ import annotations
 
-from freehold.errors import EngineFailed, FreeholdError
+from freehold.contract.errors import EngineFailed, FreeholdError
 from freehold.memory import BrokenInvariant
 
 

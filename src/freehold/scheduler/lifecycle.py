@@ -9,7 +9,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from weakref import ref
 
-from freehold.errors import InvalidParameter, QueueFull, TimedOut
+from freehold.contract.errors import InvalidParameter, QueueFull, TimedOut
+from freehold.contract.step import RowStart
+from freehold.contract.vocabulary import Vocabulary
+from freehold.contract.whole import is_whole
 from freehold.memory import Lease, Memory
 from freehold.scheduler.faults import fault_of_one
 from freehold.scheduler.queue import WaitingQueue
@@ -17,9 +20,6 @@ from freehold.scheduler.request import PROGRESS_TOKENS, Finish, FinishKind, Requ
 from freehold.scheduler.running import RunningTable
 from freehold.scheduler.shares import Shares
 from freehold.scheduler.states import Event, RequestState
-from freehold.step import RowStart
-from freehold.vocabulary import Vocabulary
-from freehold.whole import is_whole
 
 STALE_MAX = 1024
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from freehold.adapter import fingerprint_of
+from freehold.contract.adapter import fingerprint_of
+from freehold.contract.prefix_keys import KeyChain
+from freehold.contract.slices import finished
 from freehold.memory import Match, Memory, Namespace
 from freehold.memory.tails import Tail
 from freehold.memory.tiers.loads import LoadPlan
 from freehold.memory.tiers.storage import Storage
 from freehold.memory.tiers.tiers import Tiers
-from freehold.prefix_keys import KeyChain
 from freehold.scheduler.lifecycle import Lifecycle
 from freehold.scheduler.request import Request
 from freehold.scheduler.step_time import StepTime
-from freehold.slices import finished
 
 LOADS_MAX = 2  # of one prefix for a request: what is evicted again before its admission is then computed
 

@@ -7,8 +7,8 @@ from concurrent.futures import Future
 from typing import Any, Protocol
 
 from freehold.config import EngineConfig
-from freehold.constraint import Constraint
-from freehold.errors import FreeholdError, InvalidParameter, QueueFull
+from freehold.contract.constraint import Constraint
+from freehold.contract.errors import FreeholdError, InvalidParameter, QueueFull
 from freehold.scheduler.request import Request
 
 

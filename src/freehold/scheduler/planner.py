@@ -6,9 +6,10 @@ from enum import Enum, auto
 
 import numpy as np
 
-from freehold.arrays import Int64
 from freehold.config import EngineConfig
-from freehold.errors import KVMemoryExhausted
+from freehold.contract.arrays import Int64
+from freehold.contract.errors import KVMemoryExhausted
+from freehold.contract.step import Step
 from freehold.memory import Memory
 from freehold.scheduler.admission import Admission
 from freehold.scheduler.batch import Batch
@@ -22,7 +23,6 @@ from freehold.scheduler.request import Finish, FinishKind, Request
 from freehold.scheduler.running import RunningTable
 from freehold.scheduler.speculation import DraftBudget
 from freehold.scheduler.states import Event
-from freehold.step import Step
 
 
 class NoStep(Enum):

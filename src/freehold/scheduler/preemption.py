@@ -6,7 +6,7 @@ from itertools import islice
 
 import numpy as np
 
-from freehold.arrays import Int64
+from freehold.contract.arrays import Int64
 from freehold.memory import Match, Memory
 from freehold.scheduler.admission import LOOKED_AT_MAX, Admission
 from freehold.scheduler.queue import WaitingQueue

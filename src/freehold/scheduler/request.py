@@ -11,18 +11,18 @@ from enum import StrEnum
 
 import numpy as np
 
-from freehold.adapter import Adapter
-from freehold.arrays import Float32, Float64, Int32
-from freehold.errors import FreeholdError, InvalidParameter
+from freehold.contract.adapter import Adapter
+from freehold.contract.arrays import Float32, Float64, Int32
+from freehold.contract.errors import FreeholdError, InvalidParameter
+from freehold.contract.prefix_keys import KeyChain
+from freehold.contract.sampling_params import SamplingParams
+from freehold.contract.step import NOT_SCORED, TokenLogprobs
+from freehold.contract.stop_regex import StopRegexes
+from freehold.contract.whole import WHOLE_MAX, is_whole
 from freehold.memory import Lease, Retention
 from freehold.memory.prefix.node import Namespace
 from freehold.memory.tiers.storage import Prefetch
-from freehold.prefix_keys import KeyChain
-from freehold.sampling_params import SamplingParams
 from freehold.scheduler.states import Event, RequestState, after
-from freehold.step import NOT_SCORED, TokenLogprobs
-from freehold.stop_regex import StopRegexes
-from freehold.whole import WHOLE_MAX, is_whole
 
 SETBACKS_TRUSTED = 2
 PROGRESS_TOKENS = 32  # computed since a request was last admitted, they bring trust back

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from freehold.arrays import Int64
-from freehold.errors import EngineFailed, InvalidParameter
+from freehold.contract.arrays import Int64
+from freehold.contract.errors import EngineFailed, InvalidParameter
+from freehold.contract.step import Step, StepResult, TokenLogprobs
+from freehold.contract.vocabulary import Vocabulary, find_stop
 from freehold.memory import Memory
 from freehold.scheduler.chunk_budget import ChunkBudget
 from freehold.scheduler.faults import fault_of_one
@@ -17,8 +19,6 @@ from freehold.scheduler.request import Finish, FinishKind, Request
 from freehold.scheduler.running import RunningTable
 from freehold.scheduler.speculation import DraftBudget
 from freehold.scheduler.states import Event, RequestState
-from freehold.step import Step, StepResult, TokenLogprobs
-from freehold.vocabulary import Vocabulary, find_stop
 
 
 @dataclass

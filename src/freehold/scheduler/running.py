@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from freehold.arrays import Bool, Int32, Int64
+from freehold.contract.arrays import Bool, Int32, Int64
 from freehold.scheduler.batch import Batch
 from freehold.scheduler.request import Request
 

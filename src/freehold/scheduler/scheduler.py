@@ -12,7 +12,10 @@ from enum import StrEnum
 import numpy as np
 
 from freehold.config import EngineConfig
-from freehold.errors import Aborted, BadRequest, EngineStuck, FreeholdError, InvalidParameter
+from freehold.contract.errors import Aborted, BadRequest, EngineStuck, FreeholdError, InvalidParameter
+from freehold.contract.slices import finished
+from freehold.contract.step import DraftCost, Engine, Step, StepResult, StepTiming
+from freehold.contract.vocabulary import Vocabulary
 from freehold.memory import AuditError, Memory
 from freehold.memory.audit import recounting
 from freehold.scheduler.admission import GrowthEstimate
@@ -29,9 +32,6 @@ from freehold.scheduler.shares import Shares
 from freehold.scheduler.speculation import DraftBudget
 from freehold.scheduler.states import Event, RequestState
 from freehold.scheduler.step_time import StepTime
-from freehold.slices import finished
-from freehold.step import DraftCost, Engine, Step, StepResult, StepTiming
-from freehold.vocabulary import Vocabulary
 
 IDLE_ITERATIONS_MAX = 100
 TRANSFER_WAIT_S = 0.005

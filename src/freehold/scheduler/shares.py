@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from freehold.arrays import Bool, Int64
+from freehold.contract.arrays import Bool, Int64
 
 PROMPT_COST = 1
 OUTPUT_COST = 2

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from freehold.arrays import Int64
-from freehold.step import DraftCost
+from freehold.contract.arrays import Int64
+from freehold.contract.step import DraftCost
 
 PRIOR_ACCEPTANCE = 0.5
 PRIOR_WEIGHT = 4.0  # in tokens of experience

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Sequence
 
-from freehold.step import StepTiming
+from freehold.contract.step import StepTiming
 
 NEWEST = 0.2  # of an average, this share is the newest step
 RISE = 0.003  # the same for steps that took longer than others of as many rows

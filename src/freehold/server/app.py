@@ -14,7 +14,7 @@ from fastapi import APIRouter, FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
 from freehold import __version__
-from freehold.errors import EngineUnavailable
+from freehold.contract.errors import EngineUnavailable
 from freehold.ipc.async_engine import AsyncEngine
 from freehold.server.access.connections import Connections
 from freehold.server.access.gate import Gate, GateLimits

@@ -30,7 +30,7 @@ def running_server(*flags: str) -> Iterator[str]:
     Raises RuntimeError if it does not start or does not stop.
     """
     port = free_port()
-    command = [sys.executable, "-m", "freehold.cli", "serve", "--port", str(port), *flags]
+    command = [sys.executable, "-m", "freehold", "serve", "--port", str(port), *flags]
     # A process group of its own: Ctrl-C in a terminal should not reach it beside our SIGTERM.
     process = subprocess.Popen(command, env={**os.environ, "PYTHONUNBUFFERED": "1"}, start_new_session=True)
     url = f"http://127.0.0.1:{port}"

@@ -11,7 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
-from freehold.errors import BadRequest, FreeholdError, TooManyRequests, as_freehold_error
+from freehold.contract.errors import BadRequest, FreeholdError, TooManyRequests, as_freehold_error
 
 SHOWN_MAX = 60  # characters of a value in a message
 EXPECTED_ERRORS = (FreeholdError, RequestValidationError, HTTPException, Exception)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from freehold.errors import InvalidParameter, NotFound
+from freehold.contract.errors import InvalidParameter, NotFound
 
 
 class Chosen(NamedTuple):

@@ -6,7 +6,7 @@ import contextlib
 import sqlite3
 from collections.abc import Iterator
 
-from freehold.errors import StoreFailed
+from freehold.contract.errors import StoreFailed
 
 
 @contextlib.contextmanager

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from freehold.contract.sampling_params import SamplingParams
 from freehold.memory import Retention
-from freehold.sampling_params import SamplingParams
 from freehold.scheduler.request import Request
 from freehold.simulation.compiling import constraint_of
 from freehold.simulation.scenario import ADAPTERS

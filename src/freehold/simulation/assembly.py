@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from freehold.config import EngineConfig
+from freehold.contract.step import DraftCost, StepTiming
+from freehold.contract.vocabulary import Vocabulary
 from freehold.memory import CacheGroup, Memory, MemoryShape, PrefetchPolicy, TierPlan, WritePolicy
 from freehold.memory.events import EventLog
 from freehold.scheduler.scheduler import Scheduler
 from freehold.simulation.engine import EngineShape, SimulatedEngine, vocabulary_fields
 from freehold.simulation.mover import Faults, SimulatedMover, SimulatedStorage
-from freehold.step import DraftCost, StepTiming
-from freehold.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True)

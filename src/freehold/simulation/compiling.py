@@ -6,8 +6,8 @@ import json
 from concurrent.futures import Future
 from typing import Any
 
-from freehold.constraint import Constraint
-from freehold.errors import FreeholdError, InvalidParameter, QueueFull
+from freehold.contract.constraint import Constraint
+from freehold.contract.errors import FreeholdError, InvalidParameter, QueueFull
 from freehold.scheduler.parked import Parked
 from freehold.scheduler.request import Request
 from freehold.scheduler.scheduler import Scheduler

@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from freehold.arrays import Float64, Int32, Int64
-from freehold.errors import ModelUnavailable
+from freehold.contract.arrays import Float64, Int32, Int64
+from freehold.contract.errors import ModelUnavailable
+from freehold.contract.step import RowStart, Step, StepResult, TokenLogprobs
 from freehold.memory import CacheGroup
 from freehold.simulation.model import (
     FREE,
@@ -40,7 +41,6 @@ from freehold.simulation.model import (
     seed_of,
     use_pages,
 )
-from freehold.step import RowStart, Step, StepResult, TokenLogprobs
 
 # Weights that can't be loaded, and what is raised then: by ourselves, by a library.
 TORN: dict[str, Exception] = {"alien": ModelUnavailable("another model's"), "torn": ValueError("half a file")}
@@ -97,7 +97,7 @@ class _Queued:
 
 
 class SimulatedEngine:
-    """Implements `freehold.step.Engine`. A step runs when its result is asked for, so that whatever the
+    """Implements `freehold.contract.step.Engine`. A step runs when its result is asked for, so that whatever the
     scheduler did too early meanwhile is found; with `hold` not before `release` is called."""
 
     def __init__(self, shape: EngineShape):

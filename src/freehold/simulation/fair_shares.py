@@ -6,10 +6,10 @@ from collections import Counter
 
 import numpy as np
 
+from freehold.contract.step import Step
 from freehold.scheduler.fair_steps import PROMPT_MIN, ROWS_FIRST
 from freehold.scheduler.scheduler import Scheduler
 from freehold.simulation.liveness import Unfair
-from freehold.step import Step
 
 
 class FairShares:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from freehold.contract.prefix_keys import chain
 from freehold.memory import Memory
 from freehold.memory.events import CacheEvent, Cleared, EventLog, Medium, Removed, Stored
-from freehold.prefix_keys import chain
 
 
 class WrongMirror(AssertionError):

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from freehold.adapter import Adapter
-from freehold.arrays import Float32, Float64, Int32
+from freehold.contract.adapter import Adapter
+from freehold.contract.arrays import Float32, Float64, Int32
 from freehold.scheduler.request import Request
 
 UInt64 = npt.NDArray[np.uint64]

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from freehold.arrays import Bool, Int32
+from freehold.contract.arrays import Bool, Int32
+from freehold.contract.orders import Kind, Order, Outcome, Report
+from freehold.contract.prefix_keys import key_in_group
 from freehold.memory import CacheGroup
 from freehold.memory.tiers.transfer import LATE_S
-from freehold.mover import Kind, Order, Outcome, Report
-from freehold.prefix_keys import key_in_group
 from freehold.simulation.engine import SimulatedEngine, WrongKV
 from freehold.simulation.model import UInt64
 
@@ -52,7 +52,7 @@ class SimulatedStorage:
 
 
 class SimulatedMover:
-    """Implements `freehold.mover.Mover`. A target is overwritten when the order begins, and its source is read when it
+    """Implements `contract.orders.Mover`. A target is overwritten when the order begins, and its source is read when it
     ends: so whoever reads the one too early, or uses the other again too early, is found out."""
 
     def __init__(

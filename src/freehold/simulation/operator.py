@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from freehold.adapter import fingerprint_of
-from freehold.errors import BadRequest
+from freehold.contract.adapter import fingerprint_of
+from freehold.contract.errors import BadRequest
+from freehold.contract.orders import Kind
 from freehold.memory import Memory, Namespace, PrefetchPolicy
 from freehold.memory.explain import explain, explain_miss
 from freehold.memory.tiers.counts import count_tiers, describe_tiers
 from freehold.memory.tiers.tiers import Tiers
-from freehold.mover import Kind
 from freehold.scheduler.request import Request
 from freehold.scheduler.scheduler import PauseMode
 from freehold.simulation.assembly import SimulatedServer, SimulatedTiers

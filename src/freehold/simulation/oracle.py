@@ -6,9 +6,9 @@ import re
 
 import numpy as np
 
+from freehold.contract.step import NOT_SCORED
 from freehold.scheduler.request import Finish, FinishKind, Request
 from freehold.simulation.model import SimulatedGrammar, expected_embedding, expected_logprobs, expected_output
-from freehold.step import NOT_SCORED
 
 
 def expected_end(

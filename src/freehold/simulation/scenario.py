@@ -8,8 +8,8 @@ import random
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
-from freehold.adapter import Adapter
 from freehold.config import EVICTION_POLICIES, EngineConfig
+from freehold.contract.adapter import Adapter
 from freehold.memory import CacheGroup, PrefetchPolicy, WritePolicy
 from freehold.simulation.assembly import SimulatedTiers
 from freehold.simulation.groups import GROUPS, sized

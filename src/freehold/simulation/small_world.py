@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from freehold.config import EngineConfig
+from freehold.contract.sampling_params import SamplingParams
 from freehold.memory import Lease, WritePolicy
-from freehold.sampling_params import SamplingParams
 from freehold.scheduler.request import Request
 from freehold.scheduler.scheduler import PauseMode
 from freehold.scheduler.states import Event, RequestState

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from freehold.arrays import Int64
+from freehold.contract.arrays import Int64
 from freehold.memory import Memory
 from freehold.memory.prefix.bounded import BoundedPages
 from freehold.memory.prefix.eviction import POLICIES

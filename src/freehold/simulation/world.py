@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from freehold.arrays import Int32
-from freehold.errors import Unavailable
+from freehold.contract.arrays import Int32
+from freehold.contract.errors import Unavailable
+from freehold.contract.step import Step, TokenLogprobs
 from freehold.memory import Hit, Lease, OwnershipError
 from freehold.memory.events import EventLog
 from freehold.memory.explain import explain
@@ -34,7 +35,6 @@ from freehold.simulation.oracle import check_end
 from freehold.simulation.scenario import EOS_TOKENS, LONGEST, Scenario
 from freehold.simulation.totals import Totals
 from freehold.simulation.victims import Victims
-from freehold.step import Step, TokenLogprobs
 
 AUDIT_INTERVAL = 8  # iterations
 CENSUS_INTERVAL = 256

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import xxhash
 
-from freehold.prefix_keys import KEY_BYTES
+from freehold.contract.prefix_keys import KEY_BYTES
 
 MAGIC = b"FHKV"
 VERSION = 1

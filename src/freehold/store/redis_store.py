@@ -14,7 +14,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from freehold.prefix_keys import KEY_BYTES
+from freehold.contract.prefix_keys import KEY_BYTES
 from freehold.store.entry import Damaged, decode, encode
 from freehold.store.lane import Lane, until_failure
 from freehold.store.store import Item, StoreStats, StoreUnavailable

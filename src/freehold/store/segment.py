@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import xxhash
 
-from freehold.prefix_keys import KEY_BYTES
+from freehold.contract.prefix_keys import KEY_BYTES
 from freehold.store.entry import HEADER_BYTES, MAGIC, Damaged, Raw, read_header
 
 _ROW = np.dtype([("key", f"V{KEY_BYTES}"), ("offset", "<u8"), ("size", "<u8")])

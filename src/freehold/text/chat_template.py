@@ -16,7 +16,7 @@ from jinja2.ext import loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from freehold.errors import ChatTemplateError
+from freehold.contract.errors import ChatTemplateError
 from freehold.text.tools.messages import with_tools_as_text
 
 

@@ -6,8 +6,8 @@ import codecs
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from freehold.sampling_params import SamplingParams
-from freehold.stop_regex import StopRegexes
+from freehold.contract.sampling_params import SamplingParams
+from freehold.contract.stop_regex import StopRegexes
 from freehold.text.tokenizer import Tokenizer
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer as FastTokenizer
 
-from freehold.arrays import Int32
+from freehold.contract.arrays import Int32
+from freehold.contract.vocabulary import Vocabulary
 from freehold.text.chat_template import ChatTemplate
 from freehold.text.markers import Markers
-from freehold.vocabulary import Vocabulary
 
 
 @dataclass

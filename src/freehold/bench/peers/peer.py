@@ -74,7 +74,7 @@ class Peer:
 
 
 def _freehold(python: Path, model: Model, port: int, tokens: int) -> list[str]:
-    return [str(python), "-m", "freehold.cli", "serve", str(model.gguf), "--port", str(port),
+    return [str(python), "-m", "freehold", "serve", str(model.gguf), "--port", str(port),
             "--num-pages", str(tokens // 16)]  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from freehold.arrays import Float32, Int32, Int64
+from freehold.contract.arrays import Float32, Int32, Int64
 from freehold.engine.cpu import recurrence, row_operations, rows
 from freehold.engine.cpu.attention import attending, joining, rotating
 from freehold.engine.cpu.batch import CpuBatch

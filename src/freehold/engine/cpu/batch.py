@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
-from freehold.arrays import Float32, Int32, Int64
+from freehold.contract.arrays import Float32, Int32, Int64
 from freehold.engine.cpu.attention import BATCH
 from freehold.engine.cpu.items import Joined, Parts
 from freehold.engine.cpu.operation import address

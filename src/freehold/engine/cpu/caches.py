@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from freehold.arrays import Float32, UInt8
+from freehold.contract.arrays import Float32, UInt8
 from freehold.engine.cpu.huge_pages import zeros
 from freehold.models.spec import CacheLayout, KVCache, StateCache
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from gguf import quants
 
-from freehold.arrays import Float32
+from freehold.contract.arrays import Float32
 from freehold.models.tensor import StoredTensor, TensorFormat
 
 SHARE = 16

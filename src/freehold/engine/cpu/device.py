@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from subprocess import Popen
 
+from freehold.contract.step import KVShape
 from freehold.engine.cpu import drawing
 from freehold.engine.cpu.backend import CpuBackend
 from freehold.engine.cpu.caches import GroupCache
@@ -16,7 +17,6 @@ from freehold.engine.cpu.threads import choose_threads, use_threads
 from freehold.engine.device import Drawing
 from freehold.models.quantize import Quantizer
 from freehold.models.spec import CacheLayout
-from freehold.step import KVShape
 
 
 class CpuDevice:

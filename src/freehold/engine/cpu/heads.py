@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numba import njit, prange
 
-from freehold.arrays import Float32
+from freehold.contract.arrays import Float32
 from freehold.engine.cpu.tile import Rows, tile_rows
 
 LANES = 16

@@ -20,7 +20,7 @@ import numba
 import numpy as np
 from numba import njit
 
-from freehold.arrays import Float32, Int32
+from freehold.contract.arrays import Float32, Int32
 from freehold.engine.cpu.amx_only import end as end_products
 from freehold.engine.cpu.borrowed import borrow, keep
 from freehold.engine.cpu.codes import CODED, WITH_FINE_MINIMUMS, Codes, packed

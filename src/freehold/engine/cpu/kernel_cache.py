@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,19 @@ def keep_kernels_by_content() -> None:
     source, and in the user's cache folder."""
     kinds = _caching.CacheImpl._locator_classes
     kinds[:0] = [_by_content(kind) for kind in kinds[:3]]
+    _caching.IndexDataCacheFile._load_index = _tolerant(_caching.IndexDataCacheFile._load_index)
+
+
+def _tolerant(load: Callable[[Any], dict[Any, str]]) -> Callable[[Any], dict[Any, str]]:
+    """Take an index that names types of an earlier version for an empty one."""
+
+    def load_index(self: Any) -> dict[Any, str]:
+        try:
+            return load(self)
+        except (ImportError, AttributeError):
+            return {}
+
+    return load_index
 
 
 def is_kept(kernel: Any) -> bool:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numba import njit
 
-from freehold.arrays import Float32, Int32
+from freehold.contract.arrays import Float32, Int32
 from freehold.engine.cpu.borrowed import borrow, keep
 from freehold.engine.cpu.onto import NOTHING, ONTO, Onto, outputs_of
 from freehold.engine.cpu.operation import Operation, compiled, fields, given, made_once, numbers

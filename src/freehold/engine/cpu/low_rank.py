@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 from numba import njit, prange
 
-from freehold.arrays import Float32, Int32, Int64
+from freehold.contract.arrays import Float32, Int32, Int64
 from freehold.engine.cpu.onto import NOTHING, Onto
 from freehold.engine.cpu.pointwise import NO_NORM, PLAIN, PLAINLY, ROWS_PARALLEL, Preparation, prepare_row
 from freehold.models.tensor import AdapterMatrices

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from freehold.arrays import Float32
+from freehold.contract.arrays import Float32
 from freehold.engine.cpu.integer_tiles import Outputs
 from freehold.engine.cpu.operation import numbers
 from freehold.engine.cpu.simd import LANES

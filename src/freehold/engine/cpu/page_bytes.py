@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
-from freehold.arrays import Int32, UInt8
+from freehold.contract.arrays import Int32, UInt8
 from freehold.engine.cpu.caches import LANES, GroupCache
 from freehold.engine.cpu.simd import stream
 from freehold.models.spec import KVCache

@@ -8,7 +8,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from freehold.arrays import Float32, Int32
+from freehold.contract.arrays import Float32, Int32
 from freehold.engine.cpu.attention import BATCH
 from freehold.engine.cpu.batch import CpuBatch
 from freehold.engine.cpu.program import Operations, Program

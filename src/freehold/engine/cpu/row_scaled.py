@@ -22,7 +22,7 @@ from llvmlite import ir
 from numba import njit
 from numba.core import types
 
-from freehold.arrays import Float32, Int32
+from freehold.contract.arrays import Float32, Int32
 from freehold.engine.cpu.amx_only import end as end_products
 from freehold.engine.cpu.borrowed import borrow, keep
 from freehold.engine.cpu.cache_line import LINE, aligned

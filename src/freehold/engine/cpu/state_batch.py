@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from freehold.arrays import Int32, Int64, ragged
+from freehold.contract.arrays import Int32, Int64, ragged
 from freehold.engine.cpu.caches import GroupCache
 from freehold.engine.cpu.recurrence import Visits
 

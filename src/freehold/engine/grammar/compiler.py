@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from freehold.constraint import GRAMMAR_BYTES_MAX, Constraint
+from freehold.contract.constraint import GRAMMAR_BYTES_MAX, Constraint
+from freehold.contract.errors import InvalidParameter, Unavailable
 from freehold.engine.grammar.tokens import TokenText, grammar_tokenizer
-from freehold.errors import InvalidParameter, Unavailable
 
 # A step of a lexer may take so much: a mask stays below some 30 ms, whatever the expression.
 INITIAL_LEXER_FUEL, STEP_LEXER_FUEL = 100_000, 20_000

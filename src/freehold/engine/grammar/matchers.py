@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from llguidance import LLExecutor, LLMatcher
 
-from freehold.arrays import Bool, Int32, Int64
+from freehold.contract.arrays import Bool, Int32, Int64
+from freehold.contract.step import RowStart
 from freehold.engine.grammar.compiler import CompiledGrammar
 from freehold.engine.sequences import Work
-from freehold.step import RowStart
 
 UInt32 = np.ndarray[tuple[int, ...], np.dtype[np.uint32]]
 

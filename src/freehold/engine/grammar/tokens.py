@@ -7,7 +7,7 @@ from typing import Protocol
 
 from llguidance import LLTokenizer, TokenizerWrapper
 
-from freehold.arrays import Int32
+from freehold.contract.arrays import Int32
 
 
 class TokenText(Protocol):

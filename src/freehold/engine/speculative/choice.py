@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from freehold.config import EngineConfig
+from freehold.contract.step import KVShape
 from freehold.engine.device import Device
 from freehold.engine.sampler import Sampler
 from freehold.engine.speculative.draft_model import LAG_MAX, DraftModelSpeculator
@@ -11,7 +12,6 @@ from freehold.engine.speculative.speculator import Speculator
 from freehold.models.loading.resolve import open_checkpoint, resolve_model
 from freehold.models.loading.truncated import TruncatedCheckpoint
 from freehold.models.tensor import Checkpoint
-from freehold.step import KVShape
 
 
 def open_draft(config: EngineConfig, target: Checkpoint) -> Checkpoint:

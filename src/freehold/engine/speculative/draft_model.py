@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from freehold.arrays import Float32, Int32, Int64
+from freehold.contract.arrays import Float32, Int32, Int64
+from freehold.contract.step import KVShape, RowStart
 from freehold.engine.device import Device, PageBytes
 from freehold.engine.placed_model import PlacedModel
 from freehold.engine.sampler import Sampler
 from freehold.engine.sequences import Sequences, Work
 from freehold.models.tensor import Checkpoint
-from freehold.step import KVShape, RowStart
 
 LAG_MAX = 15  # tokens that the draft's KV may stay behind while nothing is drafted
 

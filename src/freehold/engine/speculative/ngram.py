@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 from numba import njit
 
-from freehold.arrays import Float32, Int32, Int64
+from freehold.contract.arrays import Float32, Int32, Int64
+from freehold.contract.step import RowStart
 from freehold.engine.device import PageBytes
 from freehold.engine.sequences import Sequences, Work
-from freehold.step import RowStart
 
 MATCH_MAX = 6  # tokens that agree; a longer agreement is not looked for
 MATCH_MIN = 2

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from freehold.arrays import Float32, Int32, Int64
+from freehold.contract.arrays import Float32, Int32, Int64
+from freehold.contract.step import RowStart
 from freehold.engine.device import PageBytes
 from freehold.engine.sequences import Sequences, Work
-from freehold.step import RowStart
 
 
 class Speculator(Protocol):

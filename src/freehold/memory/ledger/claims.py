@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from freehold.arrays import Bool, Int32, Int64
+from freehold.contract.arrays import Bool, Int32, Int64
 from freehold.memory.ledger import owner
 from freehold.memory.ledger.errors import AuditError
 from freehold.memory.ledger.owner import OwnerKind

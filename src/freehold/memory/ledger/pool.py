@@ -6,7 +6,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from freehold.arrays import Bool, Int32, Int64
+from freehold.contract.arrays import Bool, Int32, Int64
 from freehold.memory.ledger import owner
 from freehold.memory.ledger.epochs import Epochs
 from freehold.memory.ledger.errors import OutOfPages, OwnershipError

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from freehold.arrays import Int32, Int64
+from freehold.contract.arrays import Int32, Int64
 from freehold.memory.ledger import owner
 
 

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import numpy as np
 
-from freehold.arrays import Bool, Int32, Int64
+from freehold.contract.arrays import Bool, Int32, Int64
 from freehold.memory.group import CacheGroup
 from freehold.memory.ledger import owner
 from freehold.memory.ledger.errors import LeaseError

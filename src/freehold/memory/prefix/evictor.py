@@ -8,7 +8,8 @@ from typing import Protocol
 
 import numpy as np
 
-from freehold.arrays import Int32
+from freehold.contract.arrays import Int32
+from freehold.contract.slices import finished
 from freehold.memory.ledger import owner
 from freehold.memory.ledger.epochs import Epochs
 from freehold.memory.ledger.pool import FreedPages, PagePool
@@ -17,7 +18,6 @@ from freehold.memory.prefix.eviction import FairEviction
 from freehold.memory.prefix.history import PrefixHistory
 from freehold.memory.prefix.node import Node
 from freehold.memory.prefix.watcher import Rescuer
-from freehold.slices import finished
 
 COLUMNS_AT_ONCE = 512  # of a slice
 COLUMNS_OF_A_NODE = 32  # take as long as the rest of what is done for a node

@@ -7,7 +7,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from freehold.arrays import Int32
+from freehold.contract.arrays import Int32
 from freehold.memory.prefix.keyed_queue import KeyedQueue
 from freehold.memory.prefix.reuse import ReuseStatistics
 

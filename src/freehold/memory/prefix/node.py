@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import NamedTuple
 
-from freehold.arrays import Int32, Int64
+from freehold.contract.arrays import Int32, Int64
 
 
 class Namespace(NamedTuple):

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from freehold.arrays import Int32
+from freehold.contract.arrays import Int32
 from freehold.memory.prefix.keyed_queue import KeyedQueue
 from freehold.memory.prefix.node import Match, Node, PinKind
 from freehold.memory.prefix.tree import PrefixTree

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from freehold.errors import InvalidParameter
-from freehold.whole import WHOLE_MAX, is_whole
+from freehold.contract.errors import InvalidParameter
+from freehold.contract.whole import WHOLE_MAX, is_whole
 
 PRIORITY_MAX = 100
 TTL_MIN, TTL_MAX = 0.001, 7 * 86400.0  # seconds

@@ -11,7 +11,7 @@ import bisect
 
 import numpy as np
 
-from freehold.arrays import Float64
+from freehold.contract.arrays import Float64
 
 CLASSES = 4  # of pages by hits: none, one, two, more
 EDGES: Float64 = 2.0 ** np.arange(0.0, 25.0)  # of the buckets of age; the first begins at 0

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from freehold.arrays import Int32
+from freehold.contract.arrays import Int32
+from freehold.contract.prefix_keys import chain
 from freehold.memory.group import CacheGroup, longest_boundary
 from freehold.memory.ledger import owner
 from freehold.memory.ledger.epochs import Epochs
@@ -19,7 +20,6 @@ from freehold.memory.prefix.history import PrefixHistory
 from freehold.memory.prefix.holds import Holds
 from freehold.memory.prefix.node import Match, Namespace, Node, PageKey, page_key
 from freehold.memory.prefix.watcher import Rescuer, Watcher
-from freehold.prefix_keys import chain
 
 
 class PrefixTree:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from freehold.arrays import Int64
+from freehold.contract.arrays import Int64
 from freehold.memory.prefix.node import Node
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from freehold.contract.prefix_keys import chain
 from freehold.memory.ledger import owner
 from freehold.memory.ledger.claims import Claims, Holding, in_slices
 from freehold.memory.ledger.errors import AuditError
@@ -13,7 +14,6 @@ from freehold.memory.prefix.node import Node
 from freehold.memory.prefix.tree import PrefixTree
 from freehold.memory.tiers.host import HostPages
 from freehold.memory.tiers.tiers import Tiers
-from freehold.prefix_keys import chain
 
 KEYS_AT_ONCE = 256  # of a slice, about
 KEYS_OF_A_NODE = 8  # take as long as the rest of what is done for a node

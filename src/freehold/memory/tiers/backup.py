@@ -8,7 +8,8 @@ from enum import StrEnum
 
 import numpy as np
 
-from freehold.arrays import Int32, Int64
+from freehold.contract.arrays import Int32, Int64
+from freehold.contract.orders import Kind, Order, Outcome
 from freehold.memory.ledger import owner
 from freehold.memory.prefix.node import Node, PinKind
 from freehold.memory.prefix.tree import PrefixTree
@@ -17,7 +18,6 @@ from freehold.memory.tiers.confirming import Confirming
 from freehold.memory.tiers.host import HostPages, HostTier
 from freehold.memory.tiers.nodes_in_line import NodesInLine
 from freehold.memory.tiers.transfer import Hold, Transfer, TransferTable
-from freehold.mover import Kind, Order, Outcome
 
 IN_FLIGHT_MAX = 4  # backups
 PAGES_MAX = 256  # of each group, in one backup

@@ -10,13 +10,13 @@ from collections.abc import Collection
 
 import numpy as np
 
-from freehold.arrays import Int64
+from freehold.contract.arrays import Int64
+from freehold.contract.orders import Kind
 from freehold.memory.prefix.node import Node
 from freehold.memory.prefix.tree import PrefixTree
 from freehold.memory.tiers.host import HostTier
 from freehold.memory.tiers.storage import Question, Storage
 from freehold.memory.tiers.transfer import LATE_S
-from freehold.mover import Kind
 
 INTERVAL_S = 5.0  # from the beginning of one round to that of the next, at least
 COLUMNS_AT_ONCE = 256  # looked at for a question

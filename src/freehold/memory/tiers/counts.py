@@ -6,9 +6,9 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from freehold.contract.orders import Kind
 from freehold.memory.tiers.tiers import Tiers
 from freehold.memory.tiers.transfer import TransferCounts
-from freehold.mover import Kind
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from freehold.arrays import Bool, Int32
+from freehold.contract.arrays import Bool, Int32
 
 
 class Given:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from freehold.arrays import Bool, Int32, Int64
+from freehold.contract.arrays import Bool, Int32, Int64
 from freehold.memory.events import EventLog
 from freehold.memory.group import CacheGroup
 from freehold.memory.ledger import owner

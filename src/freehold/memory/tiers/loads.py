@@ -13,7 +13,10 @@ from typing import Protocol
 
 import numpy as np
 
-from freehold.arrays import Int32, Int64
+from freehold.contract.arrays import Int32, Int64
+from freehold.contract.orders import Kind, Order, Outcome
+from freehold.contract.prefix_keys import KeyChain
+from freehold.contract.slices import finished
 from freehold.memory.ledger import owner
 from freehold.memory.prefix.node import Match, PinKind
 from freehold.memory.prefix.tree import PrefixTree
@@ -21,9 +24,6 @@ from freehold.memory.tails import Tail
 from freehold.memory.tiers.host import HostTier
 from freehold.memory.tiers.reach import Reach
 from freehold.memory.tiers.transfer import Hold, Transfer, TransferTable
-from freehold.mover import Kind, Order, Outcome
-from freehold.prefix_keys import KeyChain
-from freehold.slices import finished
 
 LEARNED_FROM = 5  # loads
 DECLINED_MAX = 32  # of so many loads that would not pay, one begins

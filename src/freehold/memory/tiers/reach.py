@@ -6,12 +6,12 @@ from collections.abc import Generator, Sequence
 
 import numpy as np
 
-from freehold.arrays import Bool, Int64
+from freehold.contract.arrays import Bool, Int64
+from freehold.contract.prefix_keys import KeyChain
 from freehold.memory.group import CacheGroup, longest_boundary
 from freehold.memory.prefix.node import Match
 from freehold.memory.prefix.tree import PrefixTree
 from freehold.memory.tiers.host import HostTier
-from freehold.prefix_keys import KeyChain
 
 COLUMNS_AT_ONCE = 512  # of a slice
 

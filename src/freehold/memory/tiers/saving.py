@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from freehold.arrays import Bool, Int64
+from freehold.contract.arrays import Bool, Int64
+from freehold.contract.prefix_keys import KeyChain
 from freehold.memory.prefix.node import Namespace
 from freehold.memory.prefix.tree import PrefixTree
 from freehold.memory.tiers.backup import Backup
 from freehold.memory.tiers.host import HostTier
 from freehold.memory.tiers.reach import Present, Reach
 from freehold.memory.tiers.storage import Storage
-from freehold.prefix_keys import KeyChain
 
 COLUMNS_AT_ONCE = 256  # of a slice
 

@@ -9,7 +9,9 @@ from enum import StrEnum
 
 import numpy as np
 
-from freehold.arrays import Int32, Int64
+from freehold.contract.arrays import Int32, Int64
+from freehold.contract.orders import Kind, Order, Outcome
+from freehold.contract.prefix_keys import KeyChain, key_in_group
 from freehold.memory.ledger import owner
 from freehold.memory.prefix.node import Namespace
 from freehold.memory.prefix.tree import PrefixTree
@@ -17,8 +19,6 @@ from freehold.memory.tiers.backoff import Backoff
 from freehold.memory.tiers.host import HostPages, HostTier
 from freehold.memory.tiers.reach import Present, Reach
 from freehold.memory.tiers.transfer import LATE_S, Transfer, TransferTable
-from freehold.mover import Kind, Order, Outcome
-from freehold.prefix_keys import KeyChain, key_in_group
 
 PROBED_COLUMNS = 256  # asked for at a time
 FETCHED_PAGES = 64  # in one order, of each group

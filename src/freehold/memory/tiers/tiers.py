@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from freehold.arrays import Int32, Int64
+from freehold.contract.arrays import Int32, Int64
+from freehold.contract.orders import Kind, Mover
+from freehold.contract.prefix_keys import KeyChain, fingerprint
 from freehold.memory.group import CacheGroup
 from freehold.memory.ledger.epochs import Epochs
 from freehold.memory.prefix.node import Namespace
@@ -20,8 +22,6 @@ from freehold.memory.tiers.reach import Reach
 from freehold.memory.tiers.saving import Saving
 from freehold.memory.tiers.storage import PrefetchPolicy, Storage
 from freehold.memory.tiers.transfer import Hold, TransferTable
-from freehold.mover import Kind, Mover
-from freehold.prefix_keys import KeyChain, fingerprint
 
 
 @dataclass(frozen=True)

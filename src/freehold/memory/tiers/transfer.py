@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from freehold.arrays import Int32
+from freehold.contract.arrays import Int32
+from freehold.contract.orders import Kind, Mover, Order, Outcome, Outcomes
 from freehold.memory.ledger import owner
 from freehold.memory.ledger.epochs import Epochs
 from freehold.memory.prefix.node import Node, PinKind
 from freehold.memory.prefix.tree import PrefixTree
-from freehold.mover import Kind, Mover, Order, Outcome, Outcomes
 
 # After so many seconds nobody counts on a transfer any more.
 LATE_S = {Kind.BACKUP: 2.0, Kind.LOAD: 2.0, Kind.STORE: 10.0, Kind.FETCH: 10.0, Kind.PROBE: 10.0}

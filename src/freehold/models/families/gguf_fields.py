@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from freehold.arrays import Float32
+from freehold.contract.arrays import Float32
 from freehold.models.families.rotary import rotary_of
 from freehold.models.spec import Activation, Attention, Dense, Experts, Rotary, Routing
 

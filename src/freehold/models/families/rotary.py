@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from freehold.arrays import Float32
+from freehold.contract.arrays import Float32
 from freehold.models.spec import Rotary
 
 

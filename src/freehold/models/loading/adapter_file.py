@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from freehold.arrays import Float32
-from freehold.errors import InvalidParameter
+from freehold.contract.arrays import Float32
+from freehold.contract.errors import InvalidParameter
 from freehold.models.loading.content import content_fingerprint
 from freehold.models.tensor import AdapterMatrices, StoredTensor, TensorFormat
 

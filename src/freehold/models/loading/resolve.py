@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from freehold.errors import ModelUnavailable
+from freehold.contract.errors import ModelUnavailable
 from freehold.models.loading.bundled import bundled_model
 from freehold.models.spec import ModelSpec, difference
 from freehold.models.tensor import Checkpoint

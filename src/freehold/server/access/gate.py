@@ -11,7 +11,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from freehold.errors import BodyTooLarge, FreeholdError
+from freehold.contract.errors import BodyTooLarge, FreeholdError
 from freehold.server.access.keys import ApiKey, Keys
 from freehold.server.access.log import Record, request_id
 from freehold.server.access.rights import Right, right_of

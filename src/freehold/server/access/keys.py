@@ -12,7 +12,7 @@ from typing import Any
 
 from starlette.datastructures import Headers
 
-from freehold.errors import Forbidden, Unauthorized
+from freehold.contract.errors import Forbidden, Unauthorized
 from freehold.server.access.clients import Client
 from freehold.server.access.rights import Right
 from freehold.server.access.usage import Quota

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from freehold.errors import TooManyRequests
+from freehold.contract.errors import TooManyRequests
 
 MINUTE_S = 60.0
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from freehold.errors import InvalidParameter
+from freehold.contract.errors import InvalidParameter
 
 
 def check_calls(

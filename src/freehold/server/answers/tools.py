@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from freehold.errors import InvalidParameter
+from freehold.contract.errors import InvalidParameter
 from freehold.text.answers.grammar import ToolUse
 from freehold.text.tools.tool import Tool
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from freehold.constraint import Constraint
-from freehold.errors import InvalidParameter
+from freehold.contract.constraint import Constraint
+from freehold.contract.errors import InvalidParameter
 from freehold.server.answers.served_format import ServedFormat
 from freehold.server.answers.tools import Offer
 from freehold.server.constraints.schemas import SchemaOptions, json_grammar

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from freehold.errors import InvalidParameter
+from freehold.contract.errors import InvalidParameter
 from freehold.server.requests.hints import CacheControl
 
 

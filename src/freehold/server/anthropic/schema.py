@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from freehold.errors import InvalidParameter
-from freehold.sampling_params import SamplingParams
+from freehold.contract.errors import InvalidParameter
+from freehold.contract.sampling_params import SamplingParams
 from freehold.server.answers.tools import Offer, offered, tool_of
 from freehold.server.anthropic.blocks import Block, messages_of, text_of
 from freehold.server.requests.hints import CacheControl

@@ -7,8 +7,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from freehold.constraint import GRAMMAR_BYTES_MAX, Constraint
-from freehold.errors import InvalidParameter
+from freehold.contract.constraint import GRAMMAR_BYTES_MAX, Constraint
+from freehold.contract.errors import InvalidParameter
 from freehold.server.constraints.expressions import choice_grammar, regex_grammar
 from freehold.server.constraints.gbnf import lark_of
 from freehold.server.constraints.schemas import ANY_OBJECT, SchemaOptions, json_grammar, parsed

@@ -11,9 +11,9 @@ import numpy as np
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse
 
-from freehold.errors import BadRequest, Forbidden, NoSuchSession, SessionBusy
+from freehold.contract.errors import BadRequest, Forbidden, NoSuchSession, SessionBusy
+from freehold.contract.sampling_params import SamplingParams
 from freehold.ipc.async_engine import AsyncEngine
-from freehold.sampling_params import SamplingParams
 from freehold.server.access.clients import Client, client_of
 from freehold.server.native.schema import AbortBody, CloseSessionBody, OpenSessionBody
 from freehold.server.requests.job import Generator

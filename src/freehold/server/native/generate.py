@@ -13,8 +13,9 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from freehold.arrays import Int32
-from freehold.errors import FreeholdError, InvalidParameter
+from freehold.contract.arrays import Int32
+from freehold.contract.errors import FreeholdError, InvalidParameter
+from freehold.contract.step import TokenLogprobs
 from freehold.ipc.async_engine import AsyncEngine
 from freehold.ipc.protocol import Options
 from freehold.scheduler.request import check_token_ids
@@ -27,7 +28,6 @@ from freehold.server.router import router
 from freehold.server.served_models import ServedModels
 from freehold.server.sessions.table import Session, SessionTable
 from freehold.server.sessions.turns import closed_on_failure
-from freehold.step import TokenLogprobs
 from freehold.text.tokenizer import Tokenizer
 
 

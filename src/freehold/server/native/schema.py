@@ -7,12 +7,12 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from freehold.errors import InvalidParameter
-from freehold.sampling_params import LOGPROBS_MAX, SamplingParams
+from freehold.contract.errors import InvalidParameter
+from freehold.contract.sampling_params import LOGPROBS_MAX, SamplingParams
+from freehold.contract.whole import WHOLE_MAX
 from freehold.server.constraints.fields import native_constraint
 from freehold.server.openai.schema import Seconds, TokenIds
 from freehold.server.requests.hints import RetentionBody
-from freehold.whole import WHOLE_MAX
 
 PASSED_ON = (
     "temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty", "n",

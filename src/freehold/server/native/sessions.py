@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from freehold.arrays import Int32
-from freehold.conversation import Conversation
-from freehold.errors import BadRequest, InvalidParameter, NoSuchSession, SessionBusy
+from freehold.contract.arrays import Int32
+from freehold.contract.errors import BadRequest, InvalidParameter, NoSuchSession, SessionBusy
 from freehold.ipc.async_engine import AsyncEngine
 from freehold.server.access.clients import Client
 from freehold.server.native.schema import GenerateBody, SessionParams
 from freehold.server.sessions.branches import branch_of
+from freehold.server.sessions.conversation import Conversation
 from freehold.server.sessions.table import SessionTable, Turn
 from freehold.text.tokenizer import Tokenizer
 

@@ -11,7 +11,8 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from freehold.errors import InvalidParameter
+from freehold.contract.errors import InvalidParameter
+from freehold.contract.step import TokenLogprobs
 from freehold.ipc.async_engine import AsyncEngine
 from freehold.ipc.protocol import Ended
 from freehold.ipc.streams import Delta
@@ -27,7 +28,6 @@ from freehold.server.router import router
 from freehold.server.served_models import ServedModels
 from freehold.server.sessions.table import SessionTable
 from freehold.server.sessions.turns import begin_chat, turn_of
-from freehold.step import TokenLogprobs
 from freehold.text.answers.answer import Answer
 from freehold.text.answers.events import CallStart, Content, Event, Reasoning
 from freehold.text.tokenizer import Tokenizer

@@ -12,8 +12,9 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from freehold.arrays import Int32
-from freehold.errors import InvalidParameter
+from freehold.contract.arrays import Int32
+from freehold.contract.errors import InvalidParameter
+from freehold.contract.step import TokenLogprobs
 from freehold.ipc.async_engine import AsyncEngine
 from freehold.ipc.protocol import Ended
 from freehold.ipc.streams import Delta
@@ -26,7 +27,6 @@ from freehold.server.router import router
 from freehold.server.served_models import ServedModels
 from freehold.server.sessions.table import SessionTable
 from freehold.server.sessions.turns import turn_of
-from freehold.step import TokenLogprobs
 from freehold.text.tokenizer import Tokenizer
 
 

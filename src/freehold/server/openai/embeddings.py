@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from fastapi import APIRouter, Request
 
-from freehold.arrays import Float32
-from freehold.errors import BadRequest, InvalidParameter
+from freehold.contract.arrays import Float32
+from freehold.contract.errors import BadRequest, InvalidParameter
+from freehold.contract.sampling_params import SamplingParams
 from freehold.ipc.async_engine import AsyncEngine
 from freehold.ipc.protocol import Options
-from freehold.sampling_params import SamplingParams
 from freehold.server.access.clients import client_of
 from freehold.server.openai.schema import EmbeddingBody
 from freehold.server.requests.job import Generator, Job

@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from freehold.config import EngineConfig
-from freehold.errors import InvalidParameter
+from freehold.contract.errors import InvalidParameter
+from freehold.contract.sampling_params import LOGPROBS_MAX, SamplingParams
 from freehold.ipc.protocol import Options
 from freehold.memory import Retention
-from freehold.sampling_params import LOGPROBS_MAX, SamplingParams
 from freehold.server.access.clients import Client
 from freehold.server.answers.messages import check_calls, with_thoughts
 from freehold.server.constraints.fields import ConstraintFields

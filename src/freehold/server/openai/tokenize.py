@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from freehold.errors import InvalidParameter
+from freehold.contract.errors import InvalidParameter
 from freehold.ipc.async_engine import AsyncEngine
 from freehold.server.openai.schema import DetokenizeBody, TokenizeBody, for_template
 from freehold.server.requests.prompt import Rendering

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
-from freehold.errors import InvalidParameter
+from freehold.contract.errors import InvalidParameter
 from freehold.ipc.async_engine import AsyncEngine
 from freehold.server.router import router
 from freehold.server.served_models import ServedModels

@@ -7,11 +7,11 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from freehold.arrays import Int32
-from freehold.errors import InvalidParameter, NotFound
+from freehold.contract.arrays import Int32
+from freehold.contract.errors import InvalidParameter, NotFound
+from freehold.contract.sampling_params import SamplingParams
 from freehold.ipc.async_engine import AsyncEngine
 from freehold.ipc.protocol import Options
-from freehold.sampling_params import SamplingParams
 from freehold.scheduler.request import check_token_ids
 from freehold.server.access.clients import Client, client_of
 from freehold.server.openai.schema import LookupBody, PinBody, for_template

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 from fastapi import APIRouter, Request
 from fastapi.responses import StreamingResponse
 
-from freehold.errors import BadRequest, InvalidParameter, Unavailable
+from freehold.contract.errors import BadRequest, InvalidParameter, Unavailable
 from freehold.events.config import EventsConfig
 from freehold.events.follower import Follower
 from freehold.events.wire import BlockRemoved, BlockStored, EventBatch

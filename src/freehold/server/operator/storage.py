@@ -8,7 +8,7 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from freehold.errors import BadRequest, TimedOut
+from freehold.contract.errors import BadRequest, TimedOut
 from freehold.ipc.async_engine import AsyncEngine
 from freehold.server.openai.schema import StorageBody
 from freehold.server.router import router

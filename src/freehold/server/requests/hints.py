@@ -9,14 +9,14 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from freehold.arrays import Int32
-from freehold.errors import ChatTemplateError, InvalidParameter
+from freehold.contract.arrays import Int32
+from freehold.contract.errors import ChatTemplateError, InvalidParameter
+from freehold.contract.whole import WHOLE_MAX
 from freehold.ipc.async_engine import AsyncEngine
 from freehold.memory import Retention
 from freehold.memory.prefix.retention import PRIORITY_MAX, TTL_MAX, TTL_MIN
 from freehold.server.requests.prompt import Rendering
 from freehold.server.requests.unsupported import StrictBody
-from freehold.whole import WHOLE_MAX
 
 SECONDS_OF = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 RESUME_PRIORITY = 80

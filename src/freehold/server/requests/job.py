@@ -9,17 +9,17 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-from freehold.arrays import Int32
-from freehold.errors import Aborted, BadRequest, InvalidParameter
+from freehold.contract.arrays import Int32
+from freehold.contract.errors import Aborted, BadRequest, InvalidParameter
+from freehold.contract.sampling_params import SamplingParams
+from freehold.contract.step import TokenLogprobs
 from freehold.ipc.async_engine import AsyncEngine
 from freehold.ipc.protocol import Ended, Options
 from freehold.ipc.streams import Delta
-from freehold.sampling_params import SamplingParams
 from freehold.server.access.clients import Client
 from freehold.server.answers.reading import OutputReader
 from freehold.server.operator.metrics import Metrics
 from freehold.server.sessions.table import Turn
-from freehold.step import TokenLogprobs
 from freehold.text.answers.answer import Answer
 from freehold.text.answers.parser import ExpectedAnswer
 

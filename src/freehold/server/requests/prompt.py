@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from freehold.arrays import Int32
-from freehold.errors import InvalidParameter
+from freehold.contract.arrays import Int32
+from freehold.contract.errors import InvalidParameter
 from freehold.ipc.async_engine import AsyncEngine
 from freehold.scheduler.request import check_token_ids
 from freehold.text.tokenizer import Tokenizer

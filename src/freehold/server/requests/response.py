@@ -13,7 +13,7 @@ from fastapi import Request
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from freehold.errors import Aborted, FreeholdError
+from freehold.contract.errors import Aborted, FreeholdError
 from freehold.server.errors import anthropic_error, as_api_error, error_body, responses_error
 from freehold.server.sessions.table import Turn
 

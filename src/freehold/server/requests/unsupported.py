@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, model_validator
 
-from freehold.errors import InvalidParameter
+from freehold.contract.errors import InvalidParameter
 
 UNSUPPORTED = {
     "functions": "function calls are not supported",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from typing import Any, NoReturn
 
-from freehold.errors import InvalidParameter
+from freehold.contract.errors import InvalidParameter
 
 TEXTS = ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text")
 ROLES = ("system", "developer", "user", "assistant")

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from fastapi import APIRouter, Request, Response
 
-from freehold.arrays import Int32
-from freehold.errors import BadRequest
+from freehold.contract.arrays import Int32
+from freehold.contract.errors import BadRequest
 from freehold.ipc.async_engine import AsyncEngine
 from freehold.ipc.protocol import Ended, Options
 from freehold.server.access.clients import Client, client_of

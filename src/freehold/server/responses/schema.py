@@ -6,9 +6,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from freehold.constraint import Constraint
-from freehold.errors import InvalidParameter
-from freehold.sampling_params import LOGPROBS_MAX, SamplingParams
+from freehold.contract.constraint import Constraint
+from freehold.contract.errors import InvalidParameter
+from freehold.contract.sampling_params import LOGPROBS_MAX, SamplingParams
 from freehold.server.answers.tools import Offer, offer_of
 from freehold.server.constraints.fields import ConstraintFields
 from freehold.server.openai.schema import Seconds

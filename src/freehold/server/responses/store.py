@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from freehold.errors import NotFound
+from freehold.contract.errors import NotFound
 from freehold.server.database import Database
 from freehold.server.sqlite_errors import failing_as
 

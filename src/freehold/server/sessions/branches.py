@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from freehold.conversation import Conversation
-from freehold.errors import TurnRefused
+from freehold.contract.errors import TurnRefused
 from freehold.server.native.schema import SessionParams
+from freehold.server.sessions.conversation import Conversation
 from freehold.server.sessions.history import History, Replacement
 from freehold.server.sessions.table import Session
 

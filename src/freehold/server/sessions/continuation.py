@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from freehold.arrays import Int32
+from freehold.contract.arrays import Int32
 from freehold.text.tokenizer import Tokenizer
 
 

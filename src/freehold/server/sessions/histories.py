@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 
-from freehold.errors import SessionsFull
+from freehold.contract.errors import SessionsFull
 from freehold.server.sessions.history import Change, History
 from freehold.server.sessions.store import SessionRow, SessionStore
 

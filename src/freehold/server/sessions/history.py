@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from freehold.conversation import Conversation
+from freehold.server.sessions.conversation import Conversation
 
 
 @dataclass(frozen=True)

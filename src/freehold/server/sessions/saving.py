@@ -7,10 +7,10 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from freehold.arrays import Int32
+from freehold.contract.arrays import Int32
+from freehold.contract.sampling_params import SamplingParams
 from freehold.ipc.async_engine import AsyncEngine
 from freehold.ipc.protocol import Options
-from freehold.sampling_params import SamplingParams
 from freehold.server.access.clients import client_of
 from freehold.server.openai.schema import SaveBody
 from freehold.server.requests.response import unless_disconnected

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from freehold.conversation import Conversation
 from freehold.server.database import Database, transaction
+from freehold.server.sessions.conversation import Conversation
 from freehold.server.sessions.history import Change, History
 from freehold.server.sessions.tables import SessionTables
 from freehold.server.sqlite_errors import failing_as

@@ -17,15 +17,15 @@ from itertools import count
 from types import MappingProxyType
 from typing import Any
 
-from freehold.arrays import Int32
-from freehold.conversation import NO_MESSAGES, NO_TOKENS, Conversation, with_messages
-from freehold.errors import InvalidParameter, NoSuchSession, SessionBusy, TimedOut, TurnRefused
+from freehold.contract.arrays import Int32
+from freehold.contract.errors import InvalidParameter, NoSuchSession, SessionBusy, TimedOut, TurnRefused
+from freehold.contract.sampling_params import SamplingParams
 from freehold.ipc.async_engine import AsyncEngine
 from freehold.ipc.protocol import Options
 from freehold.ipc.streams import Delta
-from freehold.sampling_params import SamplingParams
 from freehold.server.access.clients import Client
 from freehold.server.config import ServerConfig
+from freehold.server.sessions.conversation import NO_MESSAGES, NO_TOKENS, Conversation, with_messages
 from freehold.server.sessions.histories import Histories, check_count
 from freehold.server.sessions.history import History, Replacement
 from freehold.server.sessions.settings import SessionSettings

@@ -9,10 +9,10 @@ from dataclasses import replace
 
 from fastapi import Request
 
-from freehold.arrays import Int32
-from freehold.errors import InvalidParameter
+from freehold.contract.arrays import Int32
+from freehold.contract.errors import InvalidParameter
+from freehold.contract.sampling_params import SamplingParams
 from freehold.ipc.async_engine import AsyncEngine
-from freehold.sampling_params import SamplingParams
 from freehold.server.access.clients import client_of
 from freehold.server.openai.schema import Message, SamplingBody, for_template
 from freehold.server.requests.prompt import Rendering

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from freehold.config import EngineConfig
+from freehold.contract.step import KVShape
 from freehold.engine.adapters import Adapters
 from freehold.engine.cpu.device import CpuDevice
 from freehold.engine.engine import StepThread
@@ -16,18 +17,17 @@ from freehold.engine.page_mover import PageMover
 from freehold.engine.runner import Runner
 from freehold.memory import Memory
 from freehold.memory.events import CacheEvent, EventLog
-from freehold.memory_plan import MemoryPlan, plan_memory
 from freehold.models.loading.content import content_fingerprint
 from freehold.models.loading.dry_run import check_tensors
 from freehold.models.loading.resolve import open_checkpoint, open_weights, resolve_model
 from freehold.models.quantize import Quantizer
 from freehold.models.spec import ModelSpec
 from freehold.models.tensor import Checkpoint, TensorFormat
+from freehold.runtime.memory_plan import MemoryPlan, plan_memory
+from freehold.runtime.tier_plan import check_tiers, configured_storage, plan_tiers
 from freehold.scheduler.scheduler import Scheduler
-from freehold.step import KVShape
 from freehold.text.loading import load_tokenizer
 from freehold.text.tokenizer import Tokenizer
-from freehold.tier_plan import check_tiers, configured_storage, plan_tiers
 
 if TYPE_CHECKING:
     from freehold.events.publisher import EventPublisher

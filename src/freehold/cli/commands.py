@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from freehold import __version__
-from freehold.bench_commands import Model, bench_app
-from freehold.cache_commands import cache_app
-from freehold.command_line import Commands, ConfigFile, ServingCommand, address, fail, sources, takes
+from freehold.cli.bench_commands import Model, bench_app
+from freehold.cli.cache_commands import cache_app
+from freehold.cli.command_line import Commands, ConfigFile, ServingCommand, address, fail, sources, takes
 from freehold.config import MEMORY, EngineConfig
 from freehold.options import Limits, check_limits, option
 from freehold.server.config import ServerConfig
@@ -85,9 +85,9 @@ def check(
     config_file: ConfigFile = None,
 ) -> None:
     """Validate a configuration, print the memory plan, and exit. No weights are loaded, no storage is opened."""
-    from freehold import assembly
+    from freehold.cli.terminal import show_plan
+    from freehold.runtime import assembly
     from freehold.server.launch import check_options
-    from freehold.terminal import show_plan
 
     try:
         check_options(http)
@@ -113,9 +113,9 @@ def chat(
     """Talk to a model in this terminal. Each turn shows what it found in the cache, and its speed."""
     import httpx
 
-    from freehold.chat import Chat, LocalModel, RemoteModel
-    from freehold.sampling_params import SamplingParams
-    from freehold.terminal import console
+    from freehold.cli.chat import Chat, LocalModel, RemoteModel
+    from freehold.cli.terminal import console
+    from freehold.contract.sampling_params import SamplingParams
 
     try:
         params = SamplingParams(temperature=temperature, max_tokens=max_tokens)
@@ -136,7 +136,7 @@ def generate(
     temperature: Temperature = 0.0,
 ) -> None:
     """Complete prompts offline, all at once."""
-    from freehold.terminal import generate_all
+    from freehold.cli.terminal import generate_all
 
     with _engine(model) as llm:
         generate_all(llm, prompts, max_tokens, temperature)
@@ -167,7 +167,7 @@ def inspect(
     """Ask a running server who holds its memory, and why."""
     import httpx
 
-    from freehold.terminal import show_answer, show_memory
+    from freehold.cli.terminal import show_answer, show_memory
 
     headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
     place = address(server or url)
@@ -289,7 +289,7 @@ def _check_correctness(chosen: SimulateOptions) -> int:
 @app.command()
 def demo() -> None:
     """Serve the bundled model to several clients at once, and show where its memory went."""
-    from freehold.demo import run_demo
+    from freehold.cli.demo import run_demo
 
     raise typer.Exit(run_demo())
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from freehold.arrays import Int32
-from freehold.errors import TurnRefused
+from freehold.contract.arrays import Int32
+from freehold.contract.errors import TurnRefused
 
 NO_TOKENS: Int32 = np.empty(0, np.int32)
 NO_MESSAGES = "[]"

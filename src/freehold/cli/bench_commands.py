@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from freehold.command_line import address, fail, takes
+from freehold.cli.command_line import address, fail, takes
 from freehold.options import Limits, check_limits, option
 
 bench_app = typer.Typer(help="Measure a server, or this machine.", no_args_is_help=True)

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import httpx
 from rich.console import Console
 
+from freehold.contract.sampling_params import SamplingParams
 from freehold.llm import LLM, Completion
-from freehold.sampling_params import SamplingParams
 
 Messages = list[dict[str, Any]]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from freehold.constraint import Constraint
-from freehold.errors import InvalidParameter
-from freehold.stop_regex import check_patterns
-from freehold.whole import WHOLE_MAX, is_whole
+from freehold.contract.constraint import Constraint
+from freehold.contract.errors import InvalidParameter
+from freehold.contract.stop_regex import check_patterns
+from freehold.contract.whole import WHOLE_MAX, is_whole
 
 LOGPROBS_MAX = 20
 POOLINGS = ("last", "mean")

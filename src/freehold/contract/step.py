@@ -6,9 +6,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from freehold.adapter import Adapter
-from freehold.arrays import Bool, Float64, Int32, Int64, ragged
-from freehold.sampling_params import SamplingParams
+from freehold.contract.adapter import Adapter
+from freehold.contract.arrays import Bool, Float64, Int32, Int64, ragged
+from freehold.contract.sampling_params import SamplingParams
 
 NOT_SCORED = 1 << 62
 

@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from freehold.contract.sampling_params import SamplingParams
 from freehold.llm import LLM
-from freehold.memory_plan import MemoryPlan
-from freehold.sampling_params import SamplingParams
+from freehold.runtime.memory_plan import MemoryPlan
 
 console = Console(highlight=False)
 

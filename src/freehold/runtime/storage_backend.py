@@ -10,11 +10,11 @@ from enum import StrEnum
 from typing import Any
 
 from freehold.config import EngineConfig
+from freehold.contract.errors import BadRequest, Conflict
 from freehold.engine.page_mover import PageMover
-from freehold.errors import BadRequest, Conflict
 from freehold.memory import Memory, PrefetchPolicy
 from freehold.memory.tiers.tiers import Tiers
-from freehold.tier_plan import check_capacity, open_storage, place_of
+from freehold.runtime.tier_plan import check_capacity, open_storage, place_of
 
 FIELD = "hicache_storage_backend"
 

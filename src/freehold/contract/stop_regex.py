@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 
-from freehold.automaton import STATES_MAX, Automaton, compile_automaton
+from freehold.contract.automaton import STATES_MAX, Automaton, compile_automaton
 
 
 def check_patterns(patterns: tuple[str, ...]) -> None:

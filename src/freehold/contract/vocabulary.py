@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from freehold.arrays import Bool, Int32
+from freehold.contract.arrays import Bool, Int32
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,14 @@ from functools import partial
 from pathlib import Path
 
 from freehold.config import EngineConfig
+from freehold.contract.errors import InvalidParameter
+from freehold.contract.prefix_keys import fingerprint
 from freehold.engine.cpu.isa import choose
 from freehold.engine.speculative.choice import open_draft
-from freehold.errors import InvalidParameter
 from freehold.memory import PrefetchPolicy, TierPlan, WritePolicy
-from freehold.memory_plan import MemoryPlan
 from freehold.models.loading.content import content_fingerprint
 from freehold.models.tensor import Checkpoint
-from freehold.prefix_keys import fingerprint
+from freehold.runtime.memory_plan import MemoryPlan
 from freehold.store.breaker import Breaker
 from freehold.store.location import kind_of, open_store
 from freehold.store.store import Store, StoreUnavailable

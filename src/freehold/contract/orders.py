@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from freehold.arrays import Bool, Int32
+from freehold.contract.arrays import Bool, Int32
 
 
 class Kind(StrEnum):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 
-from freehold.arrays import Int32
+from freehold.contract.arrays import Int32
 
 KEY_BYTES = 32
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
-from freehold.command_line import fail, size
+from freehold.cli.command_line import fail, size
 
 if TYPE_CHECKING:
     from freehold.store.store import Store

@@ -18,8 +18,8 @@ import yaml
 from rich.markup import escape
 from typer.core import TyperCommand, TyperGroup
 
-from freehold.errors import FreeholdError
-from freehold.foreign_flags import HINTS, ForeignFlag, translated
+from freehold.cli.foreign_flags import HINTS, ForeignFlag, translated
+from freehold.contract.errors import FreeholdError
 from freehold.options import Option, options_of
 
 SOURCES = {"COMMANDLINE": "flag", "ENVIRONMENT": "environment", "DEFAULT_MAP": "file"}

@@ -1,0 +1,1 @@
+"""What both sides of a step say: pure data that scheduler and worker share. Imports nothing else of Freehold."""
