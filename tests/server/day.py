@@ -155,17 +155,21 @@ class Day:
 
     # -- figures ------------------------------------------------------------------------------------------
 
-    def report(self, pages: int | None) -> float:
-        """Print each minute's tokens found, as shares of those asked for -> the whole day's, in proportion to the
-        model's."""
-        model, minutes = Lru(pages), [Counter[str]() for _ in range(int(self.now // 60) + 1)]
+    def report(self, largest: int | None, total: int | None) -> float:
+        """Print each minute's tokens found, as shares of those asked for, beside those that a model of the size of the
+        largest tier finds, and one of all tiers -> the whole day's, in proportion to the first model's."""
+        models = {"largest tier": Lru(largest), "all tiers": Lru(total)}
+        minutes = [Counter[str]() for _ in range(int(self.now // 60) + 1)]
         for at, prompt, tiers in self.asked:
-            minutes[int(at // 60)].update({"asked": len(prompt), "model": model.ask(prompt), **tiers})
+            found = {name: model.ask(prompt) for name, model in models.items()}
+            minutes[int(at // 60)].update({"asked": len(prompt), **found, **tiers})
         day = sum(minutes, Counter[str]())
         for name, one in [*enumerate(minutes), ("day", day)]:
-            shares = "  ".join(f"{tier} {one[tier] / max(one['asked'], 1):.3f}" for tier in ("model", *TIERS))
+            shares = "  ".join(f"{tier} {one[tier] / max(one['asked'], 1):.3f}" for tier in (*models, *TIERS))
             print(f"{name!s:>4}  {one['asked']:7} tokens  {shares}")
-        return sum(day[tier] for tier in TIERS) / day["model"]
+        found = sum(day[tier] for tier in TIERS)
+        print(*(f"{found / day[name]:.3f} of what a model of {name} finds" for name in models), sep=", ")
+        return found / day["largest tier"]
 
 
 def body(prompt: list[int]) -> dict:
