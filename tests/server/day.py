@@ -84,6 +84,7 @@ class Day:
     asked: list[tuple[float, list[int], dict[str, int]]] = field(default_factory=list)
     found_after: list[list[dict[str, int]]] = field(default_factory=list)  # a restart, for each system prompt
     outages: int = 0
+    one_fault: asyncio.Lock = field(default_factory=asyncio.Lock)  # a start finds its store
 
     def __post_init__(self) -> None:
         self.systems, self.talks = talks(self.count, self.seconds)
@@ -125,7 +126,8 @@ class Day:
         """The server, the engine, the server."""
         for number, at in enumerate(self.kills_at):
             await self.until(at)
-            await (self.server.kill_engine() if number % 2 else self.server.kill_server())
+            async with self.one_fault:
+                await (self.server.kill_engine() if number % 2 else self.server.kill_server())
 
     async def look_for_systems(self) -> None:
         """Before anything else is asked."""
@@ -140,11 +142,12 @@ class Day:
         at = OUTAGES_EVERY_S / 2
         while at + OUTAGE_S < self.seconds:
             await self.until(at)
-            self.behind.stop()
-            try:
-                await asyncio.sleep(OUTAGE_S)
-            finally:
-                self.behind.go_on()
+            async with self.one_fault:
+                self.behind.stop()
+                try:
+                    await asyncio.sleep(OUTAGE_S)
+                finally:
+                    self.behind.go_on()
             self.outages += 1
             at += OUTAGES_EVERY_S
 
