@@ -57,7 +57,7 @@ exact: $(SETUP)  ## Tokens equal to transformers', over the full matrix
 load: $(SETUP)  ## 64 clients, 1,000 requests each, random aborts, a quarter of the memory
 	@$(BIN)/pytest -m load
 
-soak: $(SETUP)  ## Ten minutes of everything at once on a real server, its processes killed; then a hundred kills more
+soak: $(SETUP)  ## Ten minutes of everything at once on a real server, its processes killed; days and kills with each store
 	@$(BIN)/pytest -m soak
 
 hostile: $(SETUP)  ## Hostile clients, attacks in turns, 10,000 faults, bodies from the schema: ten minutes or more each

@@ -4,6 +4,7 @@ answer."""
 import asyncio
 import os
 import signal
+from collections.abc import Awaitable, Callable
 
 import httpx
 from test_faults import Server
@@ -24,6 +25,7 @@ class KilledServer:
         self.open()
         self.kills = 0  # of either process
         self.engine_kills = 0  # since the server was started
+        self.on_start: Callable[[], Awaitable[None]] | None = None  # after a kill, before clients may ask
         limits = httpx.Limits(max_connections=200, max_keepalive_connections=0)
         self.client = httpx.AsyncClient(base_url=self.url, timeout=120, limits=limits)
 
@@ -33,6 +35,11 @@ class KilledServer:
 
     def close(self) -> None:
         self._gate.clear()
+
+    async def _open_again(self) -> None:
+        if self.on_start is not None:
+            await self.on_start()
+        self.open()
 
     async def opened(self) -> int:
         """Wait until clients may ask -> the kills so far."""
@@ -72,7 +79,7 @@ class KilledServer:
         os.kill(self._server.engine(), signal.SIGKILL)
         while not await self._is_started_again():
             await asyncio.sleep(0.1)
-        self.open()
+        await self._open_again()
 
     async def _is_started_again(self) -> bool:
         restarts = (await self.metrics())["freehold_engine_restarts_total"]
@@ -87,7 +94,7 @@ class KilledServer:
         self._server.process.kill()
         self._server.process.wait()
         self._server = await asyncio.to_thread(Server, *self._flags, stderr=None, port=self._server.port)
-        self.open()
+        await self._open_again()
 
     def end(self) -> None:
         assert self._server.end(60) == 0

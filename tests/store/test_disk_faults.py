@@ -16,7 +16,7 @@ from freehold.store.store import StoreUnavailable
 
 CALLS = (
     "open", "pwrite", "preadv", "pread", "truncate", "ftruncate", "unlink", "replace", "statvfs", "fstat", "listdir",
-    "mkdir",
+    "mkdir", "stat",
 )  # fmt: skip
 
 
@@ -190,6 +190,32 @@ def test_entries_of_files_that_somebody_deletes_are_missed_and_written_again(tmp
     again = opened(tmp_path)
     assert payloads(again, [item(1), item(29), item(30)]) == [item(n).payload for n in (1, 29, 30)]
     again.close()
+
+
+@pytest.mark.parametrize("is_empty", [False, True])
+def test_a_folder_that_was_away_for_a_while_has_lost_nothing(tmp_path, is_empty):
+    """As a disk that is unmounted: its mount point may be left, and is not written to."""
+    folder, away = tmp_path / "kv", tmp_path / "away"
+    store, items = opened(folder, capacity=6000, segment_bytes=1000), [item(n) for n in range(20)]
+    store.put(items, SECOND)
+    kept = [n for n in range(20) if payloads(store, [item(n)]) == [item(n).payload]]
+    folder.rename(away)
+    if is_empty:
+        folder.mkdir()
+    for call in (
+        lambda: payloads(store, [item(kept[0])]), lambda: store.put([item(n) for n in range(30, 60)], SECOND),
+        lambda: store.contains([item(kept[0]).key], SECOND), lambda: store.put([item(kept[0])], SECOND),
+        lambda: store.discard([item(kept[0]).key]), lambda: store.clear(SECOND),
+    ):  # fmt: skip
+        with pytest.raises(StoreUnavailable, match="not where it was"):
+            call()
+    if is_empty:
+        folder.rmdir()  # nothing is in it
+    away.rename(folder)
+    assert [n for n in kept if payloads(store, [item(n)]) == [item(n).payload]] == kept
+    store.put([item(99)], SECOND)
+    assert payloads(store, [item(99)]) == [item(99).payload]
+    store.close()
 
 
 def test_the_index_takes_as_much_memory_as_is_said(tmp_path):

@@ -36,8 +36,8 @@ class DiskStore:
     oldest segment goes. Entries of it that were read or asked for since they were written move to the newest one (a
     second chance, as in CLOCK): the size of a segment at most for each entry that is written.
 
-    One process writes to a folder: another one is refused. What else is in the folder stays as it is. Raises
-    StoreUnavailable.
+    One process writes to a folder: another one is refused. What else is in the folder stays as it is. A folder that is
+    away for a while has lost nothing when it is back. Raises StoreUnavailable.
     """
 
     def __init__(
@@ -67,6 +67,7 @@ class DiskStore:
             if not is_read_only:
                 folder.mkdir(parents=True, exist_ok=True)
                 self._lock_file = _locked(folder)
+            self._inode = os.stat(folder).st_ino
             numbers, self._newest = numbers_in(folder)
             undo.pop_all()
         for number in numbers:
@@ -90,6 +91,14 @@ class DiskStore:
         except OSError as error:
             raise StoreUnavailable(f"{self.folder}: {error.strerror or error}") from error
 
+    def _check_there(self) -> None:
+        """Raise StoreUnavailable unless the folder that was opened is at its path: while its disk is not mounted, what
+        is missing there has not been deleted, and another folder is not locked."""
+        with self._told(), contextlib.suppress(FileNotFoundError):
+            if os.stat(self.folder).st_ino == self._inode:
+                return
+        raise StoreUnavailable(f"{self.folder} is not where it was")
+
     # -- reading --------------------------------------------------------------------------------------
 
     def check(self, deadline: float) -> None:
@@ -112,6 +121,8 @@ class DiskStore:
         segments = {segment.number: segment for segment in found}
         with self._told():
             gone = self._asking.run(lambda: [one for one in segments.values() if one.is_gone()], deadline)
+        if gone:
+            self._check_there()
         for segment in gone:
             self._lose(segment)
 
@@ -158,6 +169,7 @@ class DiskStore:
         with self._told(), contextlib.suppress(KeyError, FileNotFoundError):
             segment, number = self._of(entry)
             return segment.read(segment.place(number), buffer)
+        self._check_there()
         return None
 
     def all_keys(self) -> Iterator[bytes]:
@@ -205,6 +217,7 @@ class DiskStore:
             yield partial(self._put, [item.key for item in together], their_sizes, raw)
 
     def _put(self, keys: Sequence[bytes], sizes: Sequence[int], raw: Raw) -> None:
+        self._check_there()
         try:
             if self._make_room(len(raw)):
                 self._append(keys, sizes, raw)
@@ -300,6 +313,7 @@ class DiskStore:
 
     def _discard(self, keys: Collection[bytes]) -> None:
         """Segments are never changed: what else they have is written anew."""
+        self._check_there()
         with self._lock:
             found = [entry for key in keys if (entry := self._index.pop(key, None)) is not None]
         touched = list({segment.number: segment for segment, _ in map(self._of, found)}.values())
@@ -320,6 +334,7 @@ class DiskStore:
             self._writing.run(self._clear, deadline)
 
     def _clear(self) -> None:
+        self._check_there()
         for segment in list(self._segments.values()):
             self._forget(segment)
             if segment is self._open_segment:
