@@ -277,6 +277,27 @@ def test_each_draft_has_the_mask_of_what_stands_before_it():
             assert offset == len(text) or matcher.consume_token(text.encode()[offset])
 
 
+def test_a_row_that_starts_again_goes_on_behind_its_earlier_output():
+    compiled, matchers = grammars().result(Constraint("start: /abcd/", "regex")), Matchers(1, 260, Letters.eos_tokens)
+    known = np.frombuffer(b"a promptab", np.uint8).astype(np.int32)
+    matchers.start(RowStart(0, SamplingParams(), 0, known, len(b"a prompt"), (), 1 << 30, grammar=compiled))
+    masks = matchers.begin(work_of([[]])).result()
+    assert legal(masks.of(0, 0)) == {ord("c")}
+
+
+def test_after_the_end_all_tokens_that_end_a_text_are_legal():
+    """Two of them are in one word of the mask."""
+    compiled, matchers = grammars().result(Constraint("start: /ab/", "regex")), Matchers(1, 260, (256, 257))
+    matchers.start(RowStart(0, SamplingParams(), 0, np.zeros(0, np.int32), 100, (), 1 << 30, grammar=compiled))
+    matchers.begin(work_of([[]])).result()
+    matchers.advance(np.zeros(1, np.int64), np.array([3]), np.array([97, 98, 256], np.int32))
+    assert legal(matchers.begin(work_of([[]])).result().of(0, 0)) == {256, 257}
+
+
+def legal(words) -> set[int]:
+    return {token for token in range(260) if words[token // 32] >> (token % 32) & 1}
+
+
 def started(*texts) -> Matchers:
     """A row for each expression, that has begun to sample."""
     source, matchers = grammars(), Matchers(len(texts), 260, Letters.eos_tokens)

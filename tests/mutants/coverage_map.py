@@ -34,7 +34,10 @@ WORLDS = (
     "tests/simulation/test_exhaustive.py::test_every_scope_is_explored_some_events_deep",
     "tests/simulation/test_simulation.py::test_a_part_of_the_diagonal_of_the_matrix",
 )
-SESSIONS = ("tests/server/test_native.py", "tests/server/test_sessions.py")
+SESSIONS = (
+    "tests/server/test_session_table.py", "tests/server/test_session_machine.py", "tests/server/test_native.py",
+    "tests/server/test_sessions.py",
+)  # fmt: skip
 KERNELS = ("tests/engine/test_products.py", "tests/engine/test_attention.py")
 # The first that a file is part of.
 SUITES = [

@@ -6,6 +6,8 @@ import math
 from collections import Counter
 from collections.abc import Collection
 
+import numpy as np
+
 from freehold.scheduler.request import FinishKind, Request
 from freehold.scheduler.results import StepOutput
 from freehold.scheduler.scheduler import Scheduler
@@ -31,6 +33,17 @@ class Totals:
         self._started.update(request.id for request in output.started)
         for request in output.ended:
             self._check(request, now)
+        self._check_scheduled()
+
+    def _check_scheduled(self) -> None:
+        """Check that rows which decode have KV reserved up to their last token, and no further."""
+        running = self._scheduler.running
+        rows = running.order[running.scheduled[running.order] >= running.prefill_end[running.order]]
+        expected = np.minimum(running.most[rows], running.max_length[rows]) - 1
+        wrong = rows[running.scheduled[rows] != expected]
+        assert not len(wrong), (
+            f"rows {wrong}: {running.scheduled[wrong]} tokens scheduled, {running.most[wrong]} at most"
+        )
 
     def _check(self, request: Request, now: float) -> None:
         first = self._first.pop(request.id, None)
