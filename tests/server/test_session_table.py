@@ -341,3 +341,30 @@ def test_what_replaces_all_before_it_drops_the_input_of_an_earlier_one_that_was_
     assert {*opened(opened.table.history(session)).points} == {"first", "later"}
     opened(replacing.observe(news([8], "x", "stop")))
     assert {*opened(opened.table.history(session)).points} == {"later", "all"}
+
+
+def test_a_turn_whose_client_leaves_while_it_is_written_has_its_session_until_it_is(opened, session, monkeypatch):
+    """Else the next one would begin without what the first has said."""
+    table, written = opened.table, asyncio.Event()
+    change = table.change
+
+    async def slow(*changed):
+        await written.wait()
+        await change(*changed)
+
+    first = opened.begin(session, [1, 2])
+    monkeypatch.setattr(table, "change", slow)
+
+    async def leave():
+        reading = asyncio.ensure_future(first.observe(news([7], "x", "length")))
+        await asyncio.sleep(0)
+        second = table.line_up(session, waits=True)
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        first.close()
+        assert not second.has_come.is_set()
+        written.set()
+        await second.wait(10)
+        return (await table.conversation(session)).tokens.tolist()
+
+    assert opened(leave()) == [1, 2, 7]
