@@ -440,3 +440,23 @@ def test_keys_of_a_long_prompt_are_made_a_few_in_each_iteration_while_others_go_
     assert len(short.tokens) > 3, "a request that needs no keys waits for one that does"
     h.run()
     assert long.cached_by_tier["host"] == 396
+
+
+@pytest.mark.parametrize("policy", [PrefetchPolicy.TIMEOUT, PrefetchPolicy.WAIT_COMPLETE])
+def test_what_is_fetched_for_many_requests_is_not_evicted_before_they_run(policy):
+    """Their prefixes are four times what the host has room for, and their fetches take longer than a request waits."""
+    storage = SimulatedStorage()
+    prompts = [[number, *PROMPT[1:]] for number in range(40)]
+    before = Tiered(prefetch=policy, storage=storage, num_pages=200)
+    for prompt in prompts:
+        before.ask(prompt)
+        before.run()
+    h = Tiered(prefetch=policy, storage=storage, num_pages=24)
+    requests = [h.ask(prompt) for prompt in prompts]
+    while h.scheduler.has_work or h.mover.pending:
+        h.mover.finish()
+        h.step()
+        h.now += 0.05
+    found = sum(request.cached_by_tier.get("storage", 0) for request in requests)
+    assert found >= 0.95 * 36 * len(requests), f"{found} tokens"
+    assert h.now > 3

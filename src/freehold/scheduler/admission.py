@@ -93,7 +93,7 @@ class Admission:
         drafts: DraftBudget | None,
         loading: Loading,
     ):
-        self._loading = loading
+        self.loading = loading
         self._memory = memory
         self._queue = queue
         self._running = running
@@ -102,6 +102,7 @@ class Admission:
         self.growth = GrowthEstimate()
         self._refusal: _Refusal | None = None  # the last one
         self._left_waiting = 0  # in the last pass: for what others compute or load, or for their client's turn
+        self._claimed = np.zeros(0, np.int64)  # in the last pass: pages of each group for requests that wait for tiers
 
     def lacks_room(self, request: Request) -> bool:
         """Whether a request had no room in two passes, and no running request has left since."""
@@ -123,14 +124,14 @@ class Admission:
     def admit(self, budget: PromptBudget) -> list[Batch]:
         """Give what is left of the budget to waiting requests -> the rows they got."""
         admitted: list[Batch] = []
-        self._loading.is_hashing = False
+        self.loading.is_hashing = False
         queue, leases = self._queue, self._memory.leases
         if budget.is_spent or leases.free_row_count == 0:
             return admitted
         queue.rank(self._memory.tree.version, self._match_length)
         sharing = self.pages_being_computed()
         reserved = self.reserved_page_counts()
-        self._left_waiting = 0
+        self._left_waiting, self._claimed = 0, np.zeros_like(reserved)
         for request in queue.in_turn():
             if budget.is_spent or leases.free_row_count == 0 or self._left_waiting == LOOKED_AT_MAX:
                 break
@@ -154,12 +155,13 @@ class Admission:
     def _try_admit(self, request: Request, budget: PromptBudget, reserved: Int64, sharing: set[PageKey]) -> _Verdict:
         """A request that is not admitted leaves no trace: it keeps its place in the queue, and nothing counts as
         used. What was looked up is looked up again if room was made since."""
-        self._loading.go_on(request)
+        self.loading.go_on(request)
         if request.state is RequestState.ENDED:
             return _Verdict.FAILED
         prospect = self._look_at(request, budget, reserved, sharing, may_load=True)
         if isinstance(prospect, _Prospect) and prospect.load is not None:
-            if self._loading.begin(request, prospect.load, prospect.is_alone, prospect.hit.tail):
+            if self.loading.begin(request, prospect.load, prospect.is_alone, prospect.hit.tail):
+                self._claim(request, prospect.hit.match)
                 return _Verdict.WAITS
             prospect = self._look_at(request, budget, reserved, sharing, may_load=False)
         if isinstance(prospect, _Verdict):
@@ -193,15 +195,18 @@ class Admission:
             return _Verdict.WAITS
         hit = self.look_up(request)
         match, tail = hit.match, hit.tail
+        self._start_clock(request, match, reserved)
         if self.waits(request, match, sharing) or (tail is not None and not memory.epochs.passed(tail.fence)):
             return _Verdict.WAITS
         may_load = may_load and not self._queue.is_due(request)
-        if may_load and self._loading.lacks_keys(request, match):
+        if may_load and self.loading.lacks_keys(request, match):
             return _Verdict.WAITS
         if not self._fits_beside(request, match, reserved):
             return _Verdict.NO_ROOM
         miss = explain_miss(memory, match, tokens, request.computed_from) if request.cached_tokens is None else None
-        load = self._loading.plan(request, match) if may_load else None
+        load = self.loading.plan(request, match) if may_load else None
+        if load is not None and not self._fits_beside(request, match, reserved, self._claimed):
+            return _Verdict.WAITS
         size, is_alone = memory.page_size, len(self._running) == 0
         target = hit.length + budget.offer(request.client_number, len(tokens) - hit.length)
         # Where the prompt ends, and where others went on differently: the next one can begin there.
@@ -212,13 +217,24 @@ class Admission:
         key = memory.tree.next_page_key(match, tokens)
         return _Prospect(hit, is_alone, target, checkpoints, needed, key, None if miss is None else str(miss), load)
 
+    def _start_clock(self, request: Request, match: Match, reserved: Int64) -> None:
+        """Let the time count that a request waits for storage, once it could run beside those that wait before it."""
+        if self.loading.is_awaited(request):
+            if self._fits_beside(request, match, reserved, self._claimed):
+                self.loading.start_clock(request)
+            self._claim(request, match)
+
+    def _claim(self, request: Request, match: Match) -> None:
+        """The request waits for what deeper tiers bring: others bring nothing into its room meanwhile."""
+        self._claimed = self._claimed + self.page_counts_of(request, match)
+
     def waits(self, request: Request, match: Match, sharing: set[PageKey]) -> bool:
         """Whether another request computes the next page that this one would compute, or a load brings it: it can have
         that soon."""
         memory = self._memory
         if self._queue.is_due(request):
             return False
-        if self._loading.is_awaited(request):
+        if self.loading.is_awaited(request):
             return True
         if match.length + memory.page_size > request.computed_from:
             return False
@@ -256,12 +272,12 @@ class Admission:
         match = self.match(request)
         return 0 if match is None else match.length
 
-    def _fits_beside(self, request: Request, match: Match, reserved: Int64) -> bool:
+    def _fits_beside(self, request: Request, match: Match, reserved: Int64, claimed: Int64 | int = 0) -> bool:
         """Whether the request's known tokens, and its estimated share of output, can be had without
-        taking what the running requests are expected to need. The first request always fits."""
-        if len(self._running) == 0:
+        taking what the running requests are expected to need, and what is `claimed`. The first request always fits."""
+        if len(self._running) == 0 and not np.any(claimed):
             return True
-        needed = self.page_counts_of(request, match) + self._memory.room.taken_by(match) + reserved
+        needed = self.page_counts_of(request, match) + self._memory.room.taken_by(match) + reserved + claimed
         return bool((needed <= self._memory.room.reachable).all())
 
     def page_counts_of(self, request: Request, match: Match) -> Int64:

@@ -27,11 +27,10 @@ class Loading:
         self.is_hashing = False  # in this pass of admission
 
     def prefetch(self, request: Request, now: float) -> None:
-        """A request has come: have what storage knows of it fetched while it waits, and no longer than the policy
-        allows, however many prefetches that takes."""
+        """A request has come: have what storage knows of it fetched while it waits."""
         tiers = self._memory.tiers
         if tiers is not None and tiers.storage is not None:
-            request.deeper.deadline = now + tiers.storage.patience
+            request.deeper.deadline = None if tiers.storage.patience else now
             self._prefetch(tiers, tiers.storage, request, now)
 
     def go_on(self, request: Request) -> None:
@@ -40,7 +39,7 @@ class Loading:
         if tiers is None or tiers.storage is None or deeper.prefetch is None:
             return
         is_over = deeper.prefetch.is_over and deeper.prefetch.keys is not deeper.keys
-        if is_over and tiers.transfers.now < deeper.deadline:
+        if is_over and (deeper.deadline is None or tiers.transfers.now < deeper.deadline):
             deeper.prefetch.wanted_by -= 1
             deeper.prefetch = None
             self._prefetch(tiers, tiers.storage, request, tiers.transfers.now)
@@ -58,13 +57,24 @@ class Loading:
             storage.join(prefetch)
         request.deeper.prefetch = prefetch
 
+    def is_timed(self, request: Request) -> bool:
+        """Whether the time that the request waits for storage counts already, or never will."""
+        return request.deeper.prefetch is None or request.deeper.deadline is not None
+
+    def start_clock(self, request: Request) -> None:
+        """The request could run now, but for what is fetched for it: from now on it waits no longer than the policy
+        allows, however many prefetches that takes. Idempotent."""
+        tiers = self._memory.tiers
+        if tiers is not None and tiers.storage is not None and not self.is_timed(request):
+            request.deeper.deadline = tiers.transfers.now + tiers.storage.patience
+
     def is_awaited(self, request: Request) -> bool:
         """Whether what the request waits for is on its way, and not late."""
         tiers, deeper = self._memory.tiers, request.deeper
         if tiers is None:
             return False
         if tiers.storage is not None and deeper.prefetch is not None and tiers.storage.is_coming(deeper.prefetch):
-            if tiers.transfers.now < deeper.deadline:
+            if deeper.deadline is None or tiers.transfers.now < deeper.deadline:
                 return True
         return deeper.load is not None and tiers.transfers.is_awaited(deeper.load)
 

@@ -42,6 +42,7 @@ class Preemption:
         head = self._queue.peek()
         if head is None or not self._may_gain(head):
             return None
+        self._admission.loading.start_clock(head)
         found = self._next_in_line()
         if found is None:
             return None

@@ -71,14 +71,15 @@ class Finish:
 @dataclass
 class DeeperPrefix:
     """What a request has to do with tiers below the device: its `keys`, which are those in `namespace`; what is fetched
-    for it from storage, and until when it waits for that (seconds of the scheduler's clock); the number of the `load`
-    that it waits for; how often its prefix was loaded from the start (`load_count`); `known` tokens that the device had
-    when the newest load began; and which tokens the loads bring, from `begin` to `end`."""
+    for it from storage, and until when it waits for that (`deadline`, in seconds of the scheduler's clock; None until
+    the request could run without it); the number of the `load` that it waits for; how often its prefix was loaded from
+    the start (`load_count`); `known` tokens that the device had when the newest load began; and which tokens the loads
+    bring, from `begin` to `end`."""
 
     keys: KeyChain | None = None
     namespace: Namespace | None = None
     prefetch: Prefetch | None = None
-    deadline: float = 0.0
+    deadline: float | None = None
     load: int | None = None
     load_count: int = 0
     known: int = 0

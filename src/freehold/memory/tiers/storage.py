@@ -28,6 +28,7 @@ ORDER_BYTES = 32 << 20  # of an order, unless one page is more: a slow store doe
 STORES_IN_FLIGHT = 2
 QUEUE_MAX = 16384  # pages; others that are owed are looked for when the queue is empty
 PREFETCHES_MAX = 256
+FETCHED_SHARE = 2  # half of the host is for what was fetched for requests that wait
 TIMEOUT_S = 1.0
 
 
@@ -46,12 +47,13 @@ _PATIENCE_S = {
 }
 
 
-@dataclass
+@dataclass(eq=False)
 class Prefetch:
     """The prefix of a sequence on its way from storage to the host: first storage is asked what it has (`found`), then
     that is fetched in pieces. `was_there`: tokens that could be had without it; `boundary`: with it. `wanted_by` counts
-    requests that have not ended: once that is 0 nothing more is fetched, and the pages of an order in flight stay with
-    it until it ends. `begun`: when its newest order did, in seconds of the scheduler's clock."""
+    requests that wait: once that is 0 nothing more is fetched, and the pages of an order in flight stay with it until
+    it ends. `begun`: when its newest order did, in seconds of the scheduler's clock. `taken`: host pages of each group
+    that were fetched for it, int64 [groups]."""
 
     namespace: Namespace
     keys: KeyChain
@@ -59,6 +61,7 @@ class Prefetch:
     found: Present
     was_there: int
     probed: int  # columns
+    taken: Int64
     boundary: int = 0
     pieces: int = 0  # that wait or are in flight
     wanted_by: int = 0
@@ -95,6 +98,7 @@ class Storage:
         self._known_from = 0  # what orders before this number have moved may be gone from storage
         self._underway: dict[bytes, Prefetch] = {}  # by the first key that device and host lack
         self._pieces: deque[tuple[Prefetch, list[Int64]]] = deque()  # pieces that wait, with their columns
+        self._fetched_for: list[Prefetch] = []  # of requests that waited a moment ago
         self.has_news = True
         self.stored = self.fetched = self.dropped = 0  # pages
         host.leads_to_storage = True
@@ -222,8 +226,9 @@ class Storage:
         if prefetch is None:
             found = [np.zeros(columns, np.bool_) for _ in self._host.pages]
             prefetch = Prefetch(
-                namespace, keys, self._transfers.now, found, was_there, there if self._reach.full else 0
-            )
+                namespace, keys, self._transfers.now, found, was_there, there if self._reach.full else 0,
+                np.zeros(len(self._host.pages), np.int64),
+            )  # fmt: skip
         return prefetch
 
     def join(self, prefetch: Prefetch) -> None:
@@ -292,12 +297,23 @@ class Storage:
 
     def _fetch_next(self) -> None:
         """Begin to fetch pieces that wait. Pieces behind one that is not fetched are of no use."""
-        while self._pieces and (self._is_detached or self._fetches < FETCHES_IN_FLIGHT):
-            prefetch, columns = self._pieces.popleft()
+        while self._pieces:
+            prefetch, columns = self._pieces[0]
             is_wanted = prefetch.wanted_by > 0 and not self._is_detached and not prefetch.is_cut
+            if is_wanted and (self._fetches >= FETCHES_IN_FLIGHT or not self._has_room(prefetch, columns)):
+                return
+            self._pieces.popleft()
             if not is_wanted or not self._fetch_piece(prefetch, columns):
                 prefetch.is_cut = True
                 self._piece_ended(prefetch)
+
+    def _has_room(self, prefetch: Prefetch, columns: Sequence[Int64]) -> bool:
+        """Whether a piece leaves on the host what was fetched for other requests that wait, or is the first."""
+        self._fetched_for = [one for one in self._fetched_for if one.wanted_by > 0]
+        others = [one.taken for one in self._fetched_for if one is not prefetch]
+        taken = sum(others, prefetch.taken + [len(part) for part in columns])
+        capacity = np.array([pages.pool.capacity for pages in self._host.pages])
+        return not others or bool((taken * FETCHED_SHARE <= capacity).all())
 
     @property
     def _fetches(self) -> int:
@@ -319,6 +335,9 @@ class Storage:
             return False
         keys = [prefetch.keys.at(part.tolist()) for part in columns]
         prefetch.begun = self._transfers.now
+        prefetch.taken += [len(part) for part in columns]
+        if prefetch not in self._fetched_for:
+            self._fetched_for.append(prefetch)
         for pages, part in zip(self._host.pages, columns, strict=True):
             if pages.events is not None:
                 pages.events.fetched(prefetch.keys, part)
