@@ -295,7 +295,7 @@ class MemoryMachine(RuleBasedStateMachine):
         salt, *tokens = data.draw(st.sampled_from(sorted(self.tree, key=str)))
         lease = self.memory.leases.open(self.memory.match(salt, np.array([*tokens, 0], np.int32)))
         kept = self.memory.retain(lease, Retention(priority, ttl, end), self.now)
-        asked = min(lease.shared, 80 if end is None else end) // self.size
+        asked = min(lease.shared, lease.shared if end is None else end) // self.size
         lease.release()
         prefixes = [(salt, *tokens[: self.size * (i + 1)]) for i in range(asked)]
         fresh = [prefix for prefix in prefixes if prefix not in self.levels]

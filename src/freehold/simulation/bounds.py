@@ -66,7 +66,6 @@ BOUNDS = {
     "Storage._underway": "prefetches",
     "Storage._queue": "16384",
     "Storage._fetched_for": "requests + prefetches",
-    "Prefetch.taken": "groups * (requests + prefetches)",
     "TransferTable._transfers": "transfers",
     "Transfer.finish": "groups * 256 * transfers",
     "Transfer.device": "groups * transfers",
