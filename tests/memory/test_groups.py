@@ -572,6 +572,6 @@ def test_each_page_of_each_group_is_explained():
     borrowed = int(memory.leases.row_pages(lease.row, 1)[3])
     assert "read by 1" in explain(memory, borrowed, 1)
     lease.release()
-    assert "evictable: nobody looks at it" in explain(memory, borrowed, 1)
+    assert "evictable: no reader" in explain(memory, borrowed, 1)
     with pytest.raises(ValueError, match=r"group must be 0 \.\. 2, not 3"):
         explain(memory, 1, 3)

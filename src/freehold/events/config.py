@@ -1,4 +1,4 @@
-"""Where events are published."""
+"""Options for publishing events."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class EventsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The keys of vLLM's `--kv-events-config`. `buffer_steps`: batches kept for those who have missed some."""
+    """The keys of vLLM's `--kv-events-config`. `buffer_steps`: batches kept for followers that missed some."""
 
     enable_kv_cache_events: bool = False
     publisher: str = "zmq"
@@ -19,7 +19,7 @@ class EventsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def parse(cls, text: str) -> EventsConfig:
-        """From JSON. Raises ValueError naming the option and the key."""
+        """Parse JSON. Raise ValueError naming the option and the key."""
         try:
             config = msgspec.json.decode(text, type=cls)
         except msgspec.DecodeError as error:
@@ -34,5 +34,5 @@ class EventsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def binds(endpoint: str) -> bool:
-    """Whether the publisher waits there for followers; else it connects to somebody who does (vLLM's rule)."""
+    """Return whether the publisher binds the endpoint; otherwise it connects to it (vLLM's rule)."""
     return "*" in endpoint or "::" in endpoint or not endpoint.startswith("tcp://")

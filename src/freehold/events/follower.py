@@ -1,4 +1,4 @@
-"""Follows the events that a publisher on this machine sends."""
+"""Follows the events of a publisher on this machine."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Numbered = tuple[int, EventBatch]
 
 
 class Follower:
-    """Batches with their numbers, in order, from the next one on. With `since`, those from that number on come first,
-    as far as they were kept. Raises ValueError if the publisher does not wait for followers, or keeps nothing."""
+    """Yields numbered batches, in order, from the next one on. With `since`, kept batches from that number on come
+    first. Raises ValueError if the publisher does not bind its endpoint, or keeps nothing."""
 
     def __init__(self, config: EventsConfig, since: int | None = None):
         if not binds(config.endpoint):
-            raise ValueError(f"the events go to {config.endpoint}: ask there")
+            raise ValueError(f"the events are sent to {config.endpoint}: follow them there")
         if since is not None and config.replay_endpoint is None:
-            raise ValueError("events of the past are not kept: start with a replay_endpoint in --kv-events-config")
+            raise ValueError("past events are not kept: start with a replay_endpoint in --kv-events-config")
         self._config = config
         self._since = since
         self._context = zmq.asyncio.Context()
@@ -34,7 +34,7 @@ class Follower:
         self._live.connect(_here(config.endpoint))
 
     async def batches(self, idle_ms: int) -> AsyncGenerator[Numbered | None]:
-        """None whenever there was nothing for so long."""
+        """Yield batches, and None after each `idle_ms` without one."""
         following = 0
         if self._since is not None:
             following = self._since
@@ -69,5 +69,5 @@ class Follower:
 
 
 def _here(endpoint: str) -> str:
-    """An endpoint that something on this machine is bound to, as one connects to it."""
+    """Return the address to connect to for an endpoint bound on this machine."""
     return endpoint.replace("*", "127.0.0.1").replace("[::]", "[::1]")

@@ -1,4 +1,4 @@
-"""Publishes events: PUB for those who follow, ROUTER for those who have missed some."""
+"""Publishes events: PUB for live followers, ROUTER for those that missed some."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ POLL_MS = 100
 
 
 class EventPublisher:
-    """Each batch has a number, from 0 on. A follower that has missed some asks for them by sending the first number,
-    8 bytes, big-endian. Sending is the matter of a thread; if that falls far behind, batches are dropped, and
-    followers see the gap. Raises ValueError if an endpoint can't be had."""
+    """Numbers batches from 0. A follower that missed some asks for them by sending the first number, 8 bytes,
+    big-endian. A thread sends; if it falls far behind, batches are dropped, and followers see the gap. Raises
+    ValueError if an endpoint can't be used."""
 
     def __init__(self, config: EventsConfig, page_size: int):
         self._config = config
@@ -42,12 +42,12 @@ class EventPublisher:
 
     def _socket(self, kind: int, endpoint: str) -> zmq.Socket[Any]:
         socket = self._context.socket(kind)
-        socket.set_hwm(self._config.hwm)  # without effect on an endpoint that is there already
+        socket.set_hwm(self._config.hwm)  # must precede bind and connect to take effect
         (socket.bind if kind == zmq.ROUTER or binds(endpoint) else socket.connect)(endpoint)
         return socket
 
     def publish(self, events: Sequence[CacheEvent]) -> None:
-        """One batch; nothing if there are no events. Never waits."""
+        """Queue one batch; nothing if there are no events. Never waits."""
         if not events:
             return
         number, self._count = self._count, self._count + 1
@@ -57,7 +57,7 @@ class EventPublisher:
             self.dropped += 1
 
     def close(self) -> None:
-        """Send what is queued, for a second at most."""
+        """Send what is queued, for at most a second."""
         self._queue.put(None)
         self._thread.join(1.0)
         self._context.destroy(linger=100)
@@ -76,11 +76,11 @@ class EventPublisher:
                 if item:
                     self._kept.append(item)
                     self._pub.send_multipart([topic, numbered(item[0]), item[1]])
-            except Exception as error:  # the thread goes on: without it the queue would fill
+            except Exception as error:  # the thread must go on, or the queue would fill
                 print(f"freehold: events: {error}", file=sys.stderr, flush=True)
 
     def _answer(self) -> None:
-        """Those who ask for what they have missed."""
+        """Answer followers that ask for missed batches."""
         while self._replay is not None and self._replay.poll(0):
             frames = self._replay.recv_multipart()
             if len(frames) != 3:

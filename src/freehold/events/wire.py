@@ -1,4 +1,4 @@
-"""Events as vLLM sends them (msgpack, structs as arrays), so that its followers understand them."""
+"""Events in vLLM's format (msgpack, structs as arrays), so that its followers understand them."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class EventBatch(msgspec.Struct, array_like=True, omit_defaults=True):
     data_parallel_rank: int | None = None
 
 
-END = (-1).to_bytes(8, "big", signed=True)  # the number behind the last batch of a replay
+END = (-1).to_bytes(8, "big", signed=True)  # the number after the last batch of a replay
 
 
 def numbered(number: int) -> bytes:
-    """The frame with a batch's number."""
+    """Return the frame with a batch's number."""
     return number.to_bytes(8, "big")
 
 
@@ -49,12 +49,12 @@ decode = msgspec.msgpack.Decoder(EventBatch).decode
 
 
 def batch_of(events: Sequence[CacheEvent], page_size: int) -> EventBatch:
-    """What one iteration did."""
+    """Return the events of one iteration as a batch."""
     return EventBatch(time.time(), [_wired(event, page_size) for event in events], 0)
 
 
 def block_hash(key: bytes) -> int:
-    """The last 64 bits of a key: what vLLM sends by default, and what its followers expect."""
+    """Return the last 64 bits of a key, as vLLM sends by default and its followers expect."""
     return int.from_bytes(key[-8:], "big")
 
 

@@ -1,4 +1,4 @@
-"""Who owns which page. Plain Python and NumPy: no model is needed to run, test or simulate it."""
+"""Page ownership. Plain Python and NumPy: no model is needed to run, test or simulate it."""
 
 from freehold.memory.counts import PageCounts
 from freehold.memory.explain import Miss

@@ -1,4 +1,4 @@
-"""Proof of conservation: recount every page from its holders and compare with the ledger."""
+"""Conservation audit: recount every page from its holders and compare with the ledger."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from freehold.memory.prefix.bounded import BoundedPages
 from freehold.memory.prefix.node import Node, PinKind
 from freehold.memory.tiers.audit import auditing_tiers, recounting_tiers
 
-NODES_AT_ONCE = 32  # of a slice
-COLUMNS_AT_ONCE = 2048  # of these nodes together, about
+NODES_AT_ONCE = 32  # in a slice
+COLUMNS_AT_ONCE = 2048  # of these nodes together, approximately
 
 
 def audit(memory: Parts) -> None:
@@ -30,8 +30,8 @@ def audit(memory: Parts) -> None:
 
 
 def auditing(memory: Parts) -> Iterator[None]:
-    """The audit in slices of about a millisecond. Between them nothing in memory may change; if it does, begin
-    anew. Raises AuditError."""
+    """Audit in slices of about a millisecond. Memory must not change between them; if it does, start over. Raise
+    AuditError."""
     count = TreeCount(memory.tree, _pins(memory))
     claims = yield from _recounting(memory, count.add)
     yield from count.finish()
@@ -46,15 +46,15 @@ def auditing(memory: Parts) -> Iterator[None]:
 
 
 def recounting(memory: Parts) -> Iterator[None]:
-    """The same while memory goes on being used. What changes between slices is not judged: pages that move, which are
-    checked when they do, and totals. Raises AuditError."""
+    """Audit while memory is in use. What changes between slices is skipped: moving pages, which are checked when they
+    move, and totals. Raise AuditError."""
     yield from _recounting(memory, lambda node: None)
     if memory.tiers is not None:
         yield from recounting_tiers(memory.tiers)
 
 
 def _recounting(memory: Parts, count: Callable[[Node], None]) -> Generator[None, None, list[Claims]]:
-    """What every node, row and page says by itself -> the claims. `count` gets every node."""
+    """Check every node, row and page by itself. Return the claims. `count` gets every node."""
     claims: list[Claims] = []
     try:
         for number, pool in enumerate(memory.pools):
@@ -97,7 +97,7 @@ def _in_batches(nodes: Iterator[Node]) -> Iterator[list[Node]]:
 
 
 def _pins(memory: Parts) -> Counter[tuple[int, PinKind]]:
-    """How many of each kind the holders of pins name, by the serial of a node."""
+    """Count the pins of each kind by the serial of their node, from the holders."""
     pins = Counter((lease.node.serial, PinKind.LEASE) for lease in memory.leases.open_leases)
     pins.update((pin.node.serial, PinKind.OPERATOR) for pin in memory.pins)
     pins.update((hold.node.serial, hold.kind) for hold in ([] if memory.tiers is None else memory.tiers.holds))
@@ -105,7 +105,7 @@ def _pins(memory: Parts) -> Counter[tuple[int, PinKind]]:
 
 
 def _others(memory: Parts, claims: Claims, group: int) -> Iterator[Holding]:
-    """All that holds device pages of a group but the tree."""
+    """Yield all holders of a group's device pages except the tree."""
     pool = claims.pool
     yield pool.free_pages(), owner.FREE
     for fence, pages in pool.limbo_pages().items():
@@ -140,7 +140,7 @@ def _check_lease(memory: Parts, lease: Lease) -> None:
 
 
 def _check_rows(memory: Parts) -> None:
-    """Every row is free, in limbo, or leased."""
+    """Check that every row is free, in limbo, or leased."""
     leases = memory.leases
     leased = [lease.row for lease in leases.open_leases]
     rows = [*leases.free_rows, *(row for _, row in leases.limbo_rows), *leased]
@@ -155,7 +155,7 @@ def _check_rows(memory: Parts) -> None:
 
 
 def _check_readers(memory: Parts, bounded: BoundedPages) -> None:
-    """Count again who reads each page of a bounded group."""
+    """Recount the readers of each page of a bounded group."""
     rows = [lease.pages(0, lease.shared)[bounded.number] for lease in memory.leases.open_leases]
     pins = [bounded.needed_at(pin.node, pin.node.end) for pin in memory.pins]
     at = memory.tree.bounded.index(bounded)
@@ -173,7 +173,7 @@ def _check_readers(memory: Parts, bounded: BoundedPages) -> None:
 
 
 def _check_counts(memory: Parts, claims: Claims, group: int) -> None:
-    """The numbers of pages by owner, which admission and metrics go by, are those of the holders."""
+    """Check that the counts by owner, used by admission and metrics, match the holders."""
     told, counts = count_pages(memory, group), claims.counts
     counted = PageCounts(
         capacity=claims.pool.capacity,

@@ -9,7 +9,7 @@ from freehold.memory.parts import Parts
 
 @dataclass(frozen=True)
 class PageCounts:
-    """Pages of one pool by owner; together they are `capacity`. Of a bounded group, pinned pages are those borrowed."""
+    """Pages of one pool by owner, adding up to `capacity`. Of a bounded group, `pinned` counts borrowed pages."""
 
     capacity: int
     free: int
@@ -18,14 +18,14 @@ class PageCounts:
     tail: int  # partial last pages of parked sessions
     pinned: int  # owned by the tree, on a path that is in use
     tree: int  # owned by the tree, evictable
-    transfer: int = 0  # on their way from or to another tier
+    transfer: int = 0  # being moved from or to another tier
 
     def as_dict(self) -> dict[str, int]:
         return asdict(self)
 
 
 def count_pages(memory: Parts, group: int = 0) -> PageCounts:
-    """Pages by owner, from counters kept along the way: cheap, made for metrics. Leases have the rest."""
+    """Count pages by owner, from running counters: cheap enough for metrics. The rest belongs to leases."""
     pool, tree = memory.pools[group], memory.tree
     in_tree, pinned = tree.page_count, tree.holds.page_count
     for bounded in tree.bounded:

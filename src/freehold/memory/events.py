@@ -1,4 +1,4 @@
-"""What appears in the cache and what leaves it, told to those who follow from outside."""
+"""Events for outside followers: what enters and leaves the cache."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from freehold.memory.prefix.node import Node
 
 
 class Medium(StrEnum):
-    """Where pages are, in the words of vLLM's events."""
+    """Where pages are, in the terms of vLLM's events."""
 
     DEVICE = "GPU"
     HOST = "CPU"
@@ -22,7 +22,7 @@ class Medium(StrEnum):
 
 @dataclass(frozen=True)
 class Stored:
-    """Pages with these keys can be found now. They follow the page with the key `parent` (None: they begin a prefix)
+    """Pages with these keys can now be found. They follow the page with the key `parent` (None: they begin a prefix)
     and have `tokens` int32 [n]."""
 
     keys: Sequence[bytes]
@@ -33,7 +33,7 @@ class Stored:
 
 @dataclass(frozen=True)
 class Removed:
-    """They can't any more."""
+    """Pages with these keys can no longer be found."""
 
     keys: Sequence[bytes]
     medium: Medium
@@ -41,7 +41,7 @@ class Removed:
 
 @dataclass(frozen=True)
 class Cleared:
-    """Nothing is found any more: the weights have changed."""
+    """Nothing can be found any more: the weights have changed."""
 
 
 CacheEvent = Stored | Removed | Cleared
@@ -51,21 +51,21 @@ _Origin = tuple[bytes | None, Int32]  # the key before a page, and its tokens
 
 
 class EventLog:
-    """Implements `Watcher`. Follows one cache group, the first: of that every column of a prefix has a page, or, if no
-    group is full, those from which one can go on.
+    """Implements `Watcher`. Follows the first cache group only. Of a full group every column of a prefix has a page; if
+    no group is full, only the columns needed to resume.
 
-    When the weights change everything counts as gone, also what a paused request still holds.
+    When the weights change everything counts as gone, including what a paused request still holds.
     """
 
     def __init__(self, page_size: int):
         self._page_size = page_size
         self._events: list[CacheEvent] = []
         self._told: dict[Medium, set[bytes]] = {medium: set() for medium in Medium}
-        # Of pages on their way to the host, and how many transfers bring them.
+        # Pages being copied to the host, and the number of transfers bringing each.
         self._coming: dict[bytes, tuple[_Origin, int]] = {}
 
     def take(self) -> list[CacheEvent]:
-        """What happened since the last call, in order."""
+        """Return and clear the events since the last call, in order."""
         taken, self._events = self._events, []
         return taken
 
@@ -86,23 +86,23 @@ class EventLog:
             self._forget(node.keys_at(columns), Medium.DEVICE)
 
     def used(self, node: Node) -> None:
-        """Nothing comes or goes."""
+        """Do nothing: no page comes or goes."""
 
     def left(self, node: Node) -> None:
-        """Its pages have gone before."""
+        """Do nothing: its pages were reported gone before."""
 
     def cut(self, upper: Node, node: Node) -> None:
-        """Nothing comes or goes."""
+        """Do nothing: no page comes or goes."""
 
     def copied(self, node: Node, columns: Int64) -> None:
-        """Pages of a node are on their way to the host."""
+        """Note that pages of a node are being copied to the host."""
         size = self._page_size
         for column in map(int, columns):
             origin = _key_before(node, column), node.tokens[column * size : (column + 1) * size]
             self._comes(node.keys[column], origin)
 
     def fetched(self, keys: KeyChain, columns: Int64) -> None:
-        """Pages of a sequence are on their way to the host."""
+        """Note that pages of a sequence are being fetched to the host."""
         size = self._page_size
         for column in map(int, columns):
             before = keys[column - 1] if column else None
@@ -113,7 +113,7 @@ class EventLog:
         self._coming[key] = origin, count + 1
 
     def host_added(self, keys: Sequence[bytes]) -> None:
-        """They have come; those that follow each other are told of together."""
+        """Report pages that reached the host; consecutive ones share an event."""
         begin = 0
         origins = [self._coming[key][0] for key in keys]
         for at in range(1, len(keys) + 1):
@@ -123,7 +123,7 @@ class EventLog:
                 begin = at
 
     def arrived(self, keys: Sequence[bytes]) -> None:
-        """A transfer that was to bring them has ended, whether they have come or not."""
+        """Note that a transfer of these keys has ended, successfully or not."""
         for key in keys:
             origin, count = self._coming.pop(key)
             if count > 1:
@@ -133,7 +133,7 @@ class EventLog:
         self._forget(keys, Medium.HOST)
 
     def cleared(self) -> None:
-        """Other weights compute from now on."""
+        """Report that the weights have changed."""
         self._events.append(Cleared())
         for told in self._told.values():
             told.clear()
@@ -151,7 +151,7 @@ class EventLog:
 
 
 def _key_before(node: Node, column: int) -> bytes | None:
-    """Of the page before a column, None at the beginning of a prefix."""
+    """Return the key before a column, or None at the beginning of a prefix."""
     if column:
         return node.keys[column - 1]
     assert node.parent is not None

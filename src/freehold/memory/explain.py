@@ -1,4 +1,4 @@
-"""Answers: who holds this page, and why did this prefix miss?"""
+"""Explanations: who holds a page, and why a prefix missed."""
 
 from __future__ import annotations
 
@@ -14,25 +14,24 @@ from freehold.memory.parts import Parts
 from freehold.memory.prefix.history import Eviction
 from freehold.memory.prefix.node import Match, Namespace, PinKind
 
-NEIGHBOURS_MAX = 64  # continuations looked at for the nearest one
+NEIGHBOURS_MAX = 64  # continuations compared to find the nearest one
 NAMESPACES_MAX = 16
 SHOWN_TOKENS = 8
 
 
 class NoSuchPage(ValueError):
-    """There is no page of that number in that group."""
+    """The group has no page of that number."""
 
 
 @dataclass(frozen=True)
 class Miss:
-    """Why a prefix was not reused further than `cached` tokens of `wanted`.
+    """Why a prefix was not reused beyond `cached` tokens of `wanted`.
 
-    `reason` is one of: hit (no more can be reused), too_short (nothing is ever reused of so few tokens), scored
-    (log-probabilities of the rest must be computed), disabled,
-    incomplete (more is cached, but of a bounded group what is needed to go on is gone),
-    never_seen, different (the nearest cached sequence agrees for `common` tokens, then has `theirs` where this one has
-    `ours`), evicted, namespace (a longer prefix is cached in another one), weights or adapter (it was computed with
-    other ones).
+    `reason` is one of: hit (no more can be reused), too_short (too few tokens to reuse any), scored (log-probabilities
+    of the rest must be computed), disabled, incomplete (more is cached, but pages of a bounded group needed to resume
+    are gone), never_seen, different (the nearest cached sequence agrees for `common` tokens, then has `theirs` where
+    this one has `ours`), evicted, namespace (a longer prefix is cached in another one), weights or adapter (it was
+    computed with other ones).
     """
 
     wanted: int
@@ -42,7 +41,7 @@ class Miss:
     ours: list[int]
     theirs: list[int]
     eviction: Eviction | None = None
-    more_pages: int = 0  # cached behind `cached`, without what a bounded group needs
+    more_pages: int = 0  # cached beyond `cached`, but without the pages a bounded group needs
 
     def __str__(self) -> str:
         text = f"{self.cached} of {self.wanted} tokens cached"
@@ -70,7 +69,7 @@ _REASONS = {
 
 
 def explain_miss(memory: Parts, match: Match, tokens: Int32, limit: int | None = None) -> Miss:
-    """Why not more of `tokens` [n] than `match` is cached; at most `limit` of them would be used. Changes
+    """Explain why no more of `tokens` [n] than `match` is cached; at most `limit` of them would be used. Changes
     nothing."""
     size, at = memory.page_size, match.length
     wanted = len(tokens)
@@ -100,7 +99,7 @@ def explain_miss(memory: Parts, match: Match, tokens: Int32, limit: int | None =
 
 
 def _difference(theirs: Namespace, ours: Namespace) -> str:
-    """Why one of two namespaces does not find what is in the other."""
+    """Return why one of two namespaces does not find what is in the other."""
     if theirs.salt != ours.salt:
         return "namespace"
     return "weights" if theirs.weights != ours.weights else "adapter"
@@ -115,7 +114,7 @@ def _eviction_after(memory: Parts, match: Match, tokens: Int32) -> Eviction | No
 
 
 def _nearest(match: Match, tokens: Int32) -> tuple[int, Int32 | None]:
-    """How many tokens the most similar cached sequence shares, and how it goes on."""
+    """Return how many tokens the most similar cached sequence shares, and its continuation."""
     node, at = match.node, match.length
     if node is None:
         return at, None
@@ -134,7 +133,7 @@ def _nearest(match: Match, tokens: Int32) -> tuple[int, Int32 | None]:
 
 
 def explain(memory: Parts, page: int, group: int = 0) -> str:
-    """Who holds a page of a group, since which step, and why it can't be evicted. Raises NoSuchPage."""
+    """Explain who holds a page of a group, since which step, and why it can't be evicted. Raise NoSuchPage."""
     if not 0 <= group < len(memory.pools):
         raise NoSuchPage(f"group must be 0 .. {len(memory.pools) - 1}, not {group}")
     pool = memory.pools[group]
@@ -181,11 +180,11 @@ def _explain_node(memory: Parts, page: int, group: int, serial: int) -> str:
     at = node.start + int(np.argmax(node.pages[group] == page)) * memory.page_size
     text = f"; positions {at}..{at + memory.page_size - 1} of a prefix{_scope(node.namespace)}"
     if node.level:
-        text += f"; kept by a hint of priority {node.level}" if node.level > 0 else "; first to go, said its user"
+        text += f"; kept by a hint of priority {node.level}" if node.level > 0 else "; evicted first, as a hint asked"
     for bounded in memory.tree.bounded:
         if bounded.number == group:
             readers = int(bounded.readers[page])
-            return f"{text}; read by {readers}" if readers else f"{text}; evictable: nobody looks at it"
+            return f"{text}; read by {readers}" if readers else f"{text}; evictable: no reader"
     pins = [f"{count} {PinKind(kind).name.lower()}" for kind, count in enumerate(node.pins) if count]
     if pins:
         return f"{text}; pinned by {', '.join(pins)}"

@@ -13,13 +13,13 @@ from freehold.contract.arrays import Bool, Int64
 
 @dataclass(frozen=True)
 class CacheGroup:
-    """Layers whose KV lives and dies together. A model has one or more.
+    """Layers whose KV is allocated and freed together. A model has one or more groups.
 
-    `lookback` is the group's only rule: how many tokens before a position its layers look at. None is all of them (full
+    `lookback` is the group's only rule: how many tokens before a position its layers read. None is all of them (full
     attention), W - 1 a sliding window of W tokens, 1 a recurrent state. With a lookback the group is *bounded*: a
-    running sequence gives back what no later step can look at.
+    running sequence gives back pages that no later step can read.
 
-    A page of a state group holds one state, that after the last token written in its column. Most columns of such a
+    A page of a state group holds one state, the one after the last token written in its column. Most columns of such a
     group have no page. `page_count` None is as many pages as the full groups have. Raises ValueError.
     """
 
@@ -45,17 +45,16 @@ class CacheGroup:
     def first_column(self, boundary: Int64, page_size: int) -> Int64: ...
 
     def first_column(self, boundary: int | Int64, page_size: int) -> int | Int64:
-        """The first page column that is needed to go on from the first `boundary` tokens; int64 [n] or a number."""
+        """Return the first page column needed to resume from `boundary` tokens; int64 [n] or a number."""
         if self.lookback is None:
             return boundary * 0
         behind = boundary - self.lookback
         return behind * (behind > 0) // page_size
 
     def pages_of_a_row(self, page_size: int, step_tokens: int, checkpoint_interval: int = 0) -> int:
-        """Pages that a row of a bounded group holds at most, if a step computes up to `step_tokens` of its tokens and
-        another one is in flight: what it looks back on, the page that it writes, and both steps. Of states: the one
-        that the row goes on from; of both steps the last one, and those at multiples of the interval; and two where the
-        prompt ends or branches."""
+        """Return the most pages that a row of a bounded group holds, with steps of up to `step_tokens` tokens and two
+        in flight: the lookback, the page being written, and both steps. Of states: the one the row resumes from; for
+        each step the last one and those at multiples of the interval; and two where the prompt ends or branches."""
         assert self.lookback is not None
         if self.is_state:
             every = -(-step_tokens // checkpoint_interval) if checkpoint_interval else 0
@@ -63,11 +62,12 @@ class CacheGroup:
         return -(-self.lookback // page_size) + 2 + 2 * -(-step_tokens // page_size)
 
 
-CHECKPOINTS = 2  # boundaries of a prompt at which its state is kept, beside those of the interval
+CHECKPOINTS = 2  # boundaries of a prompt at which its state is kept, besides those of the interval
 
 
 def longest_boundary(groups: Sequence[CacheGroup], page_size: int, present: Sequence[Bool]) -> int:
-    """The most tokens from which each of `groups` can go on; `present[group]` bool [columns]: where it has a page."""
+    """Return the most tokens from which all `groups` can resume; `present[group]` bool [columns]: where it has a
+    page."""
     columns = np.arange(len(present[0]))
     boundaries = (columns + 1) * page_size
     is_ready: Bool = np.ones(len(columns), np.bool_)
@@ -79,5 +79,5 @@ def longest_boundary(groups: Sequence[CacheGroup], page_size: int, present: Sequ
 
 
 def with_draft(groups: Sequence[CacheGroup]) -> tuple[CacheGroup, ...]:
-    """A draft model keeps its KV in a group of its own, taken, published and freed with the model's."""
+    """Add a group for a draft model's KV. It is allocated, published and freed with the model's."""
     return (*groups, CacheGroup("draft"))

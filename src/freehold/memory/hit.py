@@ -1,4 +1,4 @@
-"""What of a sequence is cached: a prefix in the tree and, behind it, the tail that a session has parked."""
+"""The cached part of a sequence: a prefix in the tree and, behind it, the tail that a session parked."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from freehold.memory.tails import Tail
 
 @dataclass(frozen=True)
 class Hit:
-    """Takes no resource, so making room may leave it stale (`Memory.is_current`). A stale one can't be leased."""
+    """Holds no resource, so making room may leave it stale (`Match.version`). A stale hit can't be leased."""
 
     match: Match
     tail: Tail | None = None
@@ -21,5 +21,5 @@ class Hit:
         return self.match.length if self.tail is None else self.tail.end
 
     def covered(self, page_size: int) -> int:
-        """Tokens that its pages have room for."""
+        """Return how many tokens its pages have room for."""
         return self.match.length + (0 if self.tail is None else page_size)

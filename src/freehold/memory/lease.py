@@ -19,7 +19,7 @@ from freehold.memory.tails import Tail, TailTable
 
 
 class Rows(Protocol):
-    """What a lease needs of the lease table, which explains each."""
+    """The part of the lease table that a lease needs; documented there."""
 
     pools: list[PagePool]
     groups: Sequence[CacheGroup]
@@ -44,7 +44,7 @@ class Rows(Protocol):
 
 
 class Lease:
-    """One sequence's row. The only way to hold device pages for it."""
+    """One sequence's row: the only way to hold device pages for it."""
 
     __slots__ = ("_table", "node", "row", "serial")
 
@@ -79,33 +79,34 @@ class Lease:
         return int(self._open_table().allocated[self.row])
 
     def pages(self, start: int, end: int) -> list[Int32]:
-        """Per group, the pages that cover positions start .. end (start on a page boundary), 0 where there is none."""
+        """Return each group's pages that cover positions start .. end (start on a page boundary), 0 where there is
+        none."""
         size = self._table.page_size
         columns = slice(start // size, -(-end // size))
         return [table[self.row, columns] for table in self._open_table().page_tables.tables]
 
     def _free_private(self, start: int, end: int) -> None:
-        """Give the private pages that cover positions start .. end back to their pools."""
+        """Free the private pages that cover positions start .. end."""
         table = self._open_table()
         for pool, pages in zip(table.pools, self.pages(start, end), strict=True):
             pool.free(pages[pages != 0] if table.tree.bounded else pages, self.owner, int(table.fence[self.row]))
 
     def keep_checkpoints(self, *boundaries: int) -> None:
-        """Keep the states of a prompt at these boundaries, two at most."""
+        """Keep a prompt's states at these boundaries, at most two."""
         self._open_table().checkpoints[self.row, : len(boundaries)] = boundaries
 
     def extend(self, count: int) -> None:
-        """Cover `count` tokens past the committed ones, in every group, or OutOfPages and no change."""
+        """Cover `count` tokens past the committed ones, in every group. Raise OutOfPages, having changed nothing."""
         row = np.array([self.row], np.int64)
         self._open_table().extend(row, self._table.committed[row] + count)
 
     def commit(self, count: int) -> None:
-        """`count` more tokens were written: the step that wrote them has completed."""
+        """Commit `count` more tokens; the step that wrote them has completed."""
         table, row = self._open_table(), np.array([self.row])
         table.commit(row, table.committed[row] + count, table.reserved[row])
 
     def trim(self, to: int) -> None:
-        """Give back the whole pages past `to` tokens; what was written past it is forgotten."""
+        """Free the whole pages past `to` tokens; what was written beyond is forgotten."""
         table = self._open_table()
         size = table.page_size
         if to < self.shared:
@@ -118,10 +119,10 @@ class Lease:
         table.reserved[self.row] = min(self.reserved, to)
 
     def publish(self, tokens: Int32, priority: int = 0) -> int:
-        """Give the KV of `[shared, floor_page(committed))` to the tree -> the new `shared`.
+        """Give the KV of `[shared, floor_page(committed))` to the tree. Return the new `shared`.
 
-        `tokens` are the sequence's; KV of tokens that the sequence ended before is not given. Pages that
-        the tree has already are freed and replaced by the tree's; the pin moves to the deepest node.
+        `tokens` are the sequence's; KV past their end is not given. Pages that the tree has already are freed and
+        replaced by the tree's; the pin moves to the deepest node.
         """
         table = self._open_table()
         start, usable = self.shared, min(self.committed, len(tokens))
@@ -141,7 +142,7 @@ class Lease:
         return end
 
     def _replace(self, before: Node, node: Node, known: int) -> None:
-        """The first `known` of the tokens between two nodes were in the tree: use its pages where they are others."""
+        """Switch to the tree's pages for the first `known` tokens between two nodes, which the tree had already."""
         table, start = self._table, before.end
         fence = int(table.fence[self.row])
         for group, (pool, part) in enumerate(zip(table.pools, self.pages(start, start + known), strict=True)):
@@ -151,8 +152,8 @@ class Lease:
             table.page_tables.write(group, self.row, start // table.page_size, np.where(part != 0, theirs, 0))
 
     def adopt(self, tail: Tail) -> None:
-        """Take up a tail, which begins where the lease ends. Raises LeaseError if it does not, or is no longer parked;
-        then nothing has changed."""
+        """Resume from a tail, which begins where the lease ends. Raise LeaseError, having changed nothing, if it does
+        not, or is no longer parked."""
         table = self._open_table()
         if not tail.start == self.shared == self.allocated:
             raise LeaseError(f"a tail begins at {tail.start}, the lease has {self.shared} .. {self.allocated}")
@@ -164,8 +165,8 @@ class Lease:
         table.committed[self.row] = table.reserved[self.row] = tail.end
 
     def park(self, name: str, tokens: Int32) -> None:
-        """Leave what does not fill a page as a tail under `name`, for the sequence to go on from. The lease
-        stays open: it is released next. A state that a step in flight may have taken past the end is no tail."""
+        """Park the tokens that do not fill a page as a tail under `name`, for the sequence to resume from. The lease
+        stays open until released. A state that a step in flight may have advanced past the end is no tail."""
         table = self._open_table()
         start, end = self.shared, min(self.committed, len(tokens))
         is_exact = self.reserved <= end or not any(group.is_state for group in table.groups)
@@ -181,8 +182,7 @@ class Lease:
             column[self.row] = start
 
     def release(self) -> None:
-        """The single end: private pages are freed, the pin is dropped, the row is given back. Raises LeaseError
-        the second time."""
+        """End the lease: free private pages, drop the pin, and return the row. Raise LeaseError the second time."""
         table = self._open_table()
         fence = int(table.fence[self.row])
         self._free_private(self.shared, self.allocated)
@@ -193,13 +193,13 @@ class Lease:
         table.close_row(self.row)
 
     def withdraw(self) -> None:
-        """The lease is not wanted after all: it holds no private page, and nothing was computed for it."""
+        """End an unused lease: it holds no private page, and nothing was computed for it."""
         assert self.shared == self.allocated
         self._table.page_tables.forget(self.row)
         self.release()
 
     def use(self, priority: int = 0) -> None:
-        """A request starts with this lease: what it found in the tree counts as used."""
+        """Count the shared prefix as used by a request that starts with this lease."""
         self._open_table().tree.use(self.node, priority)
 
     def _open_table(self) -> Rows:

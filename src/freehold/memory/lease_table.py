@@ -3,12 +3,12 @@
     positions    0 ........ shared ........ committed ........ reserved ........ allocated
                  |  tree's  |    private, written   |  steps in flight  |  excess  |
 
-The tree owns the pages below `shared`; the lease owns the rest. All four numbers are recorded, never inferred:
-`0 <= shared <= committed <= reserved <= allocated`. Excess is what drafts left that were not accepted: the next step
-uses it, or it is given back under pressure.
+The tree owns the pages below `shared`; the lease owns the rest. All four numbers are recorded, never inferred: `0 <=
+shared <= committed <= reserved <= allocated`. Excess is left by rejected drafts: the next step uses it, or it is freed
+under pressure.
 
-In full groups every column below `allocated` has a page, and the lease has the tree's pinned. In bounded groups columns
-below `slid` have none: no later step looks at them. From there on the lease borrows the tree's pages one by one. State
+In full groups every column below `allocated` has a page, and the lease pins the tree's pages. In bounded groups columns
+below `slid` have none: no later step reads them. From `slid` on the lease borrows the tree's pages one by one. State
 groups have pages only in some columns.
 """
 
@@ -36,13 +36,13 @@ NO_CHECKPOINT = -1
 
 
 def pages_to_cover(tokens: Int64, page_size: int) -> Int64:
-    """Page columns that hold `tokens` tokens."""
+    """Return how many page columns hold `tokens` tokens."""
     return (tokens + (page_size - 1)) // page_size
 
 
 class Shortage(NamedTuple):
-    """What `rows` [n] lack to cover their targets: `columns` [n] each, and in each group so many pages in all. `states`
-    [sum of columns] says which columns get a page of state groups; None without such groups."""
+    """Pages that `rows` [n] lack to cover their targets: `columns` [n] each, and `pages` in total for each group.
+    `states` [sum of columns] says which columns get a page of state groups; None without such groups."""
 
     rows: Int64
     columns: Int64
@@ -51,10 +51,10 @@ class Shortage(NamedTuple):
 
 
 class LeaseTable:
-    """The bookkeeping of a step is vectorised over its rows.
+    """Open leases, one per row. The bookkeeping of a step is vectorised over its rows.
 
-    shared, committed, reserved, allocated, fence int64 [rows] · slid int64 [groups, rows] · checkpoints int64
-    [rows, 2]: boundaries at which a prompt's state is kept.
+    shared, committed, reserved, allocated, fence int64 [rows] · slid int64 [groups, rows] · checkpoints int64 [rows,
+    2]: boundaries at which a prompt's state is kept.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class LeaseTable:
         self._has_states = any(group.is_state for group in groups)
         self._nothing = [0] * len(pools)
         self._free_rows = list(range(row_count - 1, -1, -1))
-        # A row is in use by the steps in flight just as a page is, so it waits for its fence too.
+        # Steps in flight use a row just as they use a page, so it waits for its fence too.
         self._limbo_rows: deque[tuple[int, int]] = deque()
         self._serial = 0
 
@@ -100,7 +100,7 @@ class LeaseTable:
 
     @property
     def free_rows(self) -> list[int]:
-        """For the audit."""
+        """Free rows, for the audit."""
         return self._free_rows
 
     @property
@@ -113,7 +113,7 @@ class LeaseTable:
         return [lease for lease in self.leases if lease is not None]
 
     def in_rows(self, rows: Int64) -> list[Lease]:
-        """The leases in `rows` [n], all of them open."""
+        """Return the leases in `rows` [n], all open."""
         found: list[Lease] = []
         for row in rows:
             lease = self.leases[int(row)]
@@ -122,10 +122,10 @@ class LeaseTable:
         return found
 
     def open(self, match: Match) -> Lease:
-        """Lease a row that starts with the matched prefix, which is pinned; of bounded groups it borrows what it needs.
-        It holds no private pages.
+        """Lease a row that starts with the matched prefix. Pin the prefix, and borrow the pages that bounded groups
+        need. The lease holds no private pages.
 
-        Raises LeaseError if no row is free or the match is stale.
+        Raise LeaseError if no row is free or the match is stale.
         """
         if not self._free_rows:
             raise LeaseError("no free row for a lease")
@@ -156,16 +156,16 @@ class LeaseTable:
         self.page_tables.begin(lease.row, pages)
 
     def row_pages(self, row: int, group: int) -> Int32:
-        """What a row has below `allocated`, int32 [columns] (a view)."""
+        """Return the pages of a row below `allocated`, int32 [columns] (a view)."""
         return self.page_tables.tables[group][row, : self.allocated[row] // self.page_size]
 
     # -- one formula: what a step needs ---------------------------------------------------------------
 
     def lacking(self, rows: Int64, targets: Int64, decodes: Bool | None = None) -> Shortage:
-        """What `rows` [n] lack to cover `targets` [n] tokens. Admission, eviction and allocation all ask here.
+        """Return what `rows` [n] lack to cover `targets` [n] tokens. Admission, eviction and allocation all use this.
 
-        A row that decodes keeps a state in every column that it enters; a chunk of a prompt, where `decodes` [n] is
-        False, only where it ends and at checkpoints.
+        A decoding row keeps a state in every column it enters. A prompt chunk, where `decodes` [n] is False, keeps one
+        only at its end and at checkpoints.
         """
         short = (targets > self.allocated[rows]).nonzero()[0]
         if len(short) == 0:
@@ -180,8 +180,8 @@ class LeaseTable:
         return Shortage(rows, columns, self._by_group(columns, states), states)
 
     def needs_of_a_row(self, covered: int, target: int, checkpoints: Sequence[int]) -> list[int]:
-        """Pages of each group that a new row, whose first `covered` tokens have their pages, needs to cover a prompt up
-        to `target`: what `lacking` will say once it is leased and has these checkpoints."""
+        """Return the pages of each group that a new row needs to cover a prompt up to `target`, if its first `covered`
+        tokens have pages. This is what `lacking` will return once the row is leased with these checkpoints."""
         columns = pages_to_cover(np.array([max(target - covered, 0)]), self.page_size)
         if not self._has_states:
             return [int(columns[0])] * len(self.pools)
@@ -194,8 +194,8 @@ class LeaseTable:
         return [count if group.is_state else total for group in self.groups]
 
     def _state_columns(self, allocated: Int64, counts: Int64, decodes: Bool, checkpoints: Int64) -> Bool:
-        """Which of the next `counts` [n] columns of rows that cover `allocated` [n] tokens, and keep their states at
-        `checkpoints` [n, k], get a state [sum of counts]."""
+        """Return which of the next `counts` [n] columns get a state [sum of counts]. The rows cover `allocated` [n]
+        tokens and keep states at `checkpoints` [n, k]."""
         sequence, offset = ragged(counts)
         ends = allocated[sequence] + (offset + 1) * self.page_size
         is_last = offset == counts[sequence] - 1
@@ -207,7 +207,7 @@ class LeaseTable:
     def extend(self, rows: Int64, targets: Int64, decodes: Bool | None = None) -> None:
         """Reserve `targets` [n] tokens of the leases in `rows` [n], in every group; `decodes` as in `lacking`.
 
-        All of it, or OutOfPages and nothing changed.
+        Raise OutOfPages, having changed nothing, if pages are short.
         """
         shortage = self.lacking(rows, targets, decodes)
         if len(shortage.rows):
@@ -217,7 +217,7 @@ class LeaseTable:
         self.reserved[rows] = np.maximum(self.reserved[rows], targets)
 
     def _allocate(self, shortage: Shortage) -> None:
-        """All of it or nothing."""
+        """Allocate all of it or nothing."""
         rows, counts, needed, states = shortage
         for pool, count in zip(self.pools, needed, strict=True):
             if pool.free_count < count:
@@ -229,7 +229,7 @@ class LeaseTable:
         for number, (group, pool) in enumerate(zip(self.groups, self.pools, strict=True)):
             if group.is_state:
                 assert states is not None
-                # Explicit zeros: where the row's last user had a page the engine would leave a state.
+                # Explicit zeros: otherwise the engine keeps a state where the row's last user had a page.
                 pages = np.zeros(total, np.int32)
                 pages[states] = pool.allocate(owners[states])
             else:
@@ -238,12 +238,12 @@ class LeaseTable:
         self.allocated[rows] += counts * self.page_size
 
     def submit(self, rows: Int64, step: int) -> None:
-        """Step `step` reads and writes the pages of `rows`: none of them is free before it is done."""
+        """Note that `step` reads and writes the pages of `rows`: none is free before it completes."""
         self.fence[rows] = step
 
     def commit(self, rows: Int64, written: Int64, reserved: Int64) -> None:
-        """A step has completed: the first `written` [n] tokens of `rows` [n] have their KV in every group,
-        and the steps still in flight write at most up to `reserved` [n]."""
+        """Process a completed step: the first `written` [n] tokens of `rows` [n] have KV in every group. Steps still in
+        flight write at most up to `reserved` [n]."""
         was_reserved = self.reserved[rows]
         if np.count_nonzero((written < self.committed[rows]) | (written > was_reserved)):
             raise LeaseError("committed tokens that no step had reserved")
@@ -252,14 +252,14 @@ class LeaseTable:
         self.committed[rows] = written
         self.reserved[rows] = reserved
 
-    # -- what comes back ------------------------------------------------------------------------------
+    # -- giving back ----------------------------------------------------------------------------------
 
     def slide(self, rows: Int64) -> None:
-        """Give back what no later step of `rows` [n] looks at. Measured from the last page boundary, not from
-        `committed`: so whatever ends a request, that boundary can be published with all that it needs.
+        """Give back pages that no later step of `rows` [n] reads. The window is measured from the last page boundary,
+        not from `committed`, so that this boundary can be published with all it needs, however the request ends.
 
-        Called when a step is planned. An end within a verification may fall back to just after the commit before it,
-        so between a commit and the handling of its tokens it would be too early.
+        Called when a step is planned. A request may end inside a verification, just after the previous commit, so
+        between a commit and the handling of its tokens would be too early.
         """
         for bounded in self.tree.bounded:
             number, slid = bounded.number, self.slid[bounded.number]
@@ -280,7 +280,7 @@ class LeaseTable:
             slid[mine] = until
 
     def _free(self, pool: PagePool, pages: Int32, rows: Int64) -> None:
-        """Private `pages` [n] of `rows` [n]."""
+        """Free private `pages` [n] of `rows` [n]."""
         fences = self.fence[rows]
         for fence in np.unique(fences).tolist():
             at = fences == fence
@@ -300,7 +300,7 @@ class LeaseTable:
             self._free_rows.append(self._limbo_rows.popleft()[1])
 
     def close_row(self, row: int) -> None:
-        """Called by the lease that ends."""
+        """Close the row of a lease that ends."""
         self.leases[row] = None
         self.owner[row] = 0
         for column in (self.shared, self.committed, self.reserved, self.allocated):

@@ -25,12 +25,12 @@ from freehold.memory.shape import MemoryShape
 from freehold.memory.tails import TailTable
 from freehold.memory.tiers.tiers import TierPlan, Tiers
 
-TAILS_AT_ONCE = 32  # of a slice
+TAILS_AT_ONCE = 32  # in a slice
 
 
 class Memory:
-    """Moves ownership; called by the scheduler thread alone. With a `tier_plan` there is a host tier, to and from which
-    `mover` copies pages. `events` hears what comes into the cache and what leaves it."""
+    """Moves ownership; called by the scheduler thread alone. With a `tier_plan` there is a host tier, and `mover`
+    copies pages to and from it. `events` records what enters and leaves the cache."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Memory:
             self._tell(events)
 
     def _tell(self, events: EventLog) -> None:
-        """From now on `events` hears what comes and goes."""
+        """Report cache changes to `events` from now on."""
         self.tree.watchers.append(events)
         if self.tiers is None:
             self.tree.seed = lambda namespace: fingerprint(namespace._asdict())
@@ -73,31 +73,32 @@ class Memory:
 
     @property
     def capacity_tokens(self) -> int:
-        """Tokens that one sequence can have at most."""
+        """The most tokens that one sequence can have."""
         if not self.shape.has_full_groups:
             return self.shape.token_limit
         return self.shape.page_count * self.page_size
 
     def match(self, salt: str, tokens: Int32, limit: int | None = None, adapter: str = "") -> Match:
-        """The longest reusable prefix of at most `limit` tokens, leaving at least the last one to compute."""
+        """Return the longest reusable prefix of at most `limit` tokens, leaving at least the last one to compute."""
         limit = len(tokens) - 1 if limit is None else min(limit, len(tokens) - 1)
         return self.tree.match(self.tree.namespace(salt, adapter), tokens, limit if self.shape.prefix_cache else 0)
 
     def look_up(
         self, salt: str, tokens: Int32, limit: int | None = None, adapter: str = "", session: str | None = None
     ) -> Hit:
-        """What of `tokens` [n], at most `limit`, is cached, with the tail of a session if it continues the match."""
+        """Return the cached part of `tokens` [n], at most `limit`, with the session's tail if it continues the
+        match."""
         match = self.match(salt, tokens, limit, adapter)
         tail = None if session is None else self.tails.find(session, match.namespace, tokens, match.length)
         return Hit(match, None if tail is None or (limit is not None and tail.end > limit) else tail)
 
     def replace_weights(self, weights: bytes = b"") -> None:
-        """Do the work of `replacing_weights` in one piece."""
+        """Run `replacing_weights` in one piece."""
         finished(self.replacing_weights(weights))
 
     def replacing_weights(self, weights: bytes) -> Generator[None, None, None]:
-        """Other weights, with this fingerprint, compute from now on. What the old ones computed is never found again on
-        device and host, and given up in slices where nothing uses it. In storage it is found if they come back."""
+        """Switch to weights with this fingerprint. KV of the old ones is never found again on device and host, and
+        freed in slices where unused. In storage it is found if the old weights return."""
         if self.tiers is not None:
             self.tiers.weights = weights
         self.pins.give_up()
@@ -108,28 +109,28 @@ class Memory:
             yield from self.tiers.host.clearing()
 
     def retain(self, lease: Lease, hint: Retention, now: float) -> int:
-        """Keep what the lease has published for as long as the hint says -> tokens that are kept."""
+        """Keep what the lease has published for as long as the hint says. Return the number of tokens kept."""
         return self.tree.hints.retain(lease.node, hint, now) if self._is_current(lease) else 0
 
     def park(self, lease: Lease, name: str, tokens: Int32) -> None:
-        """Leave what does not fill a page as a tail under `name`, for the sequence to go on from."""
+        """Park the tokens that do not fill a page as a tail under `name`, for the sequence to resume from."""
         if self._is_current(lease):
             lease.park(name, tokens)
         else:
             self.tails.forget(name)
 
     def _is_current(self, lease: Lease) -> bool:
-        """Whether the weights are still those that the lease began with: KV of older ones nobody can find."""
+        """Return whether the weights are still those the lease began with. KV of older ones can't be found."""
         return lease.node.namespace.weights == self.tree.weights
 
     def pin(self, name: str, salt: str, tokens: Int32, expires: float | None, adapter: str = "") -> PinnedPrefix | None:
-        """Keep what is cached of `tokens` [n], within the budget, until `expires`. Raises PinRefused."""
+        """Keep the cached part of `tokens` [n], within the budget, until `expires`. Raise PinRefused."""
         match = self.tree.match(self.tree.namespace(salt, adapter), tokens)
         return self.pins.pin(name, match, tokens, expires)
 
     def flushing(self) -> Generator[None, None, int]:
-        """Forget all prefixes and tails that are cached now and that nothing uses, on the device and on the host, in
-        slices -> device pages given back. Copies to the host that have not ended are given up."""
+        """Forget all unused prefixes and tails cached now, on device and host, in slices. Return the number of device
+        pages freed. Unfinished copies to the host are abandoned."""
         while self.tiers is not None and self.tiers.backup.give_up():
             pass
         tails = yield from self._giving_up_tails()
@@ -139,7 +140,7 @@ class Memory:
         return tails + columns
 
     def _giving_up_tails(self) -> Generator[None, None, int]:
-        """Free as many tails as there are now, oldest first, in slices -> how many."""
+        """Free as many tails as there are now, oldest first, in slices. Return how many."""
         tails = self.tails.page_count
         for _ in range(0, tails, TAILS_AT_ONCE):
             self.tails.give_up(TAILS_AT_ONCE)
@@ -147,7 +148,7 @@ class Memory:
         return tails
 
     def flush(self) -> int:
-        """Do the work of `flushing` in one piece -> device pages given back."""
+        """Run `flushing` in one piece. Return the number of device pages freed."""
         return finished(self.flushing())
 
     @property
@@ -157,24 +158,23 @@ class Memory:
 
     @property
     def awaits_transfers(self) -> bool:
-        """Whether transfers are in flight that are not late."""
+        """Whether transfers are in flight and not late."""
         return self.tiers is not None and self.tiers.transfers.are_awaited
 
     def await_transfer(self, seconds: float) -> None:
-        """Until a transfer ends, but no longer than that; at once if there is none to wait for."""
+        """Wait for a transfer to end, at most `seconds`; return at once if none is awaited."""
         if self.tiers is not None and self.awaits_transfers:
             self.tiers.transfers.wait(seconds)
 
     def pass_time(self, now: float) -> None:
-        """What hints and pins promised for a time ends with it, and transfers that are over are settled. Called in
-        every iteration."""
+        """Settle finished transfers, fade hints and expire pins. Called in every iteration."""
         if self.tiers is not None:
             self.tiers.settle(now)
         self.tree.hints.fade(now)
         self.pins.expire(now)
 
     def publish(self, lease: Lease, tokens: Int32, priority: int = 0) -> None:
-        """Share what the lease has committed, if there is a prefix cache."""
+        """Share what the lease has committed, if the prefix cache is enabled."""
         if self.shape.prefix_cache and self._is_current(lease):
             lease.publish(tokens, priority)
 
@@ -184,7 +184,7 @@ class Memory:
         return min(pool.free_count for pool in self.pools)
 
     def complete(self, step: int) -> None:
-        """The engine has finished `step`: what only it could touch is free now."""
+        """Record that the engine finished `step`. Pages that only it could touch become free."""
         self.epochs.complete(step)
         for pool in self.pools:
             pool.collect()
@@ -198,5 +198,5 @@ class Memory:
         audit(self)
 
     def auditing(self) -> Iterator[None]:
-        """The audit in short slices, for as long as nothing changes between them. Raises AuditError."""
+        """Audit in short slices, as long as nothing changes between them. Raise AuditError."""
         return auditing(self)

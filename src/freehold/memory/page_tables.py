@@ -1,4 +1,4 @@
-"""Page tables: which page each row has in each column, and a log of what was written."""
+"""Page tables: the page of each row and column, and a log of writes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PageWrites = tuple[Int32, Int32, Int32]  # (rows, columns, pages), all [n]
 
 
 class PageTables:
-    """A table int32 [rows, columns] for each cache group, 0 where nothing is. Every write is also logged for the
+    """A table int32 [rows, columns] for each cache group, 0 where there is no page. Every write is also logged for the
     engine, which keeps a copy (`take_updates`)."""
 
     def __init__(self, group_count: int, row_count: int, column_count: int):
@@ -18,7 +18,7 @@ class PageTables:
         self._log: list[list[PageWrites]] = [[] for _ in self.tables]
 
     def begin(self, row: int, pages: list[Int32]) -> None:
-        """The first columns of a row: of each group `pages` [n]."""
+        """Write the first columns of a row: `pages` [n] of each group."""
         count = len(pages[0])
         rows, columns = np.full(count, row, np.int32), np.arange(count, dtype=np.int32)
         for table, log, own in zip(self.tables, self._log, pages, strict=True):
@@ -26,23 +26,23 @@ class PageTables:
             log.append((rows, columns, own))
 
     def write(self, group: int, row: int, column: int, pages: Int32) -> None:
-        """`pages` [n] of one row, from a column on."""
+        """Write `pages` [n] of one row, from a column on."""
         columns = np.arange(column, column + len(pages), dtype=np.int32)
         self.tables[group][row, column : column + len(pages)] = pages
         self._log[group].append((np.full(len(pages), row, np.int32), columns, pages))
 
     def scatter(self, group: int, rows: Int64, columns: Int64, pages: Int32) -> None:
-        """`pages` [n] at any places."""
+        """Write `pages` [n] at any places."""
         self.tables[group][rows, columns] = pages
         self._log[group].append((rows.astype(np.int32), columns.astype(np.int32), pages))
 
     def forget(self, row: int) -> None:
-        """No step will use what was written to a row since the last one: its lease is withdrawn."""
+        """Drop the unsent writes of a row: its lease is withdrawn, and no step will use them."""
         for log in self._log:
             log[:] = [write for write in log if (write[0] != row).any()]
 
     def take_updates(self) -> list[PageWrites]:
-        """For each group, what was written since the last call, in order."""
+        """Return and clear the writes of each group since the last call, in order."""
         log, self._log = self._log, [[] for _ in self.tables]
         taken: list[PageWrites] = []
         for writes in log:

@@ -1,4 +1,4 @@
-"""What memory consists of, for those who only read it."""
+"""Read-only views of the parts of memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from freehold.memory.tiers.tiers import Tiers
 
 
 class RoomParts(Protocol):
-    """`Memory`, as those see it who count pages and make room on the device."""
+    """The parts of `Memory` needed to count pages and make room on the device."""
 
     page_size: int
     groups: Sequence[CacheGroup]
@@ -28,7 +28,7 @@ class RoomParts(Protocol):
 
 
 class Parts(RoomParts, Protocol):
-    """`Memory`, as the audit and the explanations see it."""
+    """The parts of `Memory` needed by the audit and the explanations."""
 
     shape: MemoryShape
     tiers: Tiers | None

@@ -1,4 +1,4 @@
-"""Room: how many pages of each group can be had, and how they are had."""
+"""Room: how many pages of each group are available, and how to free more."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from freehold.memory.prefix.node import Match, Node
 from freehold.memory.tails import Tail
 from freehold.memory.tiers.tiers import Tiers
 
-AHEAD = 64  # one part in so many
+AHEAD = 64  # evict an extra 1/64 of the pool
 
 _Pages = Callable[[], Int64]  # counts pages of each group
 
 
 class Room:
-    """Numbers of pages are int64 [groups]. Pages are free, or on their way (in limbo) until steps in flight complete;
-    room is made by giving up tails, prefixes and at last what operators have pinned."""
+    """Counts of pages are int64 [groups]. Pages are free, or return (from limbo) when steps in flight complete. Room is
+    made by evicting tails, then prefixes, and finally operators' pins."""
 
     def __init__(self, memory: RoomParts):
         self._pools = memory.pools
@@ -34,25 +34,25 @@ class Room:
         self._tiers: Tiers | None = None
 
     def add_tiers(self, tiers: Tiers) -> None:
-        """Pages can be on their way from evictions that are still being copied."""
+        """Count pages that return from evictions still being copied."""
         self._tiers = tiers
 
     @property
     def is_returning(self) -> bool:
-        """Whether transfers in flight will give pages back, or make some that can be evicted."""
+        """Whether transfers in flight will free pages or make some evictable."""
         return self._tiers is not None and (self._tiers.hold_pages or bool(self._tiers.returning().any()))
 
     def _returning(self) -> Int64:
         return np.zeros(len(self._pools), np.int64) if self._tiers is None else self._tiers.returning()
 
     def _coming(self) -> Int64:
-        """Pages of each group that are free now, or when steps and transfers in flight complete."""
+        """Return pages of each group that are free now, or once steps and transfers in flight complete."""
         coming = np.array([pool.free_count + pool.limbo_count for pool in self._pools], np.int64)
         return coming if self._tiers is None else coming + self._tiers.returning()
 
     def _at_hand(self) -> Int64:
-        """Those of them that a new row can count on. What running rows give back of a bounded group in each step they
-        take again in the next one, so some of it is always in limbo."""
+        """Return the part of them that a new row can count on. Running rows take again in each step what they gave back
+        of a bounded group in the last one, so some of it is always in limbo."""
         return (
             np.array(
                 [
@@ -66,30 +66,30 @@ class Room:
 
     @property
     def reachable(self) -> Int64:
-        """Pages of each group that are free, can be evicted, or come back when what is in flight completes."""
+        """Pages of each group that are free, evictable, or returned when work in flight completes."""
         return self._coming() + self._tails.page_count + self._evictable()
 
     def _evictable(self) -> Int64:
-        """Pages of each group that come by giving up prefixes."""
+        """Return pages of each group that evicting prefixes would free."""
         bounded = [one.evictable_count for one in self._tree.bounded]
         return self._by_group(self._tree.evictable_page_count, bounded)
 
     def _by_group(self, full: int, bounded: Sequence[int]) -> Int64:
-        """One number for all full groups, and one for each bounded group -> int64 [groups]."""
+        """Return one number for all full groups and one for each bounded group as int64 [groups]."""
         counts: Int64 = np.full(len(self._pools), full, np.int64)
         for one, count in zip(self._tree.bounded, bounded, strict=True):
             counts[one.number] = count
         return counts
 
     def taken_by(self, match: Match, released: Collection[Node] = ()) -> Int64:
-        """Pages of each group that could be evicted now, and no longer once the match is leased. `released` nodes count
-        as not held."""
+        """Return pages of each group that are evictable now but not once the match is leased. `released` nodes count as
+        unheld."""
         full = self._tree.holds.unheld_page_count(match, released)
         return self._by_group(full, [bounded.unread_count(match) for bounded in self._tree.bounded])
 
     def gained_by(self, rows: Int64) -> tuple[Int64, set[Node]]:
-        """What would come back if the leases in `rows` [n] ended -> pages of each group, and the nodes that nothing
-        would hold any more."""
+        """Return the pages of each group that would return if the leases in `rows` [n] ended, and the nodes that would
+        become unheld."""
         leases = self._leases
         mine = leases.in_rows(rows)
         released = self._tree.holds.only_by([lease.node for lease in mine])
@@ -101,18 +101,18 @@ class Room:
         return self._by_group(full, bounded), released
 
     def make(self, rows: Int64, targets: Int64, decodes: Bool | None = None, may_unpin: bool = False) -> bool:
-        """Make what room there can be for `extend(rows, targets, decodes)`: take back what rejected drafts left, give
-        up tails, then evict; as a last resort, `may_unpin`, even what operators have pinned -> whether the
-        pages are free now; they may also be on their way, in limbo."""
+        """Make room for `extend(rows, targets, decodes)`: take back the excess of rejected drafts, drop tails, then
+        evict; as a last resort, with `may_unpin`, drop operators' pins. Return whether the pages are free now; they may
+        also be in limbo."""
         shortage = self._leases.lacking(rows, targets, decodes)
         if len(shortage.rows) == 0 or self._are_free(shortage.pages):
             return True
         self._leases.give_back_excess()
-        # What was given back may have been these rows' own.
+        # The excess given back may have been these rows' own.
         return self._give_up(self._leases.lacking(rows, targets, decodes).pages, self._coming, may_unpin)
 
     def make_for(self, needed: Sequence[int], may_unpin: bool = False, keep: Tail | None = None) -> bool:
-        """The same for so many pages of each group, for a new row, without giving up `keep`."""
+        """Make room for `needed` pages of each group for a new row, keeping the tail `keep`."""
         if self._are_free(needed):
             return True
         self._leases.give_back_excess()
@@ -122,8 +122,8 @@ class Room:
         return all(count <= pool.free_count for count, pool in zip(needed, self._pools, strict=True))
 
     def _give_up(self, needed: Sequence[int], have: _Pages, may_unpin: bool, keep: Tail | None = None) -> bool:
-        """Tails, then prefixes, those being copied to the host last, then pins, until `have` counts `needed` pages ->
-        whether they are free now."""
+        """Drop tails, then prefixes, then those being copied to the host, then pins, until `have` counts `needed`
+        pages. Return whether they are free now."""
         missing = _missing(needed, have)
         if missing.any():
             self._tails.give_up(int(missing.max()), keep)
@@ -137,10 +137,10 @@ class Room:
         return self._are_free(needed)
 
     def can_be_made(self, needed: Sequence[int], hit: Hit, may_unpin: bool = False) -> bool:
-        """Whether a new row can have `needed` pages of each group without evicting the hit. Changes nothing."""
+        """Return whether a new row can have `needed` pages of each group without evicting the hit. Changes nothing."""
         match, tails = hit.match, self._tails.page_count - (hit.tail is not None)
         room = self._at_hand() + tails + self._evictable() - self.taken_by(match)
-        if may_unpin:  # what is held is held by operators
+        if may_unpin:  # then only operators hold pages
             bounded = self._tree.bounded
             mine = self._by_group(match.length // self._page_size, [len(one.needed(match)) for one in bounded])
             cached = self._by_group(self._tree.page_count, [one.page_count for one in bounded])
@@ -158,11 +158,12 @@ class Room:
                 bounded.evict(count + self._ahead(bounded.number))
 
     def _ahead(self, group: int) -> int:
-        """How many pages to evict on top: where evictions are copied first, the next ones need not wait for that."""
+        """Return how many extra pages to evict. Where evictions are copied first, this spares the next ones the
+        wait."""
         copies = self._tiers is not None and self._tiers.backup.copies_evictions
         return self._pools[group].capacity // AHEAD if copies else 0
 
 
 def _missing(needed: Sequence[int], have: _Pages) -> Int64:
-    """Pages of each group that `have` does not count, int64 [groups]."""
+    """Return pages of each group missing from `have`, int64 [groups]."""
     return np.maximum(np.array(needed, np.int64) - have(), 0)

@@ -1,4 +1,4 @@
-"""How much KV memory there is and how it is cut."""
+"""Size and layout of KV memory."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ PAGE_SIZES = (1, 2, 4, 16, 64, 256)
 
 @dataclass(frozen=True)
 class MemoryShape:
-    """How much memory there is and how it is cut: `page_count` pages of each full group; bounded groups have as many as
-    they say. A step computes up to `step_tokens` of a row. Of the full groups' pages, hints may retain
-    `retained_share` at most and operators pin `pinned_share`; tenants (salts) that have cached more than
-    `tenant_quota` of them give first. A prompt's state is kept every `checkpoint_interval` tokens, if that is not 0.
-    Raises ValueError for what cannot work."""
+    """Size and layout of memory: `page_count` pages of each full group; bounded groups state their own. A step computes
+    up to `step_tokens` of a row. Hints may retain at most `retained_share` of a full group's pages, and operators pin
+    `pinned_share`. Tenants (salts) with more than `tenant_quota` of them are evicted first. A prompt's state is kept
+    every `checkpoint_interval` tokens, unless that is 0. Raises ValueError for impossible values."""
 
     page_count: int
     page_size: int = 16
@@ -56,7 +55,7 @@ class MemoryShape:
         spare_rows: int = 0,
         groups: Sequence[CacheGroup] = (CacheGroup(),),
     ) -> MemoryShape:
-        """What the options ask for, of a model with these groups."""
+        """Return the shape that the options ask for, for a model with these groups."""
         return cls(
             page_count=page_count,
             page_size=config.page_size,
@@ -79,8 +78,8 @@ class MemoryShape:
 
     @property
     def row_needs(self) -> list[int]:
-        """Pages of each group that a row may need whatever its length: of full groups one, of bounded ones all that it
-        ever holds."""
+        """Pages of each group that a row may need at any length: one of full groups, the most it ever holds of bounded
+        ones."""
         columns = -(-self.token_limit // self.page_size)
         return [
             min(group.pages_of_a_row(self.page_size, self.step_tokens, self.checkpoint_interval), columns)
@@ -91,7 +90,8 @@ class MemoryShape:
 
     @property
     def has_full_groups(self) -> bool:
-        """Without any, rows and their states limit what runs, and no number of tokens does."""
+        """Whether any group is full. Without one, only rows and their states limit what runs, not the number of
+        tokens."""
         return not all(group.is_bounded for group in self.groups)
 
     def pages(self, share: float) -> int:

@@ -1,9 +1,9 @@
 """Tails: the partial last pages of parked sequences.
 
-The tree owns whole pages, so when a session's turn ends, what it has committed is published, and the tokens
-that do not fill a page stay behind in a tail. It has no row and no pin. The next turn matches its history in
-the tree and takes the tail up where the match ends; so reuse may end inside a page. A tail is the first thing
-to go under pressure, oldest first: it saves less than a page of computing.
+The tree owns whole pages. When a session's turn ends, the committed whole pages are published, and the tokens that do
+not fill a page stay in a tail. A tail has no row and no pin. The next turn matches its history in the tree and resumes
+from the tail where the match ends; so reuse may end inside a page. Under pressure tails go first, oldest first: each
+saves less than a page of computing.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from freehold.memory.prefix.node import Namespace
 
 @dataclass(frozen=True)
 class Tail:
-    """One page of each group, with KV of positions start .. end, which follow the prefix that `digest` names
-    (of all tokens up to `end`), parked under `name`. `fence` is the last step that may touch it."""
+    """One page of each group, parked under `name`, with KV of positions start .. end. `digest` covers all tokens up to
+    `end`. `fence` is the last step that may touch the pages."""
 
     name: str
     serial: int
@@ -44,7 +44,7 @@ def digest_of(tokens: Int32) -> bytes:
 
 
 class TailTable:
-    """The tails by the name of whoever parked them, least recently parked first."""
+    """The tails by the name they were parked under, least recently parked first."""
 
     def __init__(self, pools: list[PagePool]):
         self._pools = pools
@@ -65,8 +65,8 @@ class TailTable:
     def park(
         self, name: str, namespace: Namespace, start: int, tokens: Int32, pages: list[Int32], source: int, fence: int
     ) -> None:
-        """Keep `pages`, which `source` owns and which hold the KV of `tokens[start:]`, under `name`. What was
-        there before goes."""
+        """Keep `pages`, owned by `source`, with the KV of `tokens[start:]`, under `name`. Replace an earlier tail of
+        that name."""
         self.forget(name)
         self._serial += 1
         kept = [part.copy() for part in pages]
@@ -76,19 +76,19 @@ class TailTable:
         self._tails[name], self._names[tail.serial] = tail, name
 
     def by_serial(self, serial: int) -> Tail:
-        """Raises KeyError if it is not parked."""
+        """Return a parked tail. Raise KeyError if it is not parked."""
         return self._tails[self._names[serial]]
 
     def find(self, name: str, namespace: Namespace, tokens: Int32, start: int) -> Tail | None:
-        """The tail parked under `name`, if it continues the first `start` of `tokens` [n] and leaves one to
-        compute. Changes nothing."""
+        """Return the tail parked under `name`, if it continues the first `start` of `tokens` [n] and leaves at least
+        one token to compute. Changes nothing."""
         tail = self._tails.get(name)
         if tail is None or tail.namespace != namespace or tail.start != start or tail.end >= len(tokens):
             return None
         return tail if tail.digest == digest_of(tokens[: tail.end]) else None
 
     def take(self, tail: Tail, target: int) -> None:
-        """Hand the pages of a tail to `target`. Raises LeaseError, having changed nothing, if it is not parked."""
+        """Hand the pages of a tail to `target`. Raise LeaseError, having changed nothing, if it is not parked."""
         if tail not in self:
             raise LeaseError(f"the tail of '{tail.name}' has been given up")
         del self._tails[tail.name], self._names[tail.serial]
@@ -104,7 +104,7 @@ class TailTable:
                 pool.free(part, tail.owner, tail.fence)
 
     def give_up(self, page_count: int, keep: Tail | None = None) -> None:
-        """Free at least `page_count` pages of each group, if there are as many, oldest tails first; not `keep`."""
+        """Free at least `page_count` pages of each group, if there are as many, oldest tails first; never `keep`."""
         while page_count > 0:
             name = next((name for name, tail in self._tails.items() if tail is not keep), None)
             if name is None:
@@ -115,5 +115,5 @@ class TailTable:
 
     @property
     def page_count(self) -> int:
-        """A tail is one page of each group."""
+        """Pages of each group in tails: a tail is one page of each group."""
         return len(self._tails)

@@ -1,4 +1,4 @@
-"""`freehold simulate --trace`: what a server of some size would make of a trace."""
+"""`freehold simulate --trace`: how a server of a given size would handle a trace."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ BAR = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Time
 
 
 def simulate_trace(path: Path, scale: int, limit: int | None, config: EngineConfig, speed: Speed) -> int:
-    """A trace, and what a server of this size would make of it."""
+    """Replay a trace on a server of this size, and print the result."""
     arrivals = read_trace(path, scale)[:limit]
     with Progress(*BAR, console=console, transient=True) as progress:
         task = progress.add_task("requests", total=len(arrivals))
         result = replay(arrivals, config, speed, lambda ended: progress.update(task, completed=ended))
     _show_replay(result)
-    with console.status("Comparing policies of eviction ..."):
+    with console.status("Comparing eviction policies ..."):
         policies = dict.fromkeys(["lru", "lfu", config.eviction_policy])
         host = config.hicache_ratio if config.enable_hierarchical_cache else 0
         pages = int((config.num_pages or 0) * (1 + host))
         rates = hit_rates(arrivals, config.page_size, pages, list(policies))
     title = f"eviction alone, {pages:,} pages"
-    table = Table("policy", "hit rate", "of what lies between lru and the optimum", title=title)
+    table = Table("policy", "hit rate", "of the gap between lru and the optimum", title=title)
     room = max(rates["optimum"] - rates["lru"], 1e-9)
     for name, rate in rates.items():
         table.add_row(name, f"{rate:.3f}", f"{(rate - rates['lru']) / room:.0%}")

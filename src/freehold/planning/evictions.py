@@ -1,7 +1,7 @@
-"""What a prefix cache of so many pages would hit in a trace, by policy, beside the best that any policy could.
+"""Hit rates of a prefix cache of a given size on a trace, by policy, and of an optimal one.
 
-Requests come one after the other and need no memory but for their prompts: nothing but eviction is compared, in the
-server's own prefix tree. The optimum, which knows the future, has a cache of single pages.
+Requests come one after another and need memory only for their prompts: this compares eviction alone, in the server's
+own prefix tree. The optimum, which knows the future, has a cache of single pages.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class Block:
     """A page of the optimum's cache."""
 
     def __init__(self, page: int, parent: Block | None):
-        self.page = page  # the same number whenever it is in the cache
+        self.page = page  # the same number each time it is cached
         self.parent = parent
         self.child_count = 0
         self.cached = True
         self.next_used = NEVER
-        self.pinned = True  # while its request is looked at
+        self.pinned = True  # while its request is processed
 
     @property
     def evictable(self) -> bool:
@@ -37,15 +37,15 @@ class Block:
 
 
 def optimum(block: Block) -> int | None:
-    """Whose next use is farthest away (Belady 1966), among leaves: an upper bound only without sharing, but
-    what is compared against in the literature on prefix caches."""
+    """Return a key that evicts the leaf with the farthest next use (Belady 1966). It is an upper bound only without
+    sharing, but the literature on prefix caches compares against it."""
     return -block.next_used if block.evictable else None
 
 
 def hit_rates(
     arrivals: Sequence[Arrival], page_size: int, page_count: int, policies: Sequence[str]
 ) -> dict[str, float]:
-    """Share of prompt tokens found in the cache, by policy and, as "optimum", with the future known."""
+    """Return the share of prompt tokens found in the cache, by policy and, as "optimum", with the future known."""
     total = sum(len(arrival.prompt) for arrival in arrivals)
     hits = {name: _hits(arrivals, page_size, page_count, name) for name in policies}
     hits["optimum"] = page_size * _optimal_hits(_paths(arrivals, page_size), page_count)
@@ -53,7 +53,7 @@ def hit_rates(
 
 
 def _hits(arrivals: Sequence[Arrival], page_size: int, page_count: int, policy: str) -> int:
-    """Tokens found."""
+    """Return the tokens found."""
     longest = max(len(arrival.prompt) for arrival in arrivals)
     memory = Memory(MemoryShape(page_count, page_size, 1, longest + page_size, policy))
     hits = 0
@@ -75,7 +75,7 @@ def _hits(arrivals: Sequence[Arrival], page_size: int, page_count: int, policy: 
 
 
 def _paths(arrivals: Sequence[Arrival], page_size: int) -> list[list[int]]:
-    """The full pages of each prompt, numbered: one number means the same tokens after the same tokens."""
+    """Return the full pages of each prompt as numbers: equal numbers mean equal tokens after equal tokens."""
     numbers: dict[tuple[int, bytes], int] = {}
     paths: list[list[int]] = []
     for arrival in arrivals:
@@ -88,7 +88,7 @@ def _paths(arrivals: Sequence[Arrival], page_size: int) -> list[list[int]]:
 
 
 def _optimal_hits(paths: list[list[int]], page_count: int) -> int:
-    """Pages found."""
+    """Return the pages found."""
     uses: dict[int, list[int]] = defaultdict(list)
     for now, path in enumerate(paths):
         for page in path:
@@ -116,7 +116,7 @@ def _optimal_hits(paths: list[list[int]], page_count: int) -> int:
             block.next_used = uses[block.page][following] if following < len(uses[block.page]) else NEVER
             block.pinned = False
         if blocks and blocks[-1].evictable:
-            queue.put(blocks[-1])  # its next use has changed, whichever way
+            queue.put(blocks[-1])  # its next use may be nearer or farther now
     return hits
 
 
@@ -130,5 +130,5 @@ def _evict(cached: dict[int, Block], queue: KeyedQueue[Block]) -> bool:
     if parent is not None:
         parent.child_count -= 1
         if parent.evictable:
-            queue.put(parent)  # it may have an entry from before, with a nearer use
+            queue.put(parent)  # an earlier entry may have a nearer use
     return True

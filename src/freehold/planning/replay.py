@@ -1,4 +1,4 @@
-"""A trace on the real scheduler: what a server of this size would do with it."""
+"""Replays a trace on the real scheduler with a simulated engine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ AUDIT_INTERVAL = 256  # steps
 
 @dataclass(frozen=True)
 class Speed:
-    """How long a step takes on the engine that is simulated."""
+    """Step duration of the simulated engine."""
 
     step_seconds: float = 0.010
     token_seconds: float = 0.00005
@@ -32,7 +32,7 @@ class Speed:
 
 @dataclass
 class Replay:
-    """What came of a trace. Times are seconds of the simulated clock."""
+    """The result of a trace. Times are seconds of the simulated clock."""
 
     requests: int = 0
     refused: int = 0
@@ -61,7 +61,7 @@ class Replay:
 def replay(
     arrivals: list[Arrival], config: EngineConfig, speed: Speed, on_progress: Callable[[int], None] = lambda ended: None
 ) -> Replay:
-    """Run a trace to its end. Every read is checked."""
+    """Run a trace to its end, checking every read."""
     limit = max(len(arrival.prompt) + arrival.output_length for arrival in arrivals) + 1
     clock = Clock()
     tiers = SimulatedTiers(WritePolicy(config.hicache_write_policy), config.hicache_ratio)

@@ -1,4 +1,4 @@
-"""Traces of real services as workloads: arrivals, lengths, and which prefixes are the same.
+"""Traces of real services as workloads: arrivals, lengths, and shared prefixes.
 
 | format | rows | prefix identity |
 |---|---|---|
@@ -6,8 +6,8 @@
 | agent sessions | JSON lines with requests[] of t (s), in, out, hash_ids | 64 tokens a block, local to a session |
 | Azure | CSV TIMESTAMP, ContextTokens, GeneratedTokens | none |
 
-Lengths and blocks are divided by `scale`; the graph of reuse stays as it is. Times of a session begin with it, so
-sessions are made to start at random within four hours.
+Lengths and blocks are divided by `scale`, which preserves the reuse graph. Times in a session are relative to it, so
+sessions are given random starts within four hours.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Arrival:
 
 
 def read_trace(path: Path, scale: int) -> list[Arrival]:
-    """All requests by time of arrival. Raises ValueError for a format that is not known."""
+    """Return all requests by time of arrival. Raise ValueError for an unknown format."""
     with _open(path) as file:
         if ".csv" in path.suffixes:
             arrivals = list(_azure(file, scale))
@@ -51,7 +51,7 @@ def read_trace(path: Path, scale: int) -> list[Arrival]:
             try:
                 rows = [json.loads(line) for line in file if line.strip()]
             except ValueError as error:
-                raise ValueError(f"trace: {path.name} has a line that is no JSON: {error}") from None
+                raise ValueError(f"trace: {path.name} has a line that is not JSON: {error}") from None
             if rows and "hash_ids" in rows[0]:
                 arrivals = [_mooncake(row, scale) for row in rows]
             elif rows and "requests" in rows[0]:
@@ -62,7 +62,7 @@ def read_trace(path: Path, scale: int) -> list[Arrival]:
                     for arrival in _session(row, i, starts.random() * SESSIONS_START_WITHIN_S, scale)
                 ]
             else:
-                raise ValueError(f"trace: {path.name} is of no known format (see `freehold simulate --help`)")
+                raise ValueError(f"trace: {path.name} has an unknown format (see `freehold simulate --help`)")
     return sorted(arrivals, key=lambda arrival: arrival.at)
 
 
@@ -81,7 +81,7 @@ def _open(path: Path) -> TextIO:
 
 
 def _tokens(ids: list[int], block: int, length: int, salt: int, unique: int) -> Int32:
-    """Tokens that are equal where block ids are. What the ids do not cover is nobody else's."""
+    """Return tokens that are equal where block ids are. Tokens not covered by ids are unique."""
     covered = min(len(ids) * block, length)
     keys = np.repeat(np.array(ids, np.int64) * 1_000_003 + salt * 7_919, block)[:covered]
     shared = (keys * 31 + np.arange(covered) % block * 2_654_435_761) % TOKEN_SPACE

@@ -1,4 +1,4 @@
-"""Which waiting requests get a row and pages."""
+"""Admission: which waiting requests get a row and pages."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from freehold.scheduler.speculation import DraftBudget
 from freehold.scheduler.states import RequestState
 
 SHARE_MIN = 0.05
-LOOKED_AT_MAX = 64  # waiting requests looked at and left waiting in one pass
+LOOKED_AT_MAX = 64  # requests passed over in one pass
 
 
 class _Verdict(Enum):
     ADMITTED = auto()
-    WAITS = auto()  # steps or a load will bring what it can share; or its client has had its share
+    WAITS = auto()  # running steps or a load will bring what it can share; or its client has used its share
     NO_ROOM = auto()
-    FAILED = auto()  # looking at it raised an error, and ended it
+    FAILED = auto()  # examining it raised an error, which ended it
 
 
 @dataclass(frozen=True)
 class _Prospect:
-    """What a request would start with if it were admitted now: a `load` that brings more of its prefix first, or a
-    lease that has `needed` pages of each group up to `target` tokens and keeps states at `checkpoints`. `miss` says why
-    not more is cached, `key` names the first page that it would compute; `is_alone`: no other request runs."""
+    """What a request would start with if admitted now: either a `load` that first brings more of its prefix, or a lease
+    with `needed` pages of each group up to `target` tokens and states kept at `checkpoints`. `miss` says why no more is
+    cached; `key` is the first page it would compute; `is_alone` is true if no other request runs."""
 
     hit: Hit
     is_alone: bool
@@ -55,8 +55,8 @@ class _Prospect:
 
 @dataclass(frozen=True)
 class _Refusal:
-    """A request that had no room beside so many `running` ones. `is_final`: it had none in the pass before, either, and
-    pages that were in limbo then are free by now."""
+    """A request that did not fit beside `running` others. `is_final`: it did not fit in the previous pass either, and
+    pages then in limbo are free by now."""
 
     request: str
     running: int
@@ -64,15 +64,15 @@ class _Refusal:
 
 
 class GrowthEstimate:
-    """What share of their remaining output the running requests will come to need.
+    """The share of their remaining output that running requests are expected to need.
 
-    Rises when memory ran out, falls slowly while it does not: so a workload whose requests stop early
-    is packed tightly and one that uses its max_tokens is not made to thrash.
+    It rises when memory runs out and falls slowly while it does not. So requests that stop early are packed tightly,
+    and requests that use their max_tokens don't thrash.
     """
 
     def __init__(self, share: float = 0.3, fall: float = 0.998):
         self.share = share
-        self.fall = fall  # of it, at each step that fits
+        self.fall = fall  # factor per step that fits
 
     def ran_out(self) -> None:
         self.share = min(1.0, self.share + 0.25)
@@ -82,7 +82,7 @@ class GrowthEstimate:
 
 
 class Admission:
-    """Decides with an estimate of what the running requests will come to need."""
+    """Admits waiting requests while the estimated growth of the running ones leaves room."""
 
     def __init__(
         self,
@@ -101,28 +101,28 @@ class Admission:
         self._drafts = drafts
         self.growth = GrowthEstimate()
         self._refusal: _Refusal | None = None  # the last one
-        self._left_waiting = 0  # in the last pass: for what others compute or load, or for their client's turn
-        self._claimed = np.zeros(0, np.int64)  # in the last pass: pages of each group for requests that wait for tiers
+        self._left_waiting = 0  # in the last pass: for another's pages, a load, or their client's turn
+        self._claimed = np.zeros(0, np.int64)  # in the last pass: pages of each group for requests waiting for tiers
 
     def lacks_room(self, request: Request) -> bool:
-        """Whether a request had no room in two passes, and no running request has left since."""
+        """Return True if a request had no room in two passes, and no running request has left since."""
         last = self._refusal_of(request)
         return last is not None and last.is_final
 
     def _refusal_of(self, request: Request) -> _Refusal | None:
-        """The last refusal, if it is of this request and no running request has left since."""
+        """Return the last refusal, if it is of this request and no running request has left since."""
         last = self._refusal
         return last if last and last.request == request.id and len(self._running) >= last.running else None
 
     def candidates(self) -> int:
-        """How many waiting requests may get a row in the next step, as far as the last pass can tell."""
+        """Estimate from the last pass how many waiting requests may get a row in the next step."""
         head = self._queue.peek()
         if head is None or self.lacks_room(head):
             return 0
         return min(max(len(self._queue) - self._left_waiting, 0), self._memory.leases.free_row_count)
 
     def admit(self, budget: PromptBudget) -> list[Batch]:
-        """Give what is left of the budget to waiting requests -> the rows they got."""
+        """Spend the rest of the budget on waiting requests. Return their batches."""
         admitted: list[Batch] = []
         self.loading.is_hashing = False
         queue, leases = self._queue, self._memory.leases
@@ -153,8 +153,8 @@ class Admission:
         return admitted
 
     def _try_admit(self, request: Request, budget: PromptBudget, reserved: Int64, sharing: set[PageKey]) -> _Verdict:
-        """A request that is not admitted leaves no trace: it keeps its place in the queue, and nothing counts as
-        used. What was looked up is looked up again if room was made since."""
+        """Admit a request, or leave no trace: it keeps its place in the queue, and nothing is charged. Lookups are
+        repeated if room was made since."""
         self.loading.go_on(request)
         if request.state is RequestState.ENDED:
             return _Verdict.FAILED
@@ -180,7 +180,7 @@ class Admission:
     def _look_at(
         self, request: Request, budget: PromptBudget, reserved: Int64, sharing: set[PageKey], may_load: bool
     ) -> _Prospect | _Verdict:
-        """What would come of admitting a request. Nothing is moved, so a fault ends this request alone."""
+        """Evaluate admitting a request. Nothing is moved, so a fault ends only this request."""
         try:
             return self._prospect(request, budget, reserved, sharing, may_load)
         except Exception as error:
@@ -209,7 +209,7 @@ class Admission:
             return _Verdict.WAITS
         size, is_alone = memory.page_size, len(self._running) == 0
         target = hit.length + budget.offer(request.client_number, len(tokens) - hit.length)
-        # Where the prompt ends, and where others went on differently: the next one can begin there.
+        # Keep states where the prompt ends and where other sequences diverged: later requests can resume there.
         checkpoints = (len(request.prompt) - 1) // size * size, match.known
         needed = memory.leases.needs_of_a_row(hit.covered(size), target, checkpoints)
         if load is None and not memory.room.can_be_made(needed, hit, may_unpin=is_alone):
@@ -229,8 +229,8 @@ class Admission:
         self._claimed = self._claimed + self.page_counts_of(request, match)
 
     def waits(self, request: Request, match: Match, sharing: set[PageKey]) -> bool:
-        """Whether another request computes the next page that this one would compute, or a load brings it: it can have
-        that soon."""
+        """Return True if the request's next page will be available soon: another request computes it, or a load
+        brings it."""
         memory = self._memory
         if self._queue.is_due(request):
             return False
@@ -241,8 +241,8 @@ class Admission:
         return memory.tree.next_page_key(match, request.tokens) in sharing
 
     def _lease(self, prospect: _Prospect) -> Lease | None:
-        """A lease with pages for the first chunk; or None, and it was never there. It pins the match, so that
-        making room cannot evict it."""
+        """Return a lease with pages for the first chunk; or None, undoing it. The lease pins the match, so that making
+        room cannot evict it."""
         memory, hit = self._memory, prospect.hit
         lease = memory.leases.open(hit.match)
         if not memory.room.make_for(prospect.needed, prospect.is_alone, keep=hit.tail):
@@ -255,13 +255,13 @@ class Admission:
         return lease
 
     def look_up(self, request: Request) -> Hit:
-        """What of a waiting request need not be computed."""
+        """Return the part of a waiting request that need not be computed."""
         adapter = fingerprint_of(request.adapter)
         limit = request.computed_from
         return self._memory.look_up(request.namespace, request.tokens, limit, adapter, request.session)
 
     def match(self, request: Request) -> Match | None:
-        """The same without a tail; None if looking it up fails, which ends the request when it is its turn."""
+        """Return the match without a tail. Return None if the lookup fails; admission will then end the request."""
         try:
             return self.look_up(request).match
         except Exception as error:
@@ -273,20 +273,20 @@ class Admission:
         return 0 if match is None else match.length
 
     def _fits_beside(self, request: Request, match: Match, reserved: Int64, claimed: Int64 | int = 0) -> bool:
-        """Whether the request's known tokens, and its estimated share of output, can be had without
-        taking what the running requests are expected to need, and what is `claimed`. The first request always fits."""
+        """Return True if the known tokens and estimated output fit beside the expected growth of the running requests
+        and the `claimed` pages. The first request always fits."""
         if len(self._running) == 0 and not np.any(claimed):
             return True
         needed = self.page_counts_of(request, match) + self._memory.room.taken_by(match) + reserved + claimed
         return bool((needed <= self._memory.room.reachable).all())
 
     def page_counts_of(self, request: Request, match: Match) -> Int64:
-        """Pages of each group that a waiting request is expected to need beyond its match, int64 [groups]."""
+        """Return pages of each group that a waiting request is expected to need beyond its match, int64 [groups]."""
         columns = self.column_count_of(request) - match.length // self._memory.page_size
         return self._needed(np.array([columns]), np.zeros(1, np.int64))
 
     def column_count_of(self, request: Request) -> int:
-        """Pages that the tokens of a waiting request are expected to fill."""
+        """Return how many pages a waiting request is expected to fill."""
         length, share = len(request.tokens), self.growth.share if request.is_trusted else 1.0
         ahead = int(share * (self._lifecycle.max_length(request) - length)) + 1
         return -(-(length + ahead) // self._memory.page_size)
@@ -295,7 +295,7 @@ class Admission:
         return self.growth_page_counts(self._running.order)
 
     def growth_page_counts(self, rows: Int64) -> Int64:
-        """Pages of each group that `rows` are expected to need beyond those they have, int64 [groups]."""
+        """Return pages of each group that `rows` are expected to need beyond those they have, int64 [groups]."""
         running, leases = self._running, self._memory.leases
         length = running.length[rows]
         share = np.where(running.trusted[rows], self.growth.share, 1.0)
@@ -305,8 +305,8 @@ class Admission:
         return self._needed(np.maximum(wanted, 0), have)
 
     def _needed(self, columns: Int64, have: Int64) -> Int64:
-        """Pages of each group for `columns` [n] more of rows that have `have` [n]: of a bounded group never more than a
-        row ever holds."""
+        """Return pages of each group for `columns` [n] more of rows that have `have` [n]. A row of a bounded group
+        never holds more than its limit."""
         memory = self._memory
         counts = np.full(len(memory.groups), int(columns.sum()), np.int64)
         for bounded in memory.tree.bounded:
@@ -315,8 +315,8 @@ class Admission:
         return counts
 
     def pages_being_computed(self) -> set[PageKey]:
-        """The next unpublished page of each prompt that is being computed: a request that would compute
-        the same page waits for it instead."""
+        """Return the next unpublished page of each prompt being computed. Requests that need the same page wait for
+        it."""
         running, leases, size = self._running, self._memory.leases, self._memory.page_size
         rows = running.order[leases.committed[running.order] < running.prefill_end[running.order]]
         keys: set[PageKey] = set()

@@ -1,4 +1,4 @@
-"""Part of a step: rows, and how many tokens each."""
+"""Rows of a step, and each row's token counts."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from freehold.contract.arrays import Bool, Int64
 
 @dataclass(frozen=True)
 class Batch:
-    """All [n]."""
+    """Arrays are [n]."""
 
     rows: Int64
-    starts: Int64  # where the new tokens begin
+    starts: Int64  # position of the first new token
     counts: Int64  # known new tokens
-    drafts: Int64  # on top of them
-    decodes: Bool  # all tokens known when the row was taken are scheduled: what follows is sampled
-    targets: Int64  # tokens that then have KV at most
+    drafts: Int64  # draft tokens beyond them
+    decodes: Bool  # all tokens known at admission are scheduled: the rest are sampled
+    targets: Int64  # upper bound of tokens with KV after the step
 
     def __add__(self, more: Batch) -> Batch:
         def joined(name: str) -> Int64:

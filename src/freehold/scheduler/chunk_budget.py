@@ -1,18 +1,18 @@
-"""How many prompt tokens a step may compute beside sequences that decode."""
+"""How many prompt tokens a step may compute beside decoding sequences."""
 
 from __future__ import annotations
 
 from freehold.scheduler.step_time import StepTime
 
-CHUNK_MIN = 16  # prompts must get on, however slow the machine is
-CHUNK_FIRST = 64  # while nothing is known about it
-STEP_S = 0.25  # the prompts of a step take no longer: a request that arrives waits for the step
-CHUNK_SLOW = 128  # but a chunk is not cut below this because of STEP_S: small chunks are less efficient
-TOGETHER_S = 0.1  # several prompts in one step take no longer
+CHUNK_MIN = 16  # prompts must progress, however slow the machine
+CHUNK_FIRST = 64  # while the machine's speed is unknown
+STEP_S = 0.25  # limit for a step's prompts: an arriving request waits for the step
+CHUNK_SLOW = 128  # STEP_S does not cut chunks below this: small chunks are less efficient
+TOGETHER_S = 0.1  # limit for several prompts in one step
 
 
 class ChunkBudget:
-    """`limit` tokens; with a target, as many as let decoding sequences have a token every `target` seconds."""
+    """At most `limit` tokens; with a target, few enough that decoding sequences get a token every `target` seconds."""
 
     def __init__(self, limit: int, target: float | None, time: StepTime):
         self._limit = limit
@@ -20,7 +20,7 @@ class ChunkBudget:
         self.time = time
 
     def tokens(self, decoding: int) -> int:
-        """For a step in which so many sequences decode."""
+        """Return the tokens for a step with `decoding` decoding sequences."""
         if self._target is None or decoding == 0:
             return self._within(STEP_S, CHUNK_SLOW)
         if self.time.token == 0.0:
@@ -28,7 +28,7 @@ class ChunkBudget:
         return self._within(self._target - self.time.newest_decode, CHUNK_MIN)
 
     def together(self) -> int:
-        """For a step of several prompts: the first of them are ready before the last ones begin."""
+        """Return the tokens for a step of several prompts: the first ones finish before the last ones begin."""
         return self._within(TOGETHER_S, 2 * CHUNK_MIN)
 
     def _within(self, seconds: float, least: int) -> int:
@@ -38,10 +38,10 @@ class ChunkBudget:
 
 
 class PromptBudget:
-    """Prompt tokens for one step, of which a client may use what `shares` say, or all if it is not there.
+    """Prompt tokens for one step. A client may use its entry in `shares`, or all of them without one.
 
-    Where several prompts want the step, they have `together` tokens. A prompt that needs no more than that is not cut
-    because of it: the last one that begins may end.
+    Several prompts in a step get `together` tokens. A prompt that needs no more than that is not cut by it, so the last
+    one to begin can finish.
     """
 
     def __init__(self, tokens: int, shares: dict[int, int] | None = None, together: int | None = None):
@@ -55,7 +55,7 @@ class PromptBudget:
         return min(self._left, self._together_left) <= 0
 
     def offer(self, client: int, wanted: int) -> int:
-        """How many of the tokens that a client wants for a prompt it may have."""
+        """Return how many of the `wanted` prompt tokens a client may have."""
         if self.is_spent:
             return 0
         most = min(wanted, self._left, self._shares.get(client, self._left))

@@ -1,4 +1,4 @@
-"""What of a step each client may have while several compete."""
+"""Each client's limit per step while several compete."""
 
 from __future__ import annotations
 
@@ -14,19 +14,18 @@ from freehold.scheduler.running import RunningTable
 from freehold.scheduler.shares import Shares
 from freehold.scheduler.step_time import StepTime
 
-ROWS_FIRST = 8  # that a client may decode whoever competes, while nobody knows what they cost
-PROMPT_MIN = 2  # prompt tokens of a client in a step, whatever they cost
-WAITING_MAX = 8  # waiting requests looked at
-PART_MAX = 0.5  # of the step that the client that asks for least would have, for each of the others
+ROWS_FIRST = 8  # decoding rows a client may always have while step times are unknown
+PROMPT_MIN = 2  # prompt tokens a client may always have in a step
+WAITING_MAX = 8  # waiting requests examined
+PART_MAX = 0.5  # of the least demanding client's step time, for each other client
 
 
 class FairSteps:
-    """No client's part of a step may take longer than half of the step that the client that asks for least would have.
-    So each other client makes that client's steps longer by half. Clients that have left a moment ago still compete,
-    for most come back.
+    """Each client gets at most half the step time of the least demanding one. So each other client lengthens that
+    client's steps by at most half. Clients that left a moment ago still compete, for most come back.
 
-    What parts take is learned (`StepTime`). Until it is known, prompt tokens are shared evenly, and of decoding rows a
-    client may have as many as the others together. `rows_min` rows it may always have.
+    Step times are learned (`StepTime`). Until they are known, prompt tokens are shared evenly, and a client may decode
+    as many rows as all others together. A client may always decode `rows_min` rows.
     """
 
     def __init__(
@@ -38,15 +37,15 @@ class FairSteps:
         self._time = time
         self._rows_min = rows_min
         self._last: dict[int, int] = {}  # by client: the last row that decoded while others of it waited
-        self._next_last: dict[int, int] = {}  # if the step that is planned is submitted
-        self._parts = _Parts({}, 0.0)  # of the step that is planned
+        self._next_last: dict[int, int] = {}  # becomes `_last` once the planned step is submitted
+        self._parts = _Parts({}, 0.0)  # of the planned step
 
     def is_contested(self, now: float) -> bool:
         return len(self._shares) > 1 or self._shares.somebody_left(now)
 
     def decoding(self, rows: Int64, prompts: Int64, now: float) -> Int64:
-        """`rows` [n] that decode, beside `prompts` [m] that go on, without those that are too many of one client. Its
-        rows take turns, in the order of their numbers."""
+        """Return the decoding `rows` [n] that may run beside `prompts` [m], dropping those over their client's limit. A
+        client's rows take turns by row number."""
         self._next_last = {}
         clients = self._running.client[rows]
         counts = np.bincount(clients, minlength=1)
@@ -62,12 +61,12 @@ class FairSteps:
         return rows[~np.isin(rows, np.concatenate(waiting))] if waiting else rows
 
     def submitted(self) -> None:
-        """The step that was planned last is under way."""
+        """Note that the planned step was submitted."""
         self._last = self._next_last
 
     def prompts(self, tokens: int, together: int | None, prompts: Int64) -> PromptBudget:
-        """How `tokens` for prompts are shared, of which several have `together`, if those of rows `prompts` [m] go on
-        beside what `decoding` gave."""
+        """Return the budget that shares `tokens` between clients, at most `together` where several prompts run. Rows
+        `prompts` [m] continue beside the result of `decoding`."""
         clients = set(self._running.client[prompts].tolist()) | self._queue.clients()
         even = max(-(-tokens // max(len(clients), 1)), PROMPT_MIN)
         if not self._time.token or not self._time.is_known:
@@ -83,8 +82,8 @@ class FairSteps:
         return mine if total == mine else max(total - mine, self._rows_min or ROWS_FIRST)
 
     def _allowed_parts(self, decoding: Int64, prompts: Int64, now: float) -> _Parts:
-        """`decoding` [clients] are the rows of each that decode. Who asks for nothing at the moment, because it waits
-        for the end of a request or has just had it, counts as decoding a row: most will be back."""
+        """Return the seconds each client asks for; `decoding` [clients] counts its decoding rows. A client that asks
+        for nothing right now counts as decoding one row: most will be back."""
         client_of, todo = self._running.client, self._running.todo(prompts)
         asked: dict[int, float] = {}
         for request in islice(self._queue.in_turn(), WAITING_MAX):
@@ -104,5 +103,5 @@ class _Parts(NamedTuple):
     least: float
 
     def of(self, client: int) -> float:
-        """What a client may have."""
+        """Return the seconds a client may have."""
         return self.least if self.asked.get(client, 0.0) <= self.least else PART_MAX * self.least

@@ -1,8 +1,8 @@
-"""Where a fault ends one request, and where it ends the engine.
+"""Which faults end one request, and which end the engine.
 
-While a waiting request is looked at, nothing is moved; and stops are looked for in the output of one request alone.
-What is raised there ends this request with an error, and the others go on. Once pages, pins or rows begin to move, a
-fault may have left them half moved: it ends the engine, and so does a broken invariant anywhere.
+Examining a waiting request moves nothing, and stops are matched in the output of one request alone. An error there
+ends only that request. Once pages, pins or rows move, a fault may leave them half moved: it ends the engine, as does a
+broken invariant anywhere.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from freehold.memory import BrokenInvariant
 
 
 def is_broken(error: BaseException) -> bool:
-    """Whether an error says that an invariant is broken."""
+    """Return whether an error means a broken invariant."""
     return isinstance(error, (BrokenInvariant, AssertionError))
 
 
 def fault_of_one(error: Exception) -> FreeholdError:
-    """The error that the request meets. Raises `error` again if it is a broken invariant."""
+    """Return the error to report to the request. Raise `error` again if it is a broken invariant."""
     if is_broken(error):
         raise error
     if isinstance(error, FreeholdError):

@@ -1,4 +1,4 @@
-"""The life of a request: admitted, retracted, ended. One routine ends a request, however it ended."""
+"""The life of a request: admitted, retracted, ended. One routine handles every kind of end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STALE_MAX = 1024
 
 
 class Deadline(StrEnum):
-    """Which time is up."""
+    """Which timeout expired."""
 
     WHOLE = "after"
     WAITING = "in the waiting queue after"
@@ -34,7 +34,7 @@ class Deadline(StrEnum):
 
 @dataclass(frozen=True)
 class Timeouts:
-    """Seconds that every request may wait to be scheduled, and then run; None is no limit."""
+    """Limits in seconds for waiting to be scheduled, and for running; None is no limit."""
 
     waiting: float | None = None
     running: float | None = None
@@ -45,7 +45,7 @@ def _is_alive(request: Request | None) -> bool:
 
 
 class Lifecycle:
-    """Moves requests between queue, rows and the end. Knows nothing of steps."""
+    """Moves requests between queue, rows and the end. Independent of steps."""
 
     def __init__(
         self,
@@ -67,24 +67,24 @@ class Lifecycle:
         self.row_starts: list[RowStart] = []  # for the next step
         self.ended: list[Request] = []  # since the last output
         self._deadlines: list[tuple[float, int, Deadline, float, ref[Request]]] = []
-        self._deadline_limit = STALE_MAX  # entries at which those of ended requests are looked for
+        self._deadline_limit = STALE_MAX  # entries at which those of ended requests are dropped
         self._timeouts = timeouts
         self._vocabulary = vocabulary
         self._queue_limit = queue_limit
         self._arrivals = 0
 
     def accept(self, request: Request) -> None:
-        """Queue a new request. Raises InvalidParameter or QueueFull, having changed nothing."""
+        """Queue a new request. Raise InvalidParameter or QueueFull, having changed nothing."""
         self.check_fits(request)
         request.watch_for_stops()
-        # One client can't fill the queue for others: who has no request yet finds it twice as long.
+        # One client must not fill the queue for others: a client without requests gets twice the limit.
         limit = self._queue_limit if request.client in self.shares else 2 * self._queue_limit
         if len(self.queue) >= limit:
             raise QueueFull(f"{len(self.queue)} requests are waiting, the limit is {self._queue_limit}")
         self._arrivals += 1
         request.order = self._arrivals
         request.client_number = self.shares.join(request.client)
-        request.arrival = request.arrival or self.clock()  # it may have waited elsewhere
+        request.arrival = request.arrival or self.clock()  # kept if it waited elsewhere
         request.state_since = self.clock()
         self.queue.push(request)
         self._set_deadline(request, Deadline.WHOLE, request.timeout, request.arrival)
@@ -93,7 +93,7 @@ class Lifecycle:
     def _set_deadline(self, request: Request, kind: Deadline, seconds: float | None, since: float) -> None:
         if seconds is None:
             return
-        # A request that has ended meanwhile is not kept for it.
+        # The weak reference lets an ended request be freed.
         heapq.heappush(self._deadlines, (since + seconds, request.order, kind, seconds, ref(request)))
         if len(self._deadlines) > self._deadline_limit:
             self._deadlines = [entry for entry in self._deadlines if _is_alive(entry[4]())]
@@ -101,7 +101,7 @@ class Lifecycle:
             self._deadline_limit = 2 * len(self._deadlines) + STALE_MAX
 
     def expire(self) -> None:
-        """End the requests whose time is up."""
+        """End the requests whose timeout expired."""
         while self._deadlines and self._deadlines[0][0] <= self.clock():
             _, _, kind, seconds, reference = heapq.heappop(self._deadlines)
             request = reference()
@@ -113,14 +113,14 @@ class Lifecycle:
             self.end(request, Finish(FinishKind.TIMEOUT, error=TimedOut(f"timed out {kind.value} {seconds:g} s")))
 
     def max_length(self, request: Request) -> int:
-        """Prompt plus output tokens at which the request is finished. Without max_tokens: what fits."""
+        """Return prompt plus output tokens at which the request is finished. Without max_tokens: what fits."""
         token_limit = self.memory.shape.token_limit
         if request.params.max_tokens is None:
             return min(token_limit, self.memory.capacity_tokens + 1)
         return min(token_limit, len(request.prompt) + request.params.max_tokens)
 
     def check_fits(self, request: Request) -> None:
-        """Raises InvalidParameter if the request can never be served, whatever else runs."""
+        """Raise InvalidParameter if the request cannot be served even alone."""
         params, prompt = request.params, len(request.prompt)
         limit, capacity = self.memory.shape.token_limit, self.memory.capacity_tokens
         request.check_numbers()
@@ -146,7 +146,7 @@ class Lifecycle:
             )
 
     def start(self, request: Request, lease: Lease) -> None:
-        """Admit a request: it takes the lease's row, and the engine hears of it with the next step."""
+        """Admit a request: give it the lease's row, and announce it to the engine with the next step."""
         self.queue.remove(request)
         lease.use(request.priority)
         if request.cached_tokens is None:
@@ -187,8 +187,8 @@ class Lifecycle:
         )
 
     def retract(self, row: int, why: Event) -> None:
-        """Take a running request back to the queue. Its output is kept and its KV is published, so that
-        resuming costs little if the memory is not needed meanwhile."""
+        """Return a running request to the queue. Its output is kept and its KV is published, so resuming is cheap
+        unless the KV is evicted meanwhile."""
         request = self.running.request(row)
         if why is Event.RETRACTED:
             has_progressed = self.running.length[row] - self.running.prefill_end[row] >= PROGRESS_TOKENS
@@ -200,7 +200,7 @@ class Lifecycle:
         self.queue.push(request)
 
     def end(self, request: Request, finish: Finish) -> None:
-        """The one end of every request: finished, stopped, aborted or failed, queued or running."""
+        """End a request, queued or running, for any reason. All ends come here."""
         request.transition(finish.event, self.clock())
         if request.lease is not None:
             self._leave_row(request, finish)
@@ -213,7 +213,7 @@ class Lifecycle:
         self.ended.append(request)
 
     def fail(self, request: Request, error: Exception) -> None:
-        """End a request because of a fault in looking at it. Raises `error` again if it is a broken invariant."""
+        """End a request because of a fault in examining it. Raise `error` again if it is a broken invariant."""
         self.end(request, Finish(FinishKind.ERROR, error=fault_of_one(error)))
 
     def _leave_row(self, request: Request, finish: Finish | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Whether a waiting request's prefix comes from a deeper tier, or is computed."""
+"""Whether a waiting request's prefix is loaded from a deeper tier or computed."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from freehold.scheduler.lifecycle import Lifecycle
 from freehold.scheduler.request import Request
 from freehold.scheduler.step_time import StepTime
 
-LOADS_MAX = 2  # of one prefix for a request: what is evicted again before its admission is then computed
+LOADS_MAX = 2  # per prefix and request: a prefix evicted again before admission is then computed
 
 
 class Loading:
-    """Begins loads for requests that would be admitted, and lets them wait for those in flight."""
+    """Begins loads for requests about to be admitted, and makes requests wait for loads in flight."""
 
     def __init__(self, memory: Memory, lifecycle: Lifecycle, time: StepTime):
         self._memory = memory
@@ -27,14 +27,14 @@ class Loading:
         self.is_hashing = False  # in this pass of admission
 
     def prefetch(self, request: Request, now: float) -> None:
-        """A request has come: have what storage knows of it fetched while it waits."""
+        """Start fetching a new request's prefix from storage, while it waits."""
         tiers = self._memory.tiers
         if tiers is not None and tiers.storage is not None:
             request.deeper.deadline = None if tiers.storage.patience else now
             self._prefetch(tiers, tiers.storage, request, now)
 
     def go_on(self, request: Request) -> None:
-        """Begin the request's own prefetch once the one that it has joined, of another sequence, is over."""
+        """Begin the request's own prefetch once the one it joined, of another sequence, is over."""
         tiers, deeper = self._memory.tiers, request.deeper
         if tiers is None or tiers.storage is None or deeper.prefetch is None:
             return
@@ -45,7 +45,7 @@ class Loading:
             self._prefetch(tiers, tiers.storage, request, tiers.transfers.now)
 
     def _prefetch(self, tiers: Tiers, storage: Storage, request: Request, now: float) -> None:
-        """Looking it up moves nothing, so a fault in that ends this request alone."""
+        """Join or begin a prefetch. The lookup moves nothing, so a fault ends only this request."""
         try:
             namespace = self._memory.tree.namespace(request.namespace, fingerprint_of(request.adapter))
             keys = self._keys(tiers, request, namespace)
@@ -69,7 +69,7 @@ class Loading:
             request.deeper.deadline = tiers.transfers.now + tiers.storage.patience
 
     def is_awaited(self, request: Request) -> bool:
-        """Whether what the request waits for is on its way, and not late."""
+        """Return whether the request's prefetch or load is under way and not late."""
         tiers, deeper = self._memory.tiers, request.deeper
         if tiers is None:
             return False
@@ -79,8 +79,8 @@ class Loading:
         return deeper.load is not None and tiers.transfers.is_awaited(deeper.load)
 
     def lacks_keys(self, request: Request, match: Match) -> bool:
-        """Whether the request has to wait for the keys of what may be loaded. Those of a long prompt take long to make,
-        so only some are made in each pass of admission."""
+        """Return True if the request must wait for its page keys. Hashing a long prompt is slow, so each pass of
+        admission hashes only some."""
         tiers = self._memory.tiers
         if tiers is None or request.deeper.load_count >= LOADS_MAX:
             return False
@@ -91,11 +91,11 @@ class Loading:
         return self.is_hashing
 
     def _limit(self, request: Request) -> int:
-        """How many tokens may come from caches."""
+        """Return how many tokens may come from caches."""
         return min(len(request.tokens) - 1, request.computed_from)
 
     def plan(self, request: Request, match: Match) -> LoadPlan | None:
-        """What to load first, if that brings more of the prefix, and sooner than computing does. Moves nothing."""
+        """Return the load that brings more of the prefix sooner than computing it, or None. Moves nothing."""
         tiers, deeper = self._memory.tiers, request.deeper
         if tiers is None or deeper.load_count >= LOADS_MAX:
             return None
@@ -103,17 +103,17 @@ class Loading:
         return tiers.loads.piece_of(plan) if plan is not None and tiers.loads.pays(plan, self._time.token) else None
 
     def begin(self, request: Request, plan: LoadPlan, is_alone: bool, keep: Tail | None) -> bool:
-        """Whether the request has to wait for what is planned: it is on its way, or begins to be now. `is_alone`: no
-        request runs; `keep` is not given up for it."""
+        """Begin or join the planned load. Return whether the request must wait for it. `is_alone`: no request runs;
+        `keep` is not evicted for it."""
         tiers, deeper = self._memory.tiers, request.deeper
         assert tiers is not None
         number = tiers.loads.underway(plan)
         if number is None:
             number = tiers.loads.begin(plan, is_alone, keep)
-        if number is None:  # pages that were evicted for the load may be on their way to the host
+        if number is None:  # pages evicted for the load may still be being copied to the host
             return self._memory.room.is_returning
         if number != deeper.load:
-            if deeper.load is None or plan.match.known <= deeper.known:  # what was loaded has been evicted
+            if deeper.load is None or plan.match.known <= deeper.known:  # the earlier load was evicted
                 deeper.load_count += 1
                 deeper.begin = plan.match.length
             deeper.load, deeper.known, deeper.end = number, plan.match.known, plan.boundary

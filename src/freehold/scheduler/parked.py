@@ -1,4 +1,4 @@
-"""Requests whose grammar is being compiled: the scheduler gets them when it is."""
+"""Requests held back while their grammar compiles."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ class GrammarCompiler(Protocol):
 
 
 class Parked:
-    """`wake` is called by another thread when a grammar is ready. Requests keep the time of their arrival."""
+    """`wake` is called by another thread when a grammar is ready. Requests keep their arrival time."""
 
     def __init__(self, grammars: GrammarCompiler | None, wake: Callable[[], None], config: EngineConfig):
         self._grammars = grammars
         self._wake = wake
         self._config = config
         self._requests: dict[str, tuple[Request, Future[Any]]] = {}
-        self.failure_count = 0  # grammars that could not be compiled, by request
+        self.failure_count = 0  # requests whose grammar failed to compile
 
     def __len__(self) -> int:
         return len(self._requests)
 
     def park(self, request: Request, waiting: int, now: float) -> bool:
-        """Whether the request has to wait for its grammar; if not, it has it. `waiting`: requests in the queue. Raises
-        InvalidParameter, QueueFull or Unavailable."""
+        """Park the request if its grammar is still compiling, else set it. Return whether it was parked. `waiting`
+        counts the queued requests. Raise InvalidParameter, QueueFull or Unavailable."""
         constraint = request.params.constraint
         if constraint is None:
             return False
@@ -56,12 +56,12 @@ class Parked:
         return True
 
     def take(self, name: str) -> Request | None:
-        """A request that shall wait no longer, without a grammar."""
+        """Remove and return a request, without its grammar."""
         found = self._requests.pop(name, None)
         return None if found is None else found[0]
 
     def ready(self, now: float) -> list[tuple[Request, FreeholdError | None]]:
-        """Those whose grammar is there, or why it can't be; and those whose time is up, without one."""
+        """Return requests whose grammar compiled or failed, with the error; and those timed out, without a grammar."""
         if not self._requests:
             return []
         assert self._grammars is not None

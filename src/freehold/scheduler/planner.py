@@ -28,14 +28,13 @@ from freehold.scheduler.states import Event
 class NoStep(Enum):
     """Why there is nothing to submit."""
 
-    IDLE = auto()  # nobody has tokens to compute
+    IDLE = auto()  # no request has tokens to compute
     BLOCKED = auto()  # steps or transfers in flight must complete first
 
 
 class Planner:
-    """Plans one step at a time under a budget: one token for each decoding row, and as many
-    tokens of prompts as `ChunkBudget` allows, of as many requests as they come from. Clients that compete share both
-    (`FairSteps`)."""
+    """Plans one step at a time under a budget: one token for each decoding row, and as many prompt tokens as
+    `ChunkBudget` allows, from any number of requests. Competing clients share both (`FairSteps`)."""
 
     def __init__(
         self,
@@ -63,9 +62,9 @@ class Planner:
         self._steps_since_retraction = 0
 
     def plan(self, in_flight: int) -> Step | NoStep:
-        """The next step, with its pages allocated and its rows marked; or why there is none.
+        """Return the next step, with its pages allocated and its rows marked; or why there is none.
 
-        Requests are retracted only while nothing is in flight: a step's result is never thrown away.
+        Requests are retracted only while nothing is in flight, so that no result is thrown away.
         """
         is_due = self._is_retraction_due()
         victim = self._preemption.victim()
@@ -99,7 +98,7 @@ class Planner:
     # -- requests that have a row ---------------------------------------------------------------------
 
     def _continue(self, may_draft: bool = True) -> tuple[Batch, PromptBudget]:
-        """Rows that go on, decoding ones first; and what they leave for other prompts."""
+        """Return the rows that continue, decoding ones first; and the budget left for other prompts."""
         running = self._running
         rows = running.active()
         todo = running.todo(rows)
@@ -126,9 +125,10 @@ class Planner:
         return running.batch(rows, counts, drafts), budget
 
     def _chunk_sizes(self, rows: Int64, todo: Int64, budget: PromptBudget, somebody_waits: bool) -> Int64:
-        """How many of `todo` [n] prompt tokens of `rows` [n] the next step computes. Among equals the prompt that is
-        soonest done goes first, so that short turns need not wait for long prompts. But the one that came first has
-        half of the step, so it is never overtaken for ever; and if it is long, the other half is for others."""
+        """Return how many of the `todo` [n] prompt tokens of `rows` [n] the next step computes. Among equal priorities
+        the shortest remaining prompt goes first, so that short turns need not wait for long prompts. The earliest
+        prompt gets half of the step, so it is never overtaken indefinitely; if it is long, the other half is for
+        others."""
         running = self._running
         sizes, clients = np.zeros(len(rows), np.int64), running.client[rows].tolist()
 
@@ -148,9 +148,8 @@ class Planner:
         return self._memory.room.make(batch.rows, batch.targets, batch.decodes, may_unpin)
 
     def _retract_until_it_fits(self) -> Batch | None:
-        """Free memory by sending the least important requests back to the queue. The most important one
-        stays, so there is always progress; if it cannot go on even alone, it is ended. None if what is evicted for it
-        must be copied first."""
+        """Retract the least important requests until the rest fits. The most important one stays, so there is always
+        progress; if even it alone does not fit, it is ended. Return None if evicted pages must be copied first."""
         while True:
             batch, _ = self._continue(may_draft=False)
             if self._make_room(batch, may_unpin=len(self._running) == 1):
@@ -178,8 +177,8 @@ class Planner:
         return 0 < self._retract_interval <= self._steps_since_retraction and len(self._running) > 0
 
     def _retract_for_test(self) -> None:
-        """The test switch `forward_retract_interval`: everybody's turn comes. Only a request that has
-        moved on since it was admitted is retracted, or small chunks would never get anywhere."""
+        """Retract the least retracted request, for the test switch `forward_retract_interval`. Requests without a token
+        since admission are skipped, or small chunks would never make progress."""
         self._steps_since_retraction = 0
         order, running = self._running.order, self._running
         moved = order[running.length[order] > running.prefill_end[order]]

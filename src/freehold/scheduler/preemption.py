@@ -1,4 +1,4 @@
-"""Which running request gives way to one that waits: to a more important one, or to one of a client that holds less."""
+"""Which running request yields to a waiting one: a more important one, or one of a client that holds less."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from freehold.scheduler.shares import Shares
 
 
 class Preemption:
-    """Rows may be taken from requests whose priority is lower by at least `threshold`, if there is one; and from
-    clients that have been served more than the one that gets them, and without them still hold as much. So a client
-    that gives way is not next in line, and the same two never swap twice."""
+    """With a `threshold`, rows may be taken from requests whose priority is lower by at least that. Rows may also be
+    taken from clients that were served more than the beneficiary and still hold as much without them. So a client that
+    yields is not next in line, and the same two never swap twice."""
 
     def __init__(
         self,
@@ -37,8 +37,8 @@ class Preemption:
         self._threshold = threshold
 
     def victim(self) -> int | None:
-        """The row to retract, if the request that is next in line waits for a place and would have one if others
-        went. One at a time: the next plan looks again."""
+        """Return a row to retract, if the next request in line would then have a place. One at a time: the next plan
+        looks again."""
         head = self._queue.peek()
         if head is None or not self._may_gain(head):
             return None
@@ -51,7 +51,7 @@ class Preemption:
         if self._has_place(request, match):
             return self._first_of(prompts, self._inferior(request))
         ahead = self._ahead(request)
-        # Whoever goes back to a line that was passed over would have the place before the request has it.
+        # A client passed over would take a retracted row back before this request gets it.
         ahead = ahead[~np.isin(self._running.client[ahead], passed)]
         for rows in (self._inferior(request), ahead):
             if len(rows) and self._would_fit(request, match, rows):
@@ -59,8 +59,8 @@ class Preemption:
         return None
 
     def _prompts_before(self, request: Request) -> Int64:
-        """Rows that have the tokens which the request would begin with: while clients compete, prompts of its own
-        client that go on. As long as there are any, nobody else need give way."""
+        """Return rows computing prompts of the request's own client, while clients compete. They hold the tokens the
+        request would begin with, so no other row need yield before them."""
         running = self._running
         if len(self._shares) < 2:
             return running.order[:0]
@@ -68,18 +68,18 @@ class Preemption:
         return mine[running.todo(mine) > 0]
 
     def _first_of(self, prompts: Int64, rows: Int64) -> int | None:
-        """The first of `rows` [n] that is in `prompts` [m]; None unless `rows` has every one of `prompts`."""
+        """Return the first of `rows` [n] that is in `prompts` [m]; None unless `rows` contains all `prompts`."""
         giving = rows[np.isin(rows, prompts)]
         return int(giving[0]) if 0 < len(giving) == len(prompts) else None
 
     def _may_gain(self, request: Request) -> bool:
-        """A quick look at whether anybody might give way."""
+        """Return quickly whether any row could yield."""
         others = int(np.count_nonzero(self._running.client[self._running.order] != request.client_number))
         return others > 1 or len(self._inferior(request)) > 0
 
     def _next_in_line(self) -> tuple[Request, Match, list[int]] | None:
-        """The first that does not wait for a prefix: that it would have soon, whoever runs. And the clients of those
-        before it."""
+        """Return the first request not blocked on a shared prefix, and the clients skipped. A shared prefix arrives
+        soon without preemption."""
         sharing, passed = self._admission.pages_being_computed(), list[int]()
         for request in islice(self._queue.in_turn(), LOOKED_AT_MAX):
             match = self._admission.match(request)
@@ -95,8 +95,8 @@ class Preemption:
         return memory.leases.free_row_count > 0 and bool(is_room)
 
     def _would_fit(self, request: Request, match: Match, rows: Int64) -> bool:
-        """If the requests in `rows` [n] went: their private pages come back, and so does what only they hold of
-        the tree. Prompts are published as they are computed, so that is most of it."""
+        """Return whether the request fits once `rows` [n] are retracted. Their private pages are freed, and tree pages
+        pinned only by them become evictable. Prompts are published as they are computed, so that is most of them."""
         memory, admission = self._memory, self._admission
         others = np.setdiff1d(self._running.order, rows)
         gained, released = memory.room.gained_by(rows)
@@ -105,17 +105,17 @@ class Preemption:
         return len(others) == 0 or bool((needed + admission.growth_page_counts(others) <= room).all())
 
     def _inferior(self, request: Request) -> Int64:
-        """Rows of requests that are less important than `request`, the least important first."""
+        """Return rows less important than `request`, the least important first."""
         rows = self._running.least_important_first()
         if self._threshold is None:
             return rows[:0]
         return rows[self._running.priority[rows] <= request.priority - self._threshold]
 
     def _ahead(self, request: Request) -> Int64:
-        """Rows that clients give up in favour of `request`. Such a client has been served more than the request's.
-        Without the row and those before it in the answer, it still holds at least as much as the request's client will
-        have with the request. The client that holds most comes first, and of each client the least important row. What
-        is counted is rows if none is free, else pages that their tokens fill."""
+        """Return rows that clients yield to `request`. Such a client was served more than the request's. Without this
+        row and the earlier ones returned, it still holds at least as much as the request's client will have with the
+        request. Clients that hold most come first, and their least important rows first. The unit is rows if none is
+        free, else pages that their tokens fill."""
         running, leases = self._running, self._memory.leases
         rows = running.least_important_first()
         mine, clients = request.client_number, running.client[rows]

@@ -1,4 +1,4 @@
-"""The waiting queue: who is admitted next, and why nobody waits for ever."""
+"""The waiting queue: admission order without starvation."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from freehold.scheduler.request import Request
 from freehold.scheduler.shares import Shares
 
 Key = tuple[int, int]
-LineKey = tuple[int, int]  # class of importance, lowest first; number of the client
+LineKey = tuple[int, int]  # negated priority, so that the highest sorts first; number of the client
 
-RANKED_MAX = 16  # requests whose match is looked up in one pass
+RANKED_MAX = 16  # requests looked up in the prefix tree per pass
 _BEFORE_ALL = -(1 << 60)
 
 
 @dataclass
 class _Entry:
     key: Key
-    number: int  # of entries to the line, this one included
+    number: int  # position in the order of entry, from 1
     version: int = -1  # of the prefix tree, when the match was looked up
 
 
@@ -29,7 +29,7 @@ class Line:
     """Waiting requests in the order of their keys.
 
     Entries are numbered. The request with entry number e is *due* once e + overtaken_max requests have left the
-    line, for then at least overtaken_max of them came later.
+    line: at least overtaken_max of them entered later.
     """
 
     def __init__(self, overtaken_max: int):
@@ -53,7 +53,7 @@ class Line:
         insort(self._sorted, (entry.key, request))
 
     def remove(self, request: Request) -> Request | None:
-        """-> who is due from now on."""
+        """Remove the request. Return the request that becomes due, if any."""
         entry = self._entries.pop(request)
         del self._sorted[self._position(entry.key)]
         del self._by_number[entry.number]
@@ -61,7 +61,7 @@ class Line:
         return self._by_number.get(self._left - self._overtaken_max)
 
     def overtake(self) -> None:
-        """A less important request of the client has left the queue: it counts as if it had been in this line."""
+        """Count a less important request of the same client that left the queue as if it had been in this line."""
         self._entered += 1
         self._left += 1
 
@@ -69,11 +69,11 @@ class Line:
         return self._left - self._entries[request].number >= self._overtaken_max
 
     def put_first(self, request: Request) -> None:
-        """Behind those put first that entered before it."""
+        """Move the request to the front, behind earlier entries already put first."""
         self.move(request, (_BEFORE_ALL, self._entries[request].number))
 
     def move(self, request: Request, key: Key) -> None:
-        """`key` is nobody else's."""
+        """Sort the request under `key`, which must be unique."""
         entry = self._entries[request]
         if key != entry.key:
             del self._sorted[self._position(entry.key)]
@@ -81,7 +81,7 @@ class Line:
             insort(self._sorted, (key, request))
 
     def is_ranked(self, request: Request, version: int) -> bool:
-        """Whether its match was looked up in this version of the tree."""
+        """Return whether its match was looked up in this version of the tree."""
         return self._entries[request].version == version
 
     def rank(self, request: Request, version: int, match_length: int) -> None:
@@ -89,13 +89,13 @@ class Line:
         self.move(request, (-match_length, request.order))
 
     def _position(self, key: Key) -> int:
-        # A key alone sorts before the pair that begins with it, and keys are unique.
+        # A bare (key,) sorts before the pair that begins with it, and keys are unique.
         return bisect_left(self._sorted, (key,))  # pyright: ignore[reportArgumentType]
 
 
 @dataclass
 class _Cursor:
-    """How far a line has been looked at. What was looked at and has left it since does not count."""
+    """How many requests of a line were visited. Those removed since don't count."""
 
     line: Line
     passed: int = 0
@@ -111,15 +111,14 @@ class _Cursor:
 
 
 class WaitingQueue:
-    """The waiting requests. Each client has a line: `fcfs` by arrival, `lpm` by the longest cached prefix. The first of
-    each line come in turn, then the second, beginning with the client that has been served least (`Shares`). Under
-    `priority` all that are more important come before. A retracted request keeps its arrival, so it comes back near
-    the front of its line.
+    """The waiting requests, one line per client: `fcfs` by arrival, `lpm` by the longest cached prefix. Lines take
+    turns, one request each, beginning with the client served least (`Shares`). Under `priority` all more important
+    requests go first. A retracted request keeps its arrival, so it returns near the front of its line.
 
-    Under `lpm` whoever is due goes first in its line; under every policy it no longer waits for a prefix that
-    somebody else computes. So nobody is overtaken for ever, and being looked at costs nobody its turn: a request
-    leaves the queue only when it is admitted or ends. Every operation is O(log n) comparisons, and an ended request
-    leaves nothing behind.
+    Under `lpm` a due request goes first in its line; under every policy it no longer waits for a prefix that another
+    request computes. So no request is overtaken for ever. Examining a request does not cost its turn: it leaves the
+    queue only when it is admitted or ends. Every operation is O(log n) comparisons, and an ended request leaves nothing
+    behind.
     """
 
     def __init__(self, policy: str = "fcfs", overtaken_max: int = 64, shares: Shares | None = None):
@@ -127,9 +126,9 @@ class WaitingQueue:
         self._shares = Shares() if shares is None else shares
         self._overtaken_max = overtaken_max
         self._lines: dict[LineKey, Line] = {}
-        self._levels: Counter[int] = Counter()  # lines of each class of importance
+        self._levels: Counter[int] = Counter()  # lines of each priority
         self._sorted: list[LineKey] = []
-        self._sorted_at = -1  # after how many charges; -1 if lines have come or gone since
+        self._sorted_at = -1  # the count of charges it was sorted at; -1 if lines were added or removed since
         self._count = 0
         self._unranked: OrderedDict[Request, None] = OrderedDict()  # least recently looked up first
 
@@ -137,7 +136,7 @@ class WaitingQueue:
         return self._count
 
     def in_turn(self) -> Iterator[Request]:
-        """Everybody, next first. Whoever is yielded may be removed before the next is asked for."""
+        """Yield every request, next first. A yielded request may be removed before the next one is asked for."""
         for _, keys in groupby(self._lines_in_turn(), key=lambda key: key[0]):
             going = [_Cursor(self._lines[key]) for key in keys]
             while going:
@@ -146,11 +145,11 @@ class WaitingQueue:
                 going = [cursor for cursor in going if cursor.has_more]
 
     def peek(self) -> Request | None:
-        """The next; None when nobody waits."""
+        """Return the next request, or None if the queue is empty."""
         return next(self.in_turn(), None) if self._count else None
 
     def clients(self) -> set[int]:
-        """Numbers of those whose requests wait."""
+        """Return the numbers of the clients with waiting requests."""
         return {client for _, client in self._lines}
 
     def push(self, request: Request) -> None:
@@ -166,7 +165,7 @@ class WaitingQueue:
             self._unranked.move_to_end(request, last=False)
 
     def remove(self, request: Request) -> None:
-        """The request is admitted, or it has ended."""
+        """Remove a request that was admitted or has ended."""
         key = self._line_of(request)
         line = self._lines[key]
         due = line.remove(request)
@@ -185,13 +184,13 @@ class WaitingQueue:
             line.put_first(due)
 
     def is_due(self, request: Request) -> bool:
-        """Whether so many others of its client, no more important than it, left before it that it must not wait for any
-        of them."""
+        """Return True once `overtaken_max` later requests of its client, no more important, went first. It must then
+        not wait for any of them."""
         return self._lines[self._line_of(request)].is_due(request)
 
     def rank(self, version: int, match_length: Callable[[Request], int]) -> None:
-        """For policy `lpm`: bring the order up to date with what is cached. Looks up those whose match was looked
-        up longest ago, RANKED_MAX at most, and nobody twice for the same `version` of the prefix tree."""
+        """Under `lpm`, re-sort by what is cached now. Look up at most RANKED_MAX requests, least recently looked up
+        first, and none twice for the same `version` of the prefix tree."""
         for request in list(islice(self._unranked, RANKED_MAX)):
             line = self._lines[self._line_of(request)]
             if line.is_ranked(request, version):

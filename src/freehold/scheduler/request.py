@@ -1,4 +1,4 @@
-"""A request: what was asked, what has come of it, and where it is in its life."""
+"""A request: its inputs, its results so far and its state."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from freehold.memory.tiers.storage import Prefetch
 from freehold.scheduler.states import Event, RequestState, after
 
 SETBACKS_TRUSTED = 2
-PROGRESS_TOKENS = 32  # computed since a request was last admitted, they bring trust back
+PROGRESS_TOKENS = 32  # computed since the last admission, they restore trust
 
 
 class FinishKind(StrEnum):
@@ -47,8 +47,8 @@ _EVENT_OF = {
 
 @dataclass(frozen=True)
 class Finish:
-    """Why a request ended. `matched` is the stop token or stop string, if that was the reason; `error` what went wrong,
-    if anything did."""
+    """Why a request ended. `matched` is the stop token or stop string, if one matched; `error` is the failure,
+    if there was one."""
 
     kind: FinishKind
     matched: int | str | None = None
@@ -64,17 +64,16 @@ class Finish:
 
     @property
     def is_complete(self) -> bool:
-        """The output is all that was asked for."""
+        """Whether the output is all that was asked for."""
         return self.kind in (FinishKind.STOP, FinishKind.LENGTH)
 
 
 @dataclass
 class DeeperPrefix:
-    """What a request has to do with tiers below the device: its `keys`, which are those in `namespace`; what is fetched
-    for it from storage, and until when it waits for that (`deadline`, in seconds of the scheduler's clock; None until
-    the request could run without it); the number of the `load` that it waits for; how often its prefix was loaded from
-    the start (`load_count`); `known` tokens that the device had when the newest load began; and which tokens the loads
-    bring, from `begin` to `end`."""
+    """What a request gets from tiers below the device: its `keys`, computed in `namespace`; its `prefetch` from storage
+    and the `deadline` for it (seconds of the scheduler's clock; None until the request could run without it); the
+    number of the `load` it waits for; `load_count` loads that started over; the `known` tokens on the device when the
+    newest load began; and the range of tokens loaded, from `begin` to `end`."""
 
     keys: KeyChain | None = None
     namespace: Namespace | None = None
@@ -101,36 +100,36 @@ class Request:
     adapter: Adapter | None = None
     client: str = ""  # whose share of the engine it uses
     timeout: float | None = None
-    session: str | None = None  # whose turn it is: it goes on from what the session parked, and parks in turn
+    session: str | None = None  # the conversation it continues: resumes from the parked KV, and parks its own
     retention: Retention | None = None
     arrival: float = 0.0
 
-    order: int = 0  # of arrival; decides among equals
+    order: int = 0  # of arrival; breaks ties
     client_number: int = 0  # its account in `Shares`
     state: RequestState = RequestState.WAITING
     state_since: float = 0.0
     transitions: Counter[tuple[RequestState, Event]] = field(default_factory=Counter[tuple[RequestState, Event]])
     seconds_in: dict[RequestState, float] = field(default_factory=dict[RequestState, float])
     lease: Lease | None = None
-    tokens: Int32 = field(init=False)  # the prompt, and the output as it was when the request last left its row
+    tokens: Int32 = field(init=False)  # the prompt, and the output as of when the request last left its row
     logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
     pooled_count: int = 0  # prompt tokens whose hidden states add up to `pooled`
     pooled: Float64 | None = None
     cached_tokens: int | None = None  # prompt tokens not computed, at first scheduling
-    loaded_tokens: int = 0  # of those, the ones that came from the host or, through it, from storage
-    fetched_tokens: int = 0  # of those, the ones that came from storage
+    loaded_tokens: int = 0  # the part of `cached_tokens` from the host, or through it from storage
+    fetched_tokens: int = 0  # the part of `loaded_tokens` from storage
     deeper: DeeperPrefix = field(default_factory=DeeperPrefix)
-    miss: str = ""  # why not more of them
+    miss: str = ""  # why no more was cached
     retractions: int = 0
-    setbacks: int = 0  # times in a row that memory ran out before it had made progress
-    drafted: int = 0  # draft tokens verified for it, and how many of them were right
+    setbacks: int = 0  # times in a row that memory ran out before it made progress
+    drafted: int = 0  # draft tokens verified for it, of which `accepted` were right
     accepted: int = 0
-    retained_tokens: int = 0  # of those that a hint asked to keep
+    retained_tokens: int = 0  # tokens kept because a retention hint asked
     stop_bytes: tuple[bytes, ...] = ()  # the stop strings
-    stop_tail: bytes = b""  # the end of the output, in which a stop string may be growing
+    stop_tail: bytes = b""  # the end of the output, which may begin a stop string
     stop_regexes: StopRegexes | None = None
-    grammar: object | None = None  # its constraint, as the engine has compiled it
+    grammar: object | None = None  # its constraint, compiled by the engine
     finish: Finish | None = None
     first_scheduled: float | None = None
     first_token: float | None = None
@@ -138,14 +137,14 @@ class Request:
 
     @property
     def is_trusted(self) -> bool:
-        """Whether it may come back before all its output fits. Only want of memory costs trust."""
+        """Whether it may be admitted before all its output fits. Only running out of memory costs trust."""
         return self.setbacks < SETBACKS_TRUSTED
 
     def __post_init__(self) -> None:
         self.tokens = self.prompt
 
     def check_numbers(self) -> None:
-        """Raises InvalidParameter for what no row can hold. `params` and `retention` have checked theirs."""
+        """Raise InvalidParameter for numbers that don't fit in a row. `params` and `retention` check their own."""
         if not is_whole(self.priority):
             raise InvalidParameter("priority", f"must be between {-WHOLE_MAX} and {WHOLE_MAX}, got {self.priority}")
         if not is_whole(self.seed, -(2**63), 2**64 - 1):
@@ -155,12 +154,12 @@ class Request:
 
     @property
     def output(self) -> Int32:
-        """What was sampled before the request last left its row, int32 [n] (a view)."""
+        """The output as of when the request last left its row, int32 [n] (a view)."""
         return self.tokens[len(self.prompt) :]
 
     @property
     def scored_from(self) -> int:
-        """The first position whose log-probabilities were asked for and are not known."""
+        """The first position whose requested log-probabilities are still missing."""
         start = self.params.prompt_logprobs_start
         if start is None or start + len(self.prompt_logprobs) >= len(self.prompt) - 1:
             return NOT_SCORED
@@ -168,7 +167,7 @@ class Request:
 
     @property
     def pooled_from(self) -> int:
-        """The first position whose hidden state its embedding lacks."""
+        """The first position whose hidden state the embedding still lacks."""
         if self.params.pooling is None or self.pooled_count == self._pooled_whole:
             return NOT_SCORED
         return len(self.prompt) - self._pooled_whole + self.pooled_count
@@ -179,27 +178,27 @@ class Request:
 
     @property
     def computed_from(self) -> int:
-        """The first position that must be computed, and not taken from the cache."""
+        """The first position that must be computed, not taken from the cache."""
         return min(self.scored_from, self.pooled_from)
 
     def pool(self, count: int, total: Float64) -> None:
-        """The hidden states of `count` more prompt tokens add up to `total` [hidden_size]."""
+        """Add `total` [hidden_size], the sum of the hidden states of `count` more prompt tokens."""
         self.pooled_count += count
         self.pooled = total if self.pooled is None else self.pooled + total
 
     @property
     def embedding(self) -> Float32 | None:
-        """Of the prompt [hidden_size], if it was asked for and is complete."""
+        """The prompt's embedding [hidden_size], if requested and complete."""
         is_complete = self.pooled is not None and self.pooled_count == self._pooled_whole
         return (self.pooled / self.pooled_count).astype(np.float32) if is_complete and self.pooled is not None else None
 
     def watch_for_stops(self) -> None:
-        """Prepare to look for the request's own stops in its output."""
+        """Prepare to match the request's own stops in its output."""
         self.stop_bytes = tuple(stop.encode() for stop in self.params.stop)
         self.stop_regexes = StopRegexes(self.params.stop_regex) if self.params.stop_regex else None
 
     def count_loaded(self) -> None:
-        """It has been scheduled: which of its cached tokens came from deeper tiers."""
+        """Record, at first scheduling, which cached tokens came from deeper tiers."""
         deeper, cached = self.deeper, self.cached_tokens or 0
         end = min(cached, deeper.end)
         self.loaded_tokens = max(end - deeper.begin, 0)
@@ -210,7 +209,7 @@ class Request:
 
     @property
     def cached_by_tier(self) -> dict[str, int]:
-        """Prompt tokens not computed, by the tier that had them. Deeper tiers are left out if they had none."""
+        """Cached prompt tokens by the tier that had them. Deeper tiers are left out if they had none."""
         cached, loaded, fetched = self.cached_tokens or 0, self.loaded_tokens, self.fetched_tokens
         deeper = {"host": loaded - fetched, "storage": fetched}
         return {"device": cached - loaded, **{tier: count for tier, count in deeper.items() if count}}
@@ -220,7 +219,7 @@ class Request:
         return self.state in (RequestState.WAITING, RequestState.RETRACTED)
 
     def transition(self, event: Event, now: float) -> None:
-        """The only way to another state. Raises ImpossibleEvent."""
+        """Move to the next state; nothing else may. Raise ImpossibleEvent."""
         following = after(self.state, event)
         self.transitions[self.state, event] += 1
         self.seconds_in[self.state] = self.seconds_in.get(self.state, 0.0) + now - self.state_since
@@ -228,7 +227,7 @@ class Request:
 
 
 def check_token_ids(tokens: Sequence[int], vocab_size: int) -> Int32:
-    """-> int32 [n]. Raises InvalidParameter for ids outside the vocabulary."""
+    """Return the ids as int32 [n]. Raise InvalidParameter for ids outside the vocabulary."""
     for token in tokens:
         if not 0 <= token < vocab_size:
             raise InvalidParameter("prompt", f"token id {token} is outside the vocabulary of {vocab_size}")
@@ -238,8 +237,8 @@ def check_token_ids(tokens: Sequence[int], vocab_size: int) -> Int32:
 def make_requests(
     request_id: str, prompt: Int32, params: SamplingParams, adapter: Adapter | None = None
 ) -> list[Request]:
-    """`n` requests for one prompt. They share its pages as any equal prompts do; given a seed, sample i
-    uses seed + i."""
+    """Return `n` requests for one prompt. They share its pages as any equal prompts do. With a seed, sample i uses
+    seed + i."""
     seed = secrets.randbits(63) if params.seed is None else params.seed
     single = replace(params, n=1) if params.n > 1 else params
     return [

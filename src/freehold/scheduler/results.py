@@ -1,4 +1,4 @@
-"""What a step gave: KV is committed, tokens are appended, ends are noticed. One routine for every step."""
+"""Processing of step results: commit KV, append tokens, detect ends. One routine for every step."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from freehold.scheduler.states import Event, RequestState
 
 @dataclass
 class StepOutput:
-    """What an iteration brought: `tokens[i]` for `requests[i]`, then the requests that ended. `started` have
-    their first token since they were admitted."""
+    """The output of an iteration: `tokens[i]` for `requests[i]`, then the requests that ended. `started` have their
+    first token since admission."""
 
     requests: list[Request] = field(default_factory=list[Request])
     tokens: list[int] = field(default_factory=list[int])
@@ -40,7 +40,7 @@ class StepOutput:
 
 
 class Results:
-    """Takes in the results of steps, in their order."""
+    """Processes the results of steps, in their order."""
 
     def __init__(
         self,
@@ -57,13 +57,13 @@ class Results:
         self._vocabulary = vocabulary
         self._chunks = chunks
         self._drafts = drafts
-        self.token_count = 0  # sampled since the start
+        self.token_count = 0  # sampled since startup
         self.drafted_count = 0
         self.accepted_count = 0
-        self.refused_count = 0  # grammars that could be followed no further
+        self.refused_count = 0  # grammars that refused to continue
 
     def take(self, step: Step, result: StepResult, live: Int64, output: StepOutput) -> None:
-        """`live` indexes the rows of the step that still have their request."""
+        """Process a result. `live` indexes the rows of the step that still have their request."""
         if result.seconds:
             decoding = int(np.count_nonzero(step.counts == 1))
             self._chunks.time.learn(decoding, int(step.counts.sum()) - decoding, result.seconds)
@@ -91,8 +91,7 @@ class Results:
         self._deliver(token_rows, at + 1, result, output)
 
     def _refuse(self, step: Step, refused: Mapping[int, str], live: Int64) -> Int64:
-        """End those whose grammar can't be followed any further: as far as they are concerned, the step has failed ->
-        who is left of `live`."""
+        """End the requests whose grammar cannot continue: for them the step has failed. Return the rest of `live`."""
         for i in live[np.isin(live, list(refused))].tolist():
             self.refused_count += 1
             request = self._running.request(int(step.rows[i]))
@@ -103,7 +102,7 @@ class Results:
         return live[~np.isin(live, list(refused))]
 
     def fail(self, rows: Int64, error: BaseException) -> None:
-        """The step did not complete: nothing was committed, and those who were in it hear of it."""
+        """End the requests of a step that did not complete. Nothing was committed."""
         for row in rows:
             request = self._running.request(int(row))
             message = f"the engine failed: {type(error).__name__}: {error}"
@@ -140,8 +139,8 @@ class Results:
     # -- tokens ---------------------------------------------------------------------------------------
 
     def _deliver(self, rows: Int64, length: Int64, result: StepResult, output: StepOutput) -> None:
-        """Hand the tokens on, up to the first that ends its request. `length` [tokens] is its sequence's with
-        that token."""
+        """Deliver tokens, up to the one that ends each request. `length` [tokens] is the sequence length including that
+        token."""
         running, tokens = self._running, result.tokens
         eos = self._vocabulary.is_eos(tokens)
         notable = eos | (length >= running.watch_from[rows])
@@ -167,7 +166,7 @@ class Results:
     def _finish_of(
         self, request: Request, token: int, logprobs: TokenLogprobs | None, may_stop: bool, eos: bool, full: bool
     ) -> Finish | None:
-        """What a token ends its request with, if it does. A fault in looking ends this request alone."""
+        """Return what the token ends its request with, if it does. A fault here ends only this request."""
         try:
             return self._finish(request, token, logprobs, may_stop, eos, full)
         except Exception as error:
@@ -176,7 +175,7 @@ class Results:
     def _finish(
         self, request: Request, token: int, logprobs: TokenLogprobs | None, may_stop: bool, eos: bool, full: bool
     ) -> Finish | None:
-        """In one step a stop string beats a stop token, which beats the length limit."""
+        """Apply precedence: a stop string beats a stop token, which beats the length limit."""
         finish = self._watch(request, token, may_stop, logprobs)
         if finish is None and eos:
             finish = Finish(FinishKind.STOP, token)
@@ -185,7 +184,7 @@ class Results:
         return finish
 
     def _watch(self, request: Request, token: int, may_stop: bool, logprobs: TokenLogprobs | None) -> Finish | None:
-        """The request's own stops, and its logprobs."""
+        """Match the request's own stops, and record its logprobs."""
         params = request.params
         piece = self._vocabulary.token_bytes[token] if token < self._vocabulary.size else b""
         if logprobs is not None:
@@ -206,7 +205,7 @@ class Results:
 
 
 def _spread(counts: Int64) -> tuple[Int64 | slice, Int64 | int]:
-    """For each of counts[0] things, then of counts[1], ...: the index of its count, and 0 .. count - 1."""
+    """Return the index of its count for each item, and its offset 0 .. count - 1 within that count."""
     if counts.max(initial=0) <= 1:
         everybody = np.count_nonzero(counts) == len(counts)
         return slice(None) if everybody else counts.nonzero()[0], 0

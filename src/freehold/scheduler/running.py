@@ -5,8 +5,8 @@
                        |  in flight   |   scheduled   |            in flight            |
 
 `scheduled < most` holds for every row. A row has work to do until `most - unsure` reaches `max_length`. A prompt, its
-chunks, and decoding differ only in how much. A step that verifies drafts gives one token at least and all of them at
-most: those are `unsure`, and the result settles them.
+chunks and decoding differ only in size. A step that verifies drafts yields between one token and all of them: those
+are `unsure`, and the result settles them.
 """
 
 from __future__ import annotations
@@ -21,36 +21,36 @@ from freehold.scheduler.request import Request
 
 
 class RunningTable:
-    """Columns int64 [rows] unless said otherwise."""
+    """Columns are int64 [rows] unless noted."""
 
     def __init__(self, row_count: int, token_limit: int):
         def column() -> Int64:
             return np.zeros(row_count, np.int64)
 
-        # One spare column: the last token may be sampled without ever being given KV.
+        # One spare column: the last token may be sampled but never gets KV.
         self.tokens: Int32 = np.zeros((row_count, token_limit + 1), np.int32)
         self.length = column()
         self.scheduled = column()
-        self.most = column()  # tokens known when the steps in flight are done, at most
+        self.most = column()  # upper bound of tokens known once the steps in flight complete
         self.unsure = column()  # those of them that are drafts
-        self.prefill_end = column()  # tokens known when the row was taken: later ones are on the device
+        self.prefill_end = column()  # tokens known at admission: later ones are on the device
         self.min_length = column()  # no stop before this many tokens
         self.max_length = column()  # the request is finished at this many tokens
-        self.watch_from = column()  # from this many on, each token may end it
+        self.watch_from = column()  # from this length on, each token may end it
         self.ignore_eos: Bool = np.zeros(row_count, np.bool_)
-        self.is_bound: Bool = np.zeros(row_count, np.bool_)  # by a grammar: it allows EOS where nothing else will do
+        self.is_bound: Bool = np.zeros(row_count, np.bool_)  # by a grammar: it allows EOS only as a last resort
         self.trusted: Bool = np.zeros(row_count, np.bool_)  # to stop before max_length
         self.priority = column()
         self.arrival = column()  # its place in the order of arrivals
-        self.client = column()  # number of its client
-        self.requests: np.ndarray[Any, Any] = np.full(row_count, None, object)  # of Request or None
+        self.client = column()  # client number
+        self.requests: np.ndarray[Any, Any] = np.full(row_count, None, object)  # Request or None
         self.order: Int64 = np.empty(0, np.int64)  # rows in use, in order of admission
 
     def __len__(self) -> int:
         return len(self.order)
 
     def add(self, row: int, request: Request, max_length: int, computed: int) -> None:
-        """Put a request, of whose tokens the first `computed` have KV, into a row."""
+        """Put a request into a row. Its first `computed` tokens have KV."""
         tokens = request.tokens
         params = request.params
         self.tokens[row, : len(tokens)] = tokens
@@ -75,7 +75,7 @@ class RunningTable:
         self.order = self.order[self.order != row]
 
     def least_important_first(self) -> Int64:
-        """Rows in use: lowest priority first, among equals the one that arrived last."""
+        """Return rows in use: lowest priority first, then latest arrival first."""
         return self.order[np.lexsort((-self.arrival[self.order], self.priority[self.order]))]
 
     def request(self, row: int) -> Request:
@@ -84,32 +84,32 @@ class RunningTable:
         return request
 
     def requests_of(self, rows: Int64) -> list[Request]:
-        """The requests in `rows` [n], all of them in use."""
+        """Return the requests in `rows` [n], all in use."""
         return self.requests[rows].tolist()
 
     def known_tokens(self, row: int) -> Int32:
-        """All tokens of the row that we know, int32 [length] (a view)."""
+        """Return all known tokens of the row, int32 [length] (a view)."""
         return self.tokens[row, : self.length[row]]
 
     def active(self) -> Int64:
-        """Rows with tokens to compute, in order of admission. A row that will be finished by length
-        when the steps in flight are done has none: nothing is allocated for it any more."""
+        """Return rows with tokens to compute, in order of admission. A row that the steps in flight will finish by
+        length has none: nothing is allocated for it any more."""
         rows = self.order
         return rows[self.most[rows] - self.unsure[rows] < self.max_length[rows]]
 
     def todo(self, rows: Int64) -> Int64:
-        """Tokens of prompts [n] that are not scheduled yet."""
+        """Return unscheduled prompt tokens [n]."""
         return self.prefill_end[rows] - self.scheduled[rows]
 
     def batch(self, rows: Int64, counts: Int64, drafts: Int64) -> Batch:
-        """`counts` [n] more tokens for `rows` [n], with `drafts` [n] on top. The very last token of a
-        sequence needs no KV."""
+        """Return a batch of `counts` [n] more tokens for `rows` [n], plus `drafts` [n]. The last token of a sequence
+        needs no KV."""
         starts = self.scheduled[rows]
         targets = np.minimum(starts + counts + drafts, self.max_length[rows] - 1)
         return Batch(rows, starts, counts, drafts, starts >= self.prefill_end[rows], targets)
 
     def submit(self, batch: Batch, samples: Bool) -> None:
-        """A step computes the batch, and samples where `samples` [n]."""
+        """Mark the batch as in flight; it samples where `samples` [n]."""
         rows = batch.rows
         self.scheduled[rows] = batch.targets
         self.most[rows] += samples
@@ -118,8 +118,8 @@ class RunningTable:
             self.unsure[rows] += batch.drafts
 
     def settle(self, rows: Int64, sampled: Int64, drafts: Int64) -> None:
-        """Steps gave `sampled` [n] tokens, which are in place, where as many as `drafts` [n] and one more were
-        possible: all that was planned on top of those that are missing moves back."""
+        """Count `sampled` [n] tokens, already in place, of the `drafts` [n] + 1 that were possible. Move back what was
+        planned beyond the missing ones."""
         self.length[rows] += sampled
         unsure = drafts.nonzero()[0]
         if len(unsure):

@@ -1,4 +1,4 @@
-"""The loop: plan step N+1 while step N runs, take in what step N gave."""
+"""The loop: plan step N+1 while step N runs, then process the result of step N."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ from freehold.scheduler.step_time import StepTime
 
 IDLE_ITERATIONS_MAX = 100
 TRANSFER_WAIT_S = 0.005
-RESULT_WAIT_S = 0.05  # a longer step is waited for again, so that aborts and timeouts are heard meanwhile
+RESULT_WAIT_S = 0.05  # a longer step is waited for again, so that aborts and timeouts are handled meanwhile
 
 
 class PauseMode(StrEnum):
-    """What becomes of running requests when generation is paused."""
+    """What happens to running requests when generation is paused."""
 
     ABORT = "abort"  # they end
     RETRACT = "retract"  # they go back to the queue and give up their memory
-    IN_PLACE = "in_place"  # they stay where they are
+    IN_PLACE = "in_place"  # they keep their rows
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,9 @@ class _InFlight:
 class Scheduler:
     """Owns every decision. All methods are called by one thread.
 
-    With overlap a step is submitted before the result of the one before it is known. A request that
-    turns out to have finished is ended at once; the step in flight still computes tokens for it, into
-    pages that stay in limbo until then, and the result finds nobody to go to.
+    With overlap a step is submitted before the result of the previous one is known. A request that turns out to be
+    finished is ended at once. The step in flight still computes tokens for it, into pages that stay in limbo until
+    then, and those results are discarded.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Scheduler:
         self.paused: PauseMode | None = None
         self.draining = False  # submit nothing, so that the steps in flight become the last ones
         self.stuck: str | None = None  # what the engine has been waiting for too long
-        self._weights_source: str | None = None  # of weights that are being loaded
+        self._weights_source: str | None = None  # of weights being loaded
         self._engine = engine
         drafts = None if draft_cost is None else DraftBudget(draft_cost, memory.shape.row_count)
         target = None if config.target_itl_ms is None else config.target_itl_ms / 1000
@@ -100,7 +100,7 @@ class Scheduler:
         self.loading = Loading(memory, self.lifecycle, chunks.time)
         self._planner = Planner(config, memory, self.queue, self.running, self.lifecycle, self.loading, chunks, drafts)
         self._in_flight: deque[_InFlight] = deque()
-        self._progress_at = clock()  # when the oldest step in flight began to be the oldest
+        self._progress_at = clock()  # when the step now oldest in flight became the oldest
         self._depth = 1 if config.disable_overlap_schedule else 2
         self._output = StepOutput()
         self._idle_iterations = 0
@@ -108,8 +108,8 @@ class Scheduler:
     # -- from outside -----------------------------------------------------------------------------------
 
     def add(self, request: Request) -> None:
-        """Queue a request. Raises InvalidParameter or QueueFull; then nothing has changed. A fault in looking for what
-        storage has of it ends it: the next output says so."""
+        """Queue a request. Raise InvalidParameter or QueueFull, having changed nothing. A fault in looking it up in
+        storage ends the request: the next output says so."""
         if request.id in self.requests:
             raise InvalidParameter("rid", f"request id {request.id} is already in flight")
         if request.timeout is None:
@@ -119,8 +119,8 @@ class Scheduler:
         self.loading.prefetch(request, self.lifecycle.clock())
 
     def abort(self, request_id: str, message: str = "Aborted") -> bool:
-        """End a request wherever it is -> whether there was one. Its pages are given back now, or when
-        the step that may touch them is done."""
+        """End a request in any state. Return whether there was one. Its pages are freed now, or when the step that may
+        touch them is done."""
         request = self.requests.get(request_id)
         if request is None or request.state is RequestState.ENDED:
             return False
@@ -134,8 +134,8 @@ class Scheduler:
             self.abort(request_id, message)
 
     def pause(self, mode: PauseMode) -> None:
-        """Compute nothing from now on, once the steps in flight are done. Requests are accepted and wait. Raises
-        EngineStuck if those steps never end; then nothing has changed."""
+        """Stop computing once the steps in flight are done. Requests are accepted and wait. Raise EngineStuck if those
+        steps never end, having changed nothing."""
         self.drain()
         self.paused = mode
         if mode is PauseMode.ABORT:
@@ -148,17 +148,17 @@ class Scheduler:
         self.paused = None
 
     def update_weights(self, source: str) -> None:
-        """As `updating_weights`, until it is done."""
+        """Run `updating_weights` to its end."""
         finished(self.updating_weights(source))
 
     def updating_weights(self, source: str) -> Generator[float | None, None, None]:
-        """Compute with other weights from the next step on. What the old ones computed is never found
-        again; running requests keep their output and compute their KV anew, except those paused in place,
-        which go on with what they have. Raises BadRequest if they can't be loaded; then the old weights stay.
+        """Switch to other weights from the next step on. KV of the old weights is never found again. Running requests
+        keep their output and recompute their KV, except those paused in place, which keep theirs. Raise BadRequest if
+        the weights can't be loaded; the old ones stay.
 
-        Loading can't be called off, so it has no timeout: nothing is computed before it ends. It yields for how
-        many seconds there is nothing to do; `step` may be called then, and `stuck` says if it takes longer than the
-        watchdog allows. Raises EngineStuck if the steps in flight never end."""
+        Loading can't be cancelled, so it has no timeout: nothing is computed before it ends. Yields the seconds for
+        which there is nothing to do; `step` may be called then, and `stuck` says if loading exceeds the watchdog
+        timeout. Raise EngineStuck if the steps in flight never end."""
         self.drain()
         loading = self._engine.load_weights(source)
         self._weights_source, self._progress_at = source, self.lifecycle.clock()
@@ -177,32 +177,32 @@ class Scheduler:
             self.lifecycle.retract(row, Event.PAUSED)
 
     def forget_session(self, name: str) -> None:
-        """A session is closed: its tail is freed. Its prefix stays for others, as long as there is room."""
+        """Close a session: free its tail. Its prefix stays cached as long as there is room."""
         self.memory.tails.forget(name)
 
     @property
     def has_work(self) -> bool:
-        """Whether `step` would bring anything on."""
+        """Whether `step` would make progress."""
         pending = self._in_flight or self.lifecycle.ended or self._output.requests or self.memory.has_transfer_work
         return bool(pending or (self.requests and self.paused is None and self._weights_source is None))
 
     @property
     def growth(self) -> GrowthEstimate:
-        """What admission expects of the running requests."""
+        """Admission's estimate of the growth of running requests."""
         return self._planner.admission.growth
 
     @property
     def in_flight_count(self) -> int:
-        """Steps submitted whose results were not taken in."""
+        """Steps submitted whose results are not processed yet."""
         return len(self._in_flight)
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing holds or wants memory. Requests queued behind a pause don't count."""
+        """Whether no request holds or wants memory. Requests queued behind a pause don't count."""
         return not self._in_flight and len(self.running) == 0 and (self.paused is not None or not self.requests)
 
     def waits_for(self) -> str:
-        """What an engine without progress is waiting for."""
+        """Return what an engine without progress is waiting for."""
         if self._weights_source is not None:
             return f"weights to be loaded from {self._weights_source}"
         if self.paused is not None:
@@ -223,10 +223,10 @@ class Scheduler:
     # -- the loop -----------------------------------------------------------------------------------------
 
     def step(self) -> StepOutput:
-        """One iteration: submit the next step, then take in the result of the oldest one, if it comes soon.
+        """Run one iteration: submit the next step, then process the result of the oldest one, if it comes soon.
 
-        Whatever the engine does, requests whose time is up and those that were aborted are in the output; `stuck`
-        tells what an engine without progress is waiting for. The first call decides which thread moves pages.
+        Even if the engine hangs, timed out and aborted requests are in the output; `stuck` says what an engine without
+        progress is waiting for. The first call decides which thread moves pages.
         """
         self.memory.epochs.claim_thread()
         self.lifecycle.expire()
@@ -241,7 +241,7 @@ class Scheduler:
         return self._take_output()
 
     def _submit(self) -> bool:
-        """Submit the next step -> whether there was one. A scheduler that is held submits none."""
+        """Submit the next step. Return whether there was one. A held scheduler submits none."""
         is_held = self.paused is not None or self.draining or self._weights_source is not None
         if is_held or len(self._in_flight) >= self._depth:
             return False
@@ -253,8 +253,8 @@ class Scheduler:
         return isinstance(plan, Step)
 
     def _why_stuck(self, is_submitted: bool) -> str | None:
-        """What requests wait for if a step takes longer than the watchdog allows, or if nothing is computed and
-        nothing has changed for many iterations. A later call may find it gone."""
+        """Return what requests wait for if a step exceeds the watchdog timeout, or if many iterations computed and
+        changed nothing. A later call may return None again."""
         if self._in_flight or self._weights_source is not None:
             self._idle_iterations = 0
             limit = self.config.watchdog_timeout
@@ -270,15 +270,15 @@ class Scheduler:
         return f"nothing has changed for {IDLE_ITERATIONS_MAX} iterations: waiting for {self.waits_for()}"
 
     def drain(self) -> None:
-        """Take in the results of all steps in flight; the next `step` delivers them. Raises EngineStuck if one does
-        not come."""
+        """Process the results of all steps in flight; the next `step` delivers them. Raise EngineStuck if one does not
+        come."""
         limit = self.config.watchdog_timeout
         while self._in_flight:
             if not self._take_result(limit):
                 raise EngineStuck(f"no result for {limit:g} s: waiting for {self.waits_for()}")
 
     def _take_result(self, seconds: float) -> bool:
-        """-> whether the oldest step ended within so many seconds."""
+        """Return whether the oldest step ended within `seconds`."""
         done = self._in_flight[0]
         try:
             error = done.result.exception(seconds)
@@ -288,7 +288,7 @@ class Scheduler:
         self._progress_at = self.lifecycle.clock()
         step = done.step
         self.memory.complete(step.number)
-        # A row whose request has ended meanwhile is nobody's until this step is done.
+        # A row whose request has ended meanwhile has no owner until this step is done.
         live = np.flatnonzero(self.memory.leases.owner[step.rows])
         if error is not None:
             self.results.fail(step.rows[live], error)
@@ -304,17 +304,16 @@ class Scheduler:
         return output
 
     def audit(self) -> None:
-        """Recount all pages. Raises AuditError, and remembers it: the engine is unwell from then on."""
+        """Recount all pages. Raise AuditError, and remember it: the engine is unhealthy from then on."""
         for _ in self.auditing():
             pass
 
     def recounting(self) -> Iterator[None]:
-        """Recount, while the engine goes on, what does not change meanwhile. Raises AuditError as `audit` does."""
+        """Recount what does not change while the engine runs. Raise AuditError as `audit` does."""
         return self._remembering(recounting(self.memory))
 
     def auditing(self) -> Iterator[None]:
-        """The same in slices of about a millisecond, for an engine that is idle. If anything changes between two of
-        them, begin anew."""
+        """Audit in slices of about a millisecond, for an idle engine. Start over if anything changes between slices."""
         return self._remembering(self.memory.auditing())
 
     def _remembering(self, audit: Iterator[None]) -> Iterator[None]:
@@ -331,7 +330,7 @@ class Scheduler:
 
 
 def _loaded(loading: Future[bytes], source: str) -> bytes:
-    """-> the fingerprint of the weights. Raises BadRequest for what a library raises about files it can't read."""
+    """Return the fingerprint of the weights. Raise BadRequest if a library cannot read the files."""
     try:
         return loading.result()
     except FreeholdError as error:

@@ -1,4 +1,4 @@
-"""What each client has had of the engine. Virtual token counters (Sheng et al., "Fairness in Serving Large Language
+"""What each client has used of the engine. Virtual token counters (Sheng et al., "Fairness in Serving Large Language
 Models", OSDI 2024), with the virtual time of weighted fair queueing for clients that come back."""
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ class _Account:
 class Shares:
     """Accounts of the clients that have requests, queued or running, by client number.
 
-    `served` is what a client was charged for: computed tokens, those of output twice. Virtual time is what everybody
-    would have if all had the same. A client begins at virtual time, so that nobody saves up turns. A client that leaves
-    with more than virtual time keeps that until virtual time has passed it, so that nobody sheds what it was charged.
-    Virtual time advances whoever is served, so nobody waits for ever behind new clients.
+    `served` is a client's charge: computed tokens, output tokens counted twice. Virtual time is what each client would
+    have if all had the same. A client starts at virtual time, so it cannot save up turns. A client that leaves with
+    more than virtual time keeps its charge until virtual time passes it, so leaving does not reset the charge. Virtual
+    time advances with every charge, so no client waits for ever behind new ones.
     """
 
     def __init__(self) -> None:
         self._accounts: dict[str, _Account] = {}
         self._free: list[int] = []
         self._served = np.zeros(1)
-        self.charges = 0  # so far: a version of all that is served
+        self.charges = 0  # a version number of `served`
         self._time = 0.0
         self._debts: OrderedDict[str, float] = OrderedDict()
-        self._left: OrderedDict[str, float] = OrderedDict()  # when; the newest LEFT_MAX clients
+        self._left: OrderedDict[str, float] = OrderedDict()  # when each left; the newest LEFT_MAX clients
 
     def __len__(self) -> int:
         """Clients that have requests."""
         return len(self._accounts)
 
     def __contains__(self, client: str) -> bool:
-        """Whether it has requests."""
+        """Return whether the client has requests."""
         return client in self._accounts
 
     def join(self, client: str) -> int:
-        """A request of this client is accepted -> the client's number."""
+        """Count a new request of the client. Return the client's number."""
         account = self._accounts.get(client)
         if account is None:
             account = self._accounts[client] = _Account(self._number())
@@ -59,7 +59,7 @@ class Shares:
         return account.number
 
     def leave(self, client: str, now: float) -> None:
-        """A request of it has ended."""
+        """Count a request of the client as ended."""
         account = self._accounts[client]
         account.requests -= 1
         if account.requests:
@@ -77,19 +77,19 @@ class Shares:
             self._debts.popitem(last=False)
 
     def somebody_left(self, now: float) -> bool:
-        """Whether a client that has no request now had one a moment ago."""
+        """Return True if a client left less than MOMENT_S ago and is not back."""
         return any(now - at < MOMENT_S and client not in self._accounts for client, at in self._left.items())
 
     def served(self, number: int) -> float:
         return float(self._served[number])
 
     def ahead_of(self, number: int, others: Int64) -> Bool:
-        """Which of `others` [n] have been served more than client `number`."""
+        """Return which of `others` [n] were served more than client `number`."""
         return self._served[others] > self._served[number]
 
     def charge(self, numbers: Int64, decodes: Bool, counts: Int64) -> None:
-        """A step computes `counts` tokens [n] for clients `numbers` [n], an output where it `decodes` [n]. Alone, a
-        client is charged nothing."""
+        """Charge clients `numbers` [n] for `counts` [n] computed tokens, or one output token where a row `decodes` [n].
+        A single client is charged nothing."""
         if len(self._accounts) > 1:
             costs = np.where(decodes, OUTPUT_COST, PROMPT_COST * counts)
             self._served += np.bincount(numbers, weights=costs, minlength=len(self._served))

@@ -1,4 +1,4 @@
-"""The state machine of a request: every event in every state, handled or impossible."""
+"""The state machine of a request: each event in each state is either handled or impossible."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ class RequestState(StrEnum):
 
 class Event(StrEnum):
     ADMITTED = "admitted"  # got a row and pages
-    DECODED = "decoded"  # its first token since it was admitted
+    DECODED = "decoded"  # its first token since admission
     RETRACTED = "retracted"  # memory ran out, and it was the least important
-    PREEMPTED = "preempted"  # a more important request, or a client that was served less, needed its place
-    PAUSED = "paused"  # all were sent back to the queue
+    PREEMPTED = "preempted"  # a more important request, or a less served client, needed its place
+    PAUSED = "paused"  # generation was paused, or weights were replaced
     STOPPED = "stopped"  # an end token or a stop string
     FILLED = "filled"  # max_tokens or the context length
     ABORTED = "aborted"  # by the client, or by a shutdown
     TIMED_OUT = "timed_out"
-    FAILED = "failed"  # the engine or looking at it failed, or it alone exhausted the memory
+    FAILED = "failed"  # the engine failed, examining the request failed, or it alone exhausted the memory
 
 
 class ImpossibleEvent(AssertionError):
-    """Something happened to a request that cannot happen in its state. Always a bug."""
+    """An event that cannot happen in the request's state. Always a bug."""
 
 
 _W, _P, _R, _B, _E = RequestState
 
-# What is not listed is impossible: a request without a row is in no step, so it can neither be retracted nor
-# sample; one that prefills has sampled nothing since it was admitted; after the end there is nothing.
+# Unlisted pairs are impossible: a request without a row is in no step, so it can neither be retracted nor
+# sample; a prefilling one has sampled nothing since admission; an ended one is final.
 TRANSITIONS: dict[tuple[RequestState, Event], RequestState] = {
     (_W, Event.ADMITTED): _P,
     (_W, Event.ABORTED): _E,
@@ -62,7 +62,7 @@ TRANSITIONS: dict[tuple[RequestState, Event], RequestState] = {
 
 
 def after(state: RequestState, event: Event) -> RequestState:
-    """The state that `event` leads to. Raises ImpossibleEvent."""
+    """Return the state that `event` leads to. Raise ImpossibleEvent."""
     following = TRANSITIONS.get((state, event))
     if following is None:
         raise ImpossibleEvent(f"'{event}' cannot happen to a request that is {state}")

@@ -1,4 +1,4 @@
-"""How long steps take, learned while serving."""
+"""Step duration, learned while serving."""
 
 from __future__ import annotations
 
@@ -7,34 +7,34 @@ from collections.abc import Sequence
 
 from freehold.contract.step import StepTiming
 
-NEWEST = 0.2  # of an average, this share is the newest step
-RISE = 0.003  # the same for steps that took longer than others of as many rows
+NEWEST = 0.2  # weight of the newest step in an average
+RISE = 0.003  # the same for steps slower than earlier ones of as many rows
 
 
 class StepTime:
-    """A step is taken to last `decode(rows)` seconds, and `token` more for each prompt token.
+    """Models a step as `decode(rows)` seconds plus `token` seconds for each prompt token.
 
-    Steps without prompts are known by their number of rows: what a row adds depends on how many there are, since
-    kernels work on several at a time. What disturbs a step makes it longer, so these times fall fast and rise slowly;
-    and since more rows never take less time, none counts for more than a time of more rows.
+    Steps without prompts are recorded by number of rows: a row's cost depends on how many there are, since kernels
+    process several at a time. Disturbances only make steps longer, so these times fall fast and rise slowly. More rows
+    never take less time, so no time counts for more than that of more rows.
     """
 
     def __init__(self, timings: Sequence[StepTiming] = ()):
-        self.token = 0.0  # what a prompt token adds, 0 while that is not known
-        self.newest_decode = 0.0  # what steps without prompts lasted lately, 0 while that is not known
+        self.token = 0.0  # cost of a prompt token, 0 while unknown
+        self.newest_decode = 0.0  # recent average of steps without prompts, 0 while unknown
         self._rows: list[int] = []  # numbers of rows of steps without prompts, in order
-        self._seconds: list[float] = []  # what steps with so many rows last undisturbed
+        self._seconds: list[float] = []  # undisturbed duration for each number of rows
         for timing in timings:
             self.learn(timing.decoding, timing.prompt_tokens, timing.seconds)
 
     @property
     def is_known(self) -> bool:
-        """Whether there was a step without prompts."""
+        """Whether a step without prompts was recorded."""
         return len(self._rows) > 0
 
     def decode(self, rows: int) -> float:
-        """What a step of so many decoding rows lasts: 0 for none, and while nothing is known. Between numbers of rows
-        that were seen it is a straight line; beyond them each row takes as much as the others."""
+        """Return the seconds of a step of `rows` decoding rows: 0 for none, and while unknown. Interpolate linearly
+        between recorded numbers of rows; beyond them each row takes as much as the others."""
         if rows == 0 or not self._rows:
             return 0.0
         at = bisect.bisect_left(self._rows, rows)
@@ -48,7 +48,7 @@ class StepTime:
         return before + share * (after - before)
 
     def rows_within(self, seconds: float) -> int:
-        """How many rows may join a step of one row that is to last no more than `seconds` longer."""
+        """Return how many rows may join a step of one row that may take at most `seconds` longer."""
         limit = self.decode(1) + seconds
         below = 1
         while self.decode(2 * below) <= limit:
@@ -56,7 +56,7 @@ class StepTime:
         return bisect.bisect_right(range(2 * below), limit, lo=below, key=self.decode) - 2
 
     def learn(self, decoding: int, prompt_tokens: int, seconds: float) -> None:
-        """What a step lasted."""
+        """Record the duration of a step."""
         if prompt_tokens:
             rest = max(seconds - self.decode(decoding), 0.0)
             self.token = _average(self.token, rest / prompt_tokens)

@@ -1,4 +1,4 @@
-"""What a scenario asks for, as a request."""
+"""Requests from the fields of a scenario."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from freehold.simulation.scenario import ADAPTERS
 
 
 def request_of(fields: dict[str, Any], prompt: list[int]) -> Request:
-    """`fields` are the arguments of a SUBMIT; `prompt` is what they come to for a session."""
+    """Return the request of a SUBMIT with arguments `fields`. `prompt` is the whole prompt, history included."""
     names = ("max_tokens", "min_tokens", "ignore_eos", "stop", "stop_token_ids")
     scored = {name: fields.get(name) for name in ("logprobs", "prompt_logprobs_start", "pooling")}
     regexes = tuple(fields.get("stop_regex", ()))

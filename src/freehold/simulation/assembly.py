@@ -18,8 +18,8 @@ from freehold.simulation.mover import Faults, SimulatedMover, SimulatedStorage
 
 @dataclass(frozen=True)
 class SimulatedModel:
-    """What the engine pretends to be. `draft_rate` of the drafts are right. It says that steps take `token_seconds` for
-    each prompt token, and more for rows; if that is 0, it does not measure them."""
+    """The simulated model. `draft_rate` of the drafts are right. Steps are reported to take `token_seconds` for each
+    prompt token, and more for rows; if that is 0, they are not measured."""
 
     vocab_size: int = 1000
     eos_tokens: tuple[int, ...] = ()
@@ -30,7 +30,7 @@ class SimulatedModel:
 
 @dataclass(frozen=True)
 class SimulatedTiers:
-    """A host tier with `ratio` times the device's pages, and storage behind it. `identity` is the engine's in keys."""
+    """A host tier with `ratio` times the device's pages, and storage behind it. `identity` goes into the keys."""
 
     write_policy: WritePolicy
     ratio: float
@@ -57,7 +57,7 @@ def assemble(
     tiers: SimulatedTiers | None = None,
     events: EventLog | None = None,
 ) -> SimulatedServer:
-    """`spare_rows` are leases beyond those of requests."""
+    """Build a server around a simulated engine. `spare_rows` are leases beyond those of requests."""
     shape = MemoryShape.of(config, config.num_pages or 256, token_limit, spare_rows, model.groups)
     sizes = EngineShape(
         max(shape.page_counts), shape.page_size, shape.row_count, token_limit, model.vocab_size, shape.groups,

@@ -1,6 +1,6 @@
-"""The oracle of growth: no container of scheduler and memory has more entries than what it is kept for.
+"""The oracle of growth: no container of scheduler and memory outgrows what it serves.
 
-`docs/memory.md` states the same bounds, with what happens at each.
+`docs/memory.md` states the same bounds, and what happens at each.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass
 from freehold.scheduler.scheduler import Scheduler
 from freehold.simulation.census import Census
 
-SMALL = 64  # a container that never has more entries has no bound of its own
+SMALL = 64  # containers that never have more entries need no bound of their own
 NOT_OURS = ("Vocabulary", "Order", "_InFlight")
 
-# "Class.attribute" of all objects of the class together -> how many entries there may be, in terms of `Sizes`.
+# "Class.attribute", over all objects of the class -> the limit of entries, in terms of `Sizes`.
 BOUNDS = {
     "Scheduler.requests": "requests",
     "WaitingQueue._lines": "requests",
@@ -93,12 +93,12 @@ BOUNDS = {
 
 
 class Grown(AssertionError):
-    """A container keeps what it has no use for."""
+    """A container keeps entries that are no longer needed."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What there is now. `most_requests`: at one time, so far."""
+    """Current sizes. `most_requests` is the most at one time so far."""
 
     requests: int
     most_requests: int
@@ -144,7 +144,7 @@ class Sizes:
 
 
 def check_bounds(scheduler: Scheduler, most_requests: int) -> Census:
-    """Count all that can be reached from the scheduler. Raises Grown."""
+    """Count everything reachable from the scheduler. Raise Grown."""
     census = Census(scheduler)
     sizes = asdict(Sizes.of(scheduler, census, most_requests))
     for where, entries in census.entries.items():

@@ -1,4 +1,4 @@
-"""What an object keeps: the entries and bytes of every container that can be reached from it."""
+"""Counts what an object keeps alive: entries and bytes of every container reachable from it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ CONTAINERS = (dict, list, set, tuple, deque)
 
 
 class Census:
-    """`entries` and `bytes` by "Class.attribute", added up over all objects of the class; `objects` by class."""
+    """`entries` and `bytes` by "Class.attribute", summed over all objects of the class; `objects` by class."""
 
     def __init__(self, root: Any):
         self.entries: Counter[str] = Counter()
         self.bytes: Counter[str] = Counter()
         self.objects: Counter[str] = Counter()
         self._seen: set[int] = set()
-        self._kept: list[Any] = []  # so that no id is used twice
+        self._kept: list[Any] = []  # so that no id is reused
         self._todo: list[Any] = [root]
         while self._todo:
             self._visit(self._todo.pop())
@@ -62,7 +62,7 @@ class Census:
 
 
 def _is_ours(value: Any) -> bool:
-    """Whether it is part of scheduler or memory: not of what is simulated around them."""
+    """Return whether it is part of scheduler or memory, not of the simulation around them."""
     module = type(value).__module__
     is_ours = module.startswith("freehold.") and not module.startswith("freehold.simulation")
     return is_ours and not isinstance(value, (int, str, tuple))

@@ -24,7 +24,7 @@ BAR = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Time
 
 
 class Lines:
-    """Progress for an output without a bar, such as a file: a line every LINE_S seconds."""
+    """Progress for output without a bar, such as a file: a line every LINE_S seconds."""
 
     def __init__(self) -> None:
         self._due = time.monotonic() + LINE_S
@@ -44,7 +44,7 @@ class MatrixRun:
 
 
 def simulate_matrix(run: MatrixRun) -> int:
-    """-> the exit code: 1 after a violation, which is shown and shrunk."""
+    """Run the matrix. Return the exit code: 1 after a violation, which is shown and shrunk."""
     total = run.seeds * len(list(matrix()))
     tally = Tally()
     say = Lines()
@@ -68,7 +68,7 @@ def simulate_matrix(run: MatrixRun) -> int:
 
 
 def simulate_exhaustive(minutes: float, processes: int) -> int:
-    """Every order of events, as deep as the time allows -> the exit code: 1 after a violation, which is shown."""
+    """Try every order of events, as deep as time allows. Return the exit code: 1 after a violation, which is shown."""
     explorations: dict[Scope, Exploration] = {}
     counterexample: Counterexample | None = None
     say = Lines()
@@ -100,7 +100,7 @@ def simulate_exhaustive(minutes: float, processes: int) -> int:
 
 
 def simulate_one(scenario: Scenario) -> int:
-    """One scenario, with its log hash."""
+    """Run one scenario and print its log hash. Return the exit code."""
     try:
         summary = World(scenario).run()
     except Violation as violation:
@@ -118,7 +118,7 @@ def simulate_one(scenario: Scenario) -> int:
 
 def _show_shrunk(violation: Violation | None) -> None:
     if violation is None:
-        console.print("it did not happen again: something outside the seed decides")
+        console.print("it did not happen again: something outside the seed matters")
         return
     with console.status("shrinking the scenario ..."):
         smallest = shrink(violation)

@@ -1,4 +1,4 @@
-"""Grammars that are compiled at once, late, with an error, or never."""
+"""Simulated grammar compilation: immediate, late, failing, or endless."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from freehold.scheduler.request import Request
 from freehold.scheduler.scheduler import Scheduler
 from freehold.simulation.model import SimulatedGrammar
 
-NEVER_ITERATIONS = 60  # a compiler gives up what does not end
+NEVER_ITERATIONS = 60  # the compiler gives up an endless compilation
 
 
 def constraint_of(form: list[int]) -> Constraint:
@@ -21,7 +21,7 @@ def constraint_of(form: list[int]) -> Constraint:
 
 
 class SimulatedCompiler:
-    """Implements `freehold.scheduler.parked.GrammarCompiler`. The number of a form decides when it is compiled."""
+    """Implements `freehold.scheduler.parked.GrammarCompiler`. The number of a form decides when it compiles."""
 
     def __init__(self) -> None:
         self._iteration = 0
@@ -38,7 +38,7 @@ class SimulatedCompiler:
     def settle(self) -> None: ...
 
     def advance(self, iteration: int) -> None:
-        """What was to be compiled by now is."""
+        """End the compilations that are due."""
         self._iteration = iteration
         due = [one for one in self._due if one[0] <= iteration]
         self._due = [one for one in self._due if one[0] > iteration]
@@ -50,7 +50,7 @@ class SimulatedCompiler:
 
 
 class Compiling:
-    """Takes requests to the scheduler once their grammar is there, as the engine's loop does."""
+    """Passes requests to the scheduler once their grammar is compiled, as the engine's loop does."""
 
     def __init__(self, scheduler: Scheduler):
         self._scheduler = scheduler
@@ -63,7 +63,7 @@ class Compiling:
         return bool(self._parked)
 
     def submit(self, request: Request, now: float) -> None:
-        """A request that is refused at once, or later, is among `refused`."""
+        """Submit a request. If it is refused, now or later, it is added to `refused`."""
         try:
             if self._parked.park(request, len(self._scheduler.queue), now):
                 self._waiting[request.id] = request
@@ -87,11 +87,11 @@ class Compiling:
         self._scheduler.abort(name)
 
     def advance(self, iteration: int, now: float) -> None:
-        """One turn of the loop."""
+        """Run one turn of the loop."""
         before = self._parked.failure_count
         self._compiler.advance(iteration)
         ready = self._parked.ready(now)
-        assert len(ready) == len(self._waiting) - len(self._parked), "a request was lost beside the queue"
+        assert len(ready) == len(self._waiting) - len(self._parked), "a request was lost outside the queue"
         for request, error in ready:
             del self._waiting[request.id]
             if error is None:
@@ -103,6 +103,4 @@ class Compiling:
         for request in self._waiting.values():
             limit = self._scheduler.config.request_timeout if request.timeout is None else request.timeout
             limits = [one for one in (limit, self._scheduler.config.waiting_timeout) if one is not None]
-            assert not limits or now < request.arrival + min(limits), (
-                f"{request.id}: its grammar is waited for too long"
-            )
+            assert not limits or now < request.arrival + min(limits), f"{request.id}: it waits for its grammar too long"

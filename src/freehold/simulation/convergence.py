@@ -1,4 +1,4 @@
-"""What is on which tier: pages hold what their keys say, and what the policies ask for comes to its tier."""
+"""Tier contents: pages hold what their keys say, and reach the tiers that the policies ask for."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ ROUNDS = 400  # iterations until all has been copied
 
 
 class NotConverged(AssertionError):
-    """A page does not come to its tier, though nothing fails."""
+    """A page does not reach its tier, though nothing fails."""
 
 
 def check_content(tree: PrefixTree, tiers: Tiers, mover: SimulatedMover) -> None:
-    """Pages hold what their keys say, and storage has what it was given."""
+    """Check that pages hold what their keys say, and that storage has what it was given."""
     for group, pages in enumerate(tiers.host.pages):
         entries = dict(pages.entries())
         mover.check_content(False, group, list(entries), np.array(list(entries.values()), np.int32))
@@ -35,7 +35,7 @@ def check_content(tree: PrefixTree, tiers: Tiers, mover: SimulatedMover) -> None
 
 
 def converge(tree: PrefixTree, tiers: Tiers, mover: SimulatedMover, turn: Callable[[float], None]) -> None:
-    """Let all transfers succeed until nothing is lacking. `turn` runs an iteration after so many seconds. Raises
+    """Let all transfers succeed until nothing is lacking. `turn` runs an iteration after some seconds. Raise
     NotConverged."""
     mover.heal()
     for _ in range(ROUNDS):
@@ -46,7 +46,7 @@ def converge(tree: PrefixTree, tiers: Tiers, mover: SimulatedMover, turn: Callab
 
 
 def _lacking(tree: PrefixTree, tiers: Tiers) -> str | None:
-    """A page that a deeper tier lacks although the policy wants it there, or None."""
+    """Describe pages that a deeper tier lacks although the policy wants them there, or return None."""
     for group, pages in enumerate(tiers.host.pages):
         if tiers.storage is not None and (owed := int(np.count_nonzero(pages.given.owed))):
             return f"group {group}: storage lacks {owed} pages that it is owed"

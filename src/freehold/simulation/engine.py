@@ -1,8 +1,7 @@
 """An engine that computes nothing and checks everything.
 
-Each slot, in every cache group, remembers which prefix was written into it and by which weights. Before a
-sequence computes, every slot that it would read must hold exactly its own prefix. Drafts are proposed by
-chance and verified like a model's.
+Each slot, in every cache group, remembers which prefix was written to it and by which weights. Before a sequence
+computes, every slot it would read must hold exactly its own prefix. Drafts are random and verified like a model's.
 """
 
 from __future__ import annotations
@@ -42,12 +41,12 @@ from freehold.simulation.model import (
     use_pages,
 )
 
-# Weights that can't be loaded, and what is raised then: by ourselves, by a library.
+# Weights that can't be loaded, with the error: one of ours, one of a library.
 TORN: dict[str, Exception] = {"alien": ModelUnavailable("another model's"), "torn": ValueError("half a file")}
 
 
 class WrongKV(AssertionError):
-    """A sequence would have read a slot that does not hold its own prefix. `page` is where."""
+    """A sequence would have read a slot that does not hold its own prefix, at `page`."""
 
     def __init__(self, message: str, page: int):
         super().__init__(message)
@@ -56,7 +55,7 @@ class WrongKV(AssertionError):
 
 @dataclass(frozen=True)
 class EngineShape:
-    """How much the simulated engine holds, and how it computes (`SimulatedModel`)."""
+    """Size of the simulated engine, and how it computes (`SimulatedModel`)."""
 
     page_count: int
     page_size: int
@@ -65,17 +64,17 @@ class EngineShape:
     vocab_size: int = 1000
     groups: Sequence[CacheGroup] = (CacheGroup(),)
     draft_rate: float = 0.6
-    eos_token: int = -1  # that ends a bound text
+    eos_token: int = -1  # ends a bound text
     token_seconds: float = 0.0
 
     @property
     def lookbacks(self) -> Int64:
-        """As `compute` has them."""
+        """Lookbacks as `compute` takes them."""
         return np.array([STATE if group.is_state else group.lookback or 0 for group in self.groups], np.int64)
 
 
 class StepFuture(Future[Any]):
-    """Completes as late as it can: when somebody asks for the result."""
+    """Completes as late as possible: when its result is asked for."""
 
     def __init__(self, ask: Callable[[], None]):
         super().__init__()
@@ -85,7 +84,7 @@ class StepFuture(Future[Any]):
         if not self.done():
             self._ask()
         if not self.done():
-            raise TimeoutError  # simulated seconds don't pass while somebody waits
+            raise TimeoutError  # simulated time does not pass while waiting
         return super().exception(timeout)
 
 
@@ -97,8 +96,8 @@ class _Queued:
 
 
 class SimulatedEngine:
-    """Implements `freehold.contract.step.Engine`. A step runs when its result is asked for, so that whatever the
-    scheduler did too early meanwhile is found; with `hold` not before `release` is called."""
+    """Implements `freehold.contract.step.Engine`. A step runs when its result is asked for, so that anything the
+    scheduler did too early is detected; with `hold` not before `release` is called."""
 
     def __init__(self, shape: EngineShape):
         self.shape = shape
@@ -113,7 +112,7 @@ class SimulatedEngine:
         self._slots: UInt64 = np.zeros((group_count, slots), np.uint64)
         self._tables: Int32 = np.zeros((group_count, shape.row_count, width), np.int32)
         self._planned_tables: Int32 = self._tables.copy()  # those of the newest step, which has not run yet
-        self._planned_limit: Int64 = np.zeros(shape.row_count, np.int64)  # tokens that have KV at most
+        self._planned_limit: Int64 = np.zeros(shape.row_count, np.int64)  # upper bound of tokens with KV
         self._used_by_step: Int64 = np.zeros((group_count, shape.page_count + 1), np.int64)
         self._used_by_row: Int64 = np.zeros((group_count, shape.page_count + 1), np.int64)
         rows = shape.row_count
@@ -123,7 +122,7 @@ class SimulatedEngine:
             forms=np.tile(FREE, (rows, 1)), length=np.zeros(rows, np.int64), max_length=np.zeros(rows, np.int64),
             last_drafts=np.zeros(rows, np.int64), broken=np.zeros(rows, np.bool_),
         )  # fmt: skip
-        self._starts: dict[int, RowStart] = {}  # rows whose log-probabilities or embedding are asked for
+        self._starts: dict[int, RowStart] = {}  # rows with requested log-probabilities or embedding
         self._queue: deque[_Queued] = deque()
         self._completed = 0
 
@@ -146,8 +145,8 @@ class SimulatedEngine:
         return future
 
     def load_weights(self, source: str) -> Future[bytes]:
-        """The weights with number `source`, or others than ever. The slots keep what the old ones wrote, which is wrong
-        for a sequence that starts anew. Those in TORN can't be loaded."""
+        """Load weights number `source`, or new ones. The slots keep what the old ones wrote, which is wrong for a
+        sequence that starts over. Sources in TORN fail."""
         self.release()
         future: Future[bytes] = Future()
         if source in TORN:
@@ -162,7 +161,7 @@ class SimulatedEngine:
             self.release(1)
 
     def release(self, count: int | None = None) -> None:
-        """Run and complete the oldest `count` steps (all of them)."""
+        """Run and complete the oldest `count` steps, or all."""
         for _ in range(len(self._queue) if count is None else count):
             queued = self._queue.popleft()
             self._apply_updates(queued.step)
@@ -174,36 +173,36 @@ class SimulatedEngine:
                 queued.future.set_result(self._run(queued.step))
 
     def fail_oldest(self, error: Exception) -> None:
-        """The oldest step fails, and completes."""
+        """Fail and complete the oldest step."""
         self._queue[0].failure = error
         self.release(1)
 
     def queued_steps(self) -> list[tuple[list[int], ...]]:
-        """Of each step that has not run: its rows, starts, counts, samples and drafts."""
+        """Return rows, starts, counts, samples and drafts of each step that has not run."""
         return [
             tuple(column.tolist() for column in (step.rows, step.starts, step.counts, step.samples, step.drafts))
             for step in (queued.step for queued in self._queue)
         ]
 
     def planned_table(self, group: int) -> Int32:
-        """The page table as the newest step will find it, int32 [rows, columns]."""
+        """Return the page table as the newest step will find it, int32 [rows, columns]."""
         return self._planned_tables[group]
 
     def content(self, page: int, group: int) -> bytes:
-        """What its slots hold."""
+        """Return the content of a page's slots."""
         size = self.shape.page_size
         return self._slots[group, page * size : (page + 1) * size].tobytes()
 
     def slots(self, group: int) -> UInt64:
-        """What each slot of a group holds, uint64 [pages, slots] (a view)."""
+        """Return the content of each slot of a group, uint64 [pages, slots] (a view)."""
         return self._slots[group].reshape(-1, self.shape.page_size)
 
     def pages_in_use(self, group: int, pages: Int32) -> list[int]:
-        """Those of `pages` [n] that a step uses which has not completed."""
+        """Return those of `pages` [n] that an incomplete step uses."""
         return pages[self._used_by_step[group, pages] > self._completed].tolist()
 
     def poison(self, pages: Int32, group: int = 0) -> None:
-        """Overwrite free pages: whoever still reads them is found out."""
+        """Overwrite free pages, so that reading one is detected."""
         size = self.shape.page_size
         self._slots[group].reshape(-1, size)[pages] = 0
 
@@ -247,14 +246,14 @@ class SimulatedEngine:
         return StepResult(tokens, counts, written, proposed, logprobs, scores, states, seconds, why)
 
     def _seconds(self, step: Step) -> float:
-        """That it says it took: every third step is disturbed."""
+        """Return the reported step time: every third step is disturbed."""
         if self.shape.token_seconds == 0.0:
             return 0.0
         rows, tokens = len(step.rows), int(step.counts[~step.decodes].sum())
         return (0.003 + 0.0001 * rows + self.shape.token_seconds * tokens) * (1.5 if step.number % 3 == 0 else 1.0)
 
     def _logprobs(self, step: Step, counts: Int64) -> dict[int, TokenLogprobs]:
-        """Of what was sampled, by index of the step's tokens."""
+        """Return log-probabilities of sampled tokens, by index of the step's tokens."""
         found: dict[int, TokenLogprobs] = {}
         ends = counts.cumsum()
         for i, row in enumerate(step.rows.tolist()):
@@ -266,7 +265,7 @@ class SimulatedEngine:
         return found
 
     def _scores(self, step: Step) -> dict[int, list[TokenLogprobs]]:
-        """Of prompt tokens that follow what was computed, by index of the sequence."""
+        """Return scores of prompt tokens after the computed ones, by index of the sequence."""
         found: dict[int, list[TokenLogprobs]] = {}
         for i, row in enumerate(step.rows.tolist()):
             if row in self._starts and not self._sequences.broken[row]:
@@ -278,7 +277,8 @@ class SimulatedEngine:
         return found
 
     def _pooled(self, step: Step) -> dict[int, tuple[int, Float64]]:
-        """How many prompt tokens were computed whose states are asked for, and their sum, by index of the sequence."""
+        """Return the count of prompt tokens computed for an embedding, and the sum of their states, by index of the
+        sequence."""
         found: dict[int, tuple[int, Float64]] = {}
         for i, row in enumerate(step.rows.tolist()):
             if row in self._starts and not self._sequences.broken[row]:
@@ -304,7 +304,7 @@ class SimulatedEngine:
 
 
 class _Answered(Future[StepResult]):
-    """Known from the start: nobody waits, so there is no lock."""
+    """A future with a known answer: without waiting it needs no lock."""
 
     def __init__(self, answer: StepResult):
         self._answer = answer
@@ -317,7 +317,7 @@ class _Answered(Future[StepResult]):
 
 
 class InstantEngine:
-    """For measuring the scheduler: every token is 1, at next to no cost."""
+    """Measures the scheduler alone: every token is 1, at almost no cost."""
 
     def execute(self, step: Step) -> Future[StepResult]:
         tokens = np.ones(np.count_nonzero(step.samples), np.int32)
@@ -328,9 +328,9 @@ class InstantEngine:
         raise NotImplementedError("the instant engine has no weights")
 
     def shutdown(self) -> None:
-        """Nothing to end."""
+        """Do nothing: there is nothing to end."""
 
 
 def vocabulary_fields(vocab_size: int, eos_tokens: tuple[int, ...] = ()) -> dict[str, Any]:
-    """Arguments for `Vocabulary`: token t is written as its number in angle brackets."""
+    """Return arguments for `Vocabulary`: token t is written as its number in angle brackets."""
     return {"size": vocab_size, "eos_tokens": eos_tokens, "token_bytes": [b"<%d>" % t for t in range(vocab_size)]}

@@ -13,12 +13,12 @@ from freehold.simulation.small_world import Action, Scope, SmallWorld, scopes
 
 Path = tuple[Action, ...]
 VisitAll = Callable[[Callable[[Any], Any], Iterable[Any]], Iterator[Any]]
-CHUNK = 64  # paths that a process tries at a time
+CHUNK = 64  # paths per job of a process
 
 
 @dataclass
 class Exploration:
-    """One scope so far: `transitions` led to `states` that differ; every order of `depth` events was tried."""
+    """Progress in one scope: `transitions` led to `states` distinct states; every order of `depth` events was tried."""
 
     scope: Scope
     transitions: int = 0
@@ -34,7 +34,7 @@ class Exploration:
 
 @dataclass
 class Counterexample(Exception):
-    """A violation, with the shortest events that bring it about."""
+    """A violation, with the shortest sequence of events that causes it."""
 
     scope: Scope
     path: Path
@@ -53,12 +53,12 @@ class _Visit:
 
 
 def visit(scope: Scope, path: Path) -> _Visit:
-    """The state behind `path`; from it, if nothing more happens, all must end well."""
+    """Visit the state after `path`. If nothing more happens from there, all must end well."""
     world = SmallWorld(scope)
     try:
         for action in path:
             world.apply(action)
-        world.check()  # the states before were checked when they were new
+        world.check()  # earlier states were checked when they were new
         signature, enabled = world.signature(), world.enabled()
         world.finish()
     except Exception as error:
@@ -71,8 +71,8 @@ def _visit_all(job: tuple[Scope, list[Path]]) -> list[_Visit]:
 
 
 def explore(chosen: list[Scope] | None = None, seconds: float = 600.0, processes: int = 2) -> Iterator[Exploration]:
-    """Deepen all scopes by one event in turn, until all is known or the time is up; each exploration after each of
-    its levels. Raises Counterexample."""
+    """Deepen all scopes by one event in turn, until all are complete or the time is up. Yield each exploration after
+    each of its levels. Raise Counterexample."""
     end = time.monotonic() + seconds
     with contextlib.ExitStack() as stack:
         visit_all: VisitAll = map
@@ -97,7 +97,7 @@ def _explore(chosen: list[Scope], end: float, visit_all: VisitAll) -> Iterator[E
 
 
 def _deepen(exploration: Exploration, visit_all: VisitAll, end: float) -> bool:
-    """-> whether the level was finished in time."""
+    """Explore one more level. Return whether it was finished in time."""
     scope = exploration.scope
     paths = [(*path, action) for path, enabled in exploration.frontier for action in enabled]
     chunks = [paths[at : at + CHUNK] for at in range(0, len(paths), CHUNK)]

@@ -1,4 +1,4 @@
-"""The oracle of fair shares: what each step gives to which client, recounted from outside."""
+"""The oracle of fair shares: recounts what each step gives to each client."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from freehold.simulation.liveness import Unfair
 
 
 class FairShares:
-    """Sees every step as the engine gets it. `is_measured`: the engine says what steps take, and clients have shares of
-    that time instead of rows."""
+    """Checks every step as the engine gets it. `is_measured`: the engine reports step times, and clients share that
+    time instead of rows."""
 
     def __init__(self, scheduler: Scheduler, is_measured: bool = False):
         self._scheduler = scheduler
@@ -22,7 +22,7 @@ class FairShares:
         self._left_out: Counter[str] = Counter()  # steps in a row without a request that could have decoded
 
     def check(self, step: Step) -> None:
-        """Raises Unfair."""
+        """Check a step. Raise Unfair."""
         running = self._scheduler.running
         decoding: Counter[str] = Counter()
         prompts: Counter[str] = Counter()

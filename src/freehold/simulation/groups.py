@@ -1,4 +1,4 @@
-"""What kinds of cache groups the simulated models have."""
+"""The cache groups of the simulated models."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GROUPS = {
 def sized(
     groups: tuple[CacheGroup, ...], page_size: int, chunk: int, checkpoint_interval: int, rows: int
 ) -> tuple[CacheGroup, ...]:
-    """With as many pages in bounded groups as so many rows need."""
+    """Return the groups, with as many pages in bounded ones as `rows` rows need."""
     return tuple(
         replace(group, page_count=rows * group.pages_of_a_row(page_size, chunk, checkpoint_interval))
         if group.is_bounded

@@ -1,4 +1,4 @@
-"""What happens in a scenario, and when: arrivals, troubles, orders. All of it is drawn from one seed."""
+"""The events of a scenario, with their times: arrivals, faults, operator's orders. All are drawn from one seed."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ HINTS = [None, None, None, [0], [50, 0.02], [90, 0.2, 64], [10, 1.0]]  # of rete
 
 class Verb(StrEnum):
     SUBMIT = "submit"
-    ABORT = "abort"  # a request, as soon as it is in a state
+    ABORT = "abort"  # a request, once it is in a given state
     PAUSE = "pause"
     RESUME = "resume"
     HOLD = "hold"  # the engine completes nothing for some iterations
     FAIL = "fail"  # the next step fails
-    EXHAUST = "exhaust"  # pages are taken away until `leaving` are free, and given back after some iterations
+    EXHAUST = "exhaust"  # pages are taken until `leaving` are free, and returned after some iterations
     WEIGHTS = "weights"
     FLUSH = "flush"
-    EVICT = "evict"  # pages of prefixes, as if others needed them
-    RESTART = "restart"  # the engine's process ends, and another one begins where an operator had brought it
-    CURSE = "curse"  # looking a request up fails from now on
+    EVICT = "evict"  # pages of prefixes, as if other requests needed them
+    RESTART = "restart"  # the engine's process ends, and a new one starts with the operator's settings
+    CURSE = "curse"  # from now on looking a request up fails
     FORK = "fork"  # a session
     REWIND = "rewind"  # a session, to a share of its tokens
     CLOSE = "close"  # a session
@@ -55,7 +55,7 @@ class Happening:
 
 
 def bind(happenings: list[Happening], rng: random.Random) -> None:
-    """Some requests have a grammar; some of those can't be followed to the end."""
+    """Give some requests a grammar, and let some of those grammars fail."""
     for happening in happenings:
         if happening.verb is Verb.SUBMIT and rng.random() < 0.3:
             fails = [rng.choice([0, 1, 7])] if rng.random() < 0.1 else []
@@ -63,7 +63,7 @@ def bind(happenings: list[Happening], rng: random.Random) -> None:
 
 
 def watch(happenings: list[Happening], rng: random.Random) -> None:
-    """Some requests end where an expression matches; of some prompts an embedding is made."""
+    """Give some requests a stop expression, and ask for embeddings of some prompts."""
     for happening in happenings:
         if happening.verb is Verb.SUBMIT:
             draw = rng.random()
@@ -80,12 +80,12 @@ def watch(happenings: list[Happening], rng: random.Random) -> None:
 
 
 def _logprobs(rng: random.Random) -> dict[str, int]:
-    """What is asked for of log-probabilities: nothing, the output's, or some of the prompt's as well."""
+    """Choose the requested log-probabilities: none, the output's, or some of the prompt's as well."""
     return rng.choice([{}, {}, {"logprobs": 0}, {"logprobs": 0, "prompt_logprobs_start": rng.choice([0, 3, 40])}])
 
 
 def requests(rng: random.Random) -> Iterator[Happening]:
-    """Bursts of requests that share prefixes; some are aborted in a chosen state."""
+    """Yield bursts of requests that share prefixes; some are aborted in a chosen state."""
     families = [[rng.randrange(VOCAB_SIZE) for _ in range(PREFIX_TOKENS)] for _ in range(4)]
     now = 0
     for number in range(REQUESTS):
@@ -124,10 +124,10 @@ def requests(rng: random.Random) -> Iterator[Happening]:
 
 
 def turns(rng: random.Random) -> Iterator[Happening]:
-    """Turns of sessions that together want many times the memory of a tight pool."""
+    """Yield turns of sessions that together want many times the memory of a tight pool."""
     now = 0
     system = [rng.randrange(VOCAB_SIZE) for _ in range(40)]
-    # Few: so that forks and retries compute the same tokens, and a tail lies beside what another turn has published.
+    # Few, so that forks and retries compute the same tokens, and a tail lies beside another turn's published pages.
     asked = [[rng.randrange(VOCAB_SIZE) for _ in range(length)] for length in (1, 3, 17, 70)]
     for number in range(TURNS):
         now += rng.choice([0, 0, 2, 9])
@@ -162,8 +162,8 @@ def turns(rng: random.Random) -> Iterator[Happening]:
 
 
 def _race(rng: random.Random, now: int, name: str, turn: dict[str, Any]) -> Iterator[Happening]:
-    """Two sessions compute the same tokens, one ahead of the other: what the first has published, and the host may have
-    alone by then, lies beside the tail of the second. Sometimes there is no room to load it."""
+    """Let two sessions compute the same tokens, one ahead of the other. What the first published, perhaps now only on
+    the host, lies beside the tail of the second. Sometimes there is no room to load it."""
     is_short = rng.random() < 0.3
     for number in range(6):
         now += rng.choice([1, 5, 25, 60])
@@ -176,7 +176,7 @@ def _race(rng: random.Random, now: int, name: str, turn: dict[str, Any]) -> Iter
 
 
 def orders(rng: random.Random) -> Iterator[Happening]:
-    """What an operator asks while requests run."""
+    """Yield what an operator asks while requests run."""
     for _ in range(rng.choice([0, 2, 4])):
         yield Happening(rng.randrange(5, 200), Verb.EXPLAIN, {"id": f"r{rng.randrange(REQUESTS)}"})
     for _ in range(rng.choice([0, 1, 4])):

@@ -1,7 +1,7 @@
-"""Oracles of liveness and fairness: who was overtaken, who waits for whom, whose time is up.
+"""Oracles of liveness and fairness: overtaking, waiting and deadlines.
 
-They look at requests and their transitions from outside, and know nothing of how the queue is kept. The bounds are
-those that `docs/memory.md` states.
+They watch requests and their transitions from outside, independent of how the queue is kept. The bounds are those
+stated in `docs/memory.md`.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ from freehold.scheduler.request import FinishKind, Request
 from freehold.scheduler.scheduler import Scheduler
 from freehold.scheduler.states import Event, RequestState
 
-# A tail that a step in flight still writes is waited for; with overlap two such steps at most.
+# A request waits while steps in flight still write its tail; with overlap there are at most two.
 TAIL_ITERATIONS = 3
 
 
 class Unfair(AssertionError):
-    """A request waits for others longer than it may."""
+    """A request waits for others longer than allowed."""
 
 
 class Late(AssertionError):
-    """A request outlives its deadline."""
+    """A request outlived its deadline."""
 
 
 @dataclass
 class _Wait:
     """One stay in the queue."""
 
-    entered: int  # in which iteration
+    entered: int  # iteration
     overtaken: int = 0
-    overdue: int = 0  # iterations in which somebody was admitted although this one was due
-    behind: int = 0  # iterations in which those who must give way ran in its place
-    allowed: int = 0  # of those
+    overdue: int = 0  # iterations that admitted another request although this one was due
+    behind: int = 0  # iterations in which requests that must yield ran in its place
+    allowed: int = 0  # limit of `behind`
 
 
 class Liveness:
-    """Called before and after each iteration of the scheduler. `is_measured`: the engine says what steps take."""
+    """Called before and after each iteration of the scheduler. `is_measured`: the engine reports step times."""
 
     def __init__(self, scheduler: Scheduler, is_measured: bool = False):
         self._scheduler = scheduler
@@ -49,11 +49,11 @@ class Liveness:
         self._entered = 0
         self._admissions: dict[str, int] = {}
         self._held = 0
-        self._counted: _Wait | None = None  # who was behind at the beginning of this iteration
-        self._submitted = 0  # steps, by then
+        self._counted: _Wait | None = None  # the wait counted as behind in this iteration
+        self._submitted = 0  # steps submitted before this iteration
 
     def before(self, is_held: bool) -> None:
-        """Note who waits. While the engine is held, nobody can be preempted."""
+        """Record the waiting requests. While the engine is held, no preemption is possible."""
         self._entered += 1
         self._counted, self._submitted = None, self._scheduler.memory.epochs.submitted
         for request in self._scheduler.requests.values():
@@ -65,10 +65,10 @@ class Liveness:
             self._check_those_who_give_way()
 
     def after(self, held: int, ended: list[Request]) -> None:
-        """Raises Unfair or Late. `held` pages are nobody's who could give them back."""
+        """Check an iteration. `held` pages belong to no request that could free them. Raise Unfair or Late."""
         scheduler = self._scheduler
         self._held = held
-        # Everybody waits for pages: those that steps in flight still use, or that are being copied.
+        # All wait for pages that steps in flight still use, or that are being copied.
         is_waiting = scheduler.memory.epochs.submitted == self._submitted or scheduler.memory.room.is_returning
         if self._counted is not None and is_waiting:
             self._counted.behind -= 1
@@ -82,7 +82,7 @@ class Liveness:
             self._count(request, wait, len(passed))
         joined = self._iterations_for([request.lease.row for request in admitted if request.lease is not None])
         for wait in self._waits.values():
-            wait.allowed += joined if wait.allowed else 0  # they came while it had to wait for something else
+            wait.allowed += joined if wait.allowed else 0  # they were admitted while it had to wait for something else
         for request in [*admitted, *ended]:
             self._waits.pop(request.id, None)
         now = scheduler.lifecycle.clock()
@@ -90,13 +90,13 @@ class Liveness:
             self._admissions.pop(request.id, None)
             is_timeout = request.finish is not None and request.finish.kind is FinishKind.TIMEOUT
             if is_timeout and (request.timeout is None or now < request.arrival + request.timeout):
-                raise Late(f"{request.id} was given up before its time")
+                raise Late(f"{request.id} timed out too early")
         for request in scheduler.requests.values():
             if request.timeout is not None and now >= request.arrival + request.timeout:
                 raise Late(f"{request.id} is {request.state} {now - request.arrival - request.timeout:.3f} s too late")
 
     def _overtakes(self, other: Request, request: Request, wait: _Wait) -> bool:
-        """Whether the admission of `other` passed over `request`, which came earlier."""
+        """Return whether admitting `other` passed over `request`, which came earlier."""
         entered = self._waits[other.id].entered if other.id in self._waits else self._entered + 1
         is_later = entered > wait.entered and other.order > request.order and other.client == request.client
         return is_later and not (self._config.schedule_policy == "priority" and other.priority > request.priority)
@@ -112,8 +112,8 @@ class Liveness:
         wait.overtaken += passed
 
     def _before(self, request: Request, wait: _Wait) -> int:
-        """Requests of its client that entered the line before it and still wait: each of them puts off when it is
-        due by one."""
+        """Count requests of its client that entered the line before it and still wait: each delays the moment when it
+        is due by one."""
         return sum(
             other.client == request.client and other is not request and self._waits[other.id].entered <= wait.entered
             for other in self._scheduler.requests.values()
@@ -121,9 +121,8 @@ class Liveness:
         )
 
     def check_retraction(self, row: int, why: Event) -> None:
-        """Check a request that is about to go back to the queue. If memory ran out, it must be the least important one.
-        If it is preempted, a waiting request must be more important, or of a client that was served less. Raises
-        Unfair."""
+        """Check a request about to return to the queue. If memory ran out, it must be the least important one. If it is
+        preempted, a waiting request must be more important, or of a less served client. Raise Unfair."""
         scheduler, running = self._scheduler, self._scheduler.running
         request, others = running.request(row), [running.request(one) for one in running.order.tolist()]
         if why is Event.RETRACTED and not self._config.forward_retract_interval:
@@ -145,7 +144,7 @@ class Liveness:
         return stays and served(request.client_number) > served(waiting.client_number)
 
     def _weight(self, request: Request) -> int:
-        """What a running request holds: a row if none is free, or else pages."""
+        """Return what a running request holds: a row if none is free, else pages."""
         leases, lease = self._scheduler.memory.leases, request.lease
         assert lease is not None
         return 1 if leases.free_row_count == 0 else lease.allocated // self._scheduler.memory.page_size
@@ -156,21 +155,22 @@ class Liveness:
         return sum(self._weight(request) for request in requests if request.client == client)
 
     def _needs(self, request: Request) -> int:
-        """What a waiting request needs at least: a row if none is free, or else pages for its tokens and one more."""
+        """Return what a waiting request needs at least: a row if none is free, else pages for its tokens and one
+        more."""
         memory = self._scheduler.memory
         return 1 if memory.leases.free_row_count == 0 else -(-(len(request.tokens) + 1) // memory.page_size)
 
     def _check_trust(self, request: Request) -> None:
-        """Only want of memory costs trust."""
+        """Check that only running out of memory costs trust."""
         squeezed = sum(count for (_, event), count in request.transitions.items() if event is Event.RETRACTED)
         if request.setbacks > squeezed:
             raise Unfair(f"{request.id} is distrusted {request.setbacks} times, memory ran out {squeezed} times")
 
-    # -- whoever must give way ------------------------------------------------------------------------------
+    # -- requests that must yield ---------------------------------------------------------------------------
 
     def _check_those_who_give_way(self) -> None:
-        """The request that is next in line must get the place of less important ones, and of clients that hold more
-        than its own would, within 2 iterations for each row, and as many as prompts that are being computed need."""
+        """Check that the next request in line gets the place of less important ones, and of clients that hold more than
+        its own would. It may wait 2 iterations for each row, plus those that prompts being computed need."""
         scheduler = self._scheduler
         head = scheduler.queue.peek()
         if head is None or scheduler.paused is not None or head.id not in self._waits:
@@ -181,20 +181,20 @@ class Liveness:
         if not going or not self._fits_without(head, going) or self._shares_a_prompt(head, rows):
             return
         if scheduler.loading.is_awaited(head) or scheduler.memory.room.is_returning:
-            return  # it waits for its prefix; or everybody waits for pages that are being copied
+            return  # it waits for its prefix, or all wait for pages being copied
         if any(running.request(row).state is RequestState.PREFILLING for row in set(rows) - going):
-            return  # those who stay have the budget of prompts
+            return  # the remaining requests have the prompt budget
         wait = self._waits[head.id]
         if wait.allowed == 0:
             wait.allowed = 2 * len(running.requests) + 8 + self._iterations_for(rows)
         wait.behind += 1
         self._counted = wait
         if wait.behind > wait.allowed:
-            raise Unfair(f"{head.id} has waited for {len(going)} that must give way in {wait.allowed} iterations")
+            raise Unfair(f"{head.id} has waited {wait.allowed} iterations for {len(going)} that must yield")
 
     def _iterations_for(self, rows: list[int]) -> int:
-        """How many the prompts of running `rows` take. A retraction at every step makes each wait until those in
-        flight are done."""
+        """Return how many iterations the prompts of running `rows` take. With a retraction at every step, each must
+        wait for the steps in flight."""
         todo = int(self._scheduler.running.todo(np.array(rows, np.int64)).clip(0).sum())
         return (2 if self._config.forward_retract_interval else 1) * -(-todo // self._chunk)
 
@@ -205,8 +205,8 @@ class Liveness:
         return {row for row in rows if running.request(row).priority <= head.priority - threshold}
 
     def _too_much(self, head: Request, rows: list[int]) -> set[int]:
-        """What other clients hold beyond what `head`, whose client holds nothing, asks for: rows if there is none, or
-        else pages."""
+        """Return rows of other clients beyond what `head` asks for, if its client holds nothing. The unit is rows if
+        none is free, else pages."""
         scheduler, running, leases = self._scheduler, self._scheduler.running, self._scheduler.memory.leases
         size, shares = scheduler.memory.page_size, scheduler.shares
         mine = shares.served(head.client_number)
@@ -229,7 +229,7 @@ class Liveness:
         return going
 
     def _fits_without(self, head: Request, gone: set[int]) -> bool:
-        """Whether it would fit in the worst case: all who stay use all their output, and nothing is shared."""
+        """Return whether it would fit in the worst case: all that stay use all their output, and nothing is shared."""
         scheduler = self._scheduler
         memory, running = scheduler.memory, scheduler.running
         size = memory.page_size
@@ -238,7 +238,7 @@ class Liveness:
         return needed + stay + self._held + memory.pins.page_count <= memory.shape.page_count
 
     def _shares_a_prompt(self, head: Request, rows: list[int]) -> bool:
-        """Whether somebody computes a prompt that begins like its own: that it may wait for."""
+        """Return whether a prompt that begins like its own is being computed: it may wait for that."""
         running, size = self._scheduler.running, self._scheduler.memory.page_size
         first = head.prompt[:size].tolist()
         return any(

@@ -1,4 +1,4 @@
-"""A follower of cache events: what it believes to be cached must be what is."""
+"""A follower of cache events: it must know exactly what is cached."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from freehold.memory.events import CacheEvent, Cleared, EventLog, Medium, Remove
 
 
 class WrongMirror(AssertionError):
-    """The events of an engine have led its follower astray."""
+    """The events of an engine misled its follower."""
 
 
 class Mirror:
-    """Follows the first cache group. `keys` of pages on each medium."""
+    """Follows the first cache group. `keys` of cached pages by medium."""
 
     def __init__(self, log: EventLog, page_size: int):
         self._log = log
@@ -22,7 +22,7 @@ class Mirror:
         self.keys: dict[Medium, set[bytes]] = {medium: set() for medium in Medium}
 
     def follow(self) -> None:
-        """Take in what has happened. Raises WrongMirror for an event that can't be true."""
+        """Apply new events. Raise WrongMirror for an event that can't be true."""
         for event in self._log.take():
             self._apply(event)
 
@@ -44,14 +44,14 @@ class Mirror:
             known.difference_update(event.keys)
 
     def _check_tokens(self, event: Stored) -> None:
-        """Keys are those of the tokens behind the parent."""
+        """Check that the keys match the tokens behind the parent."""
         if len(event.tokens) != len(event.keys) * self._page_size:
-            raise WrongMirror("an event has not the tokens of its pages")
+            raise WrongMirror("an event lacks the tokens of its pages")
         if event.parent is not None and chain(event.parent, event.tokens, self._page_size) != list(event.keys):
             raise WrongMirror("the keys of an event are not those of its tokens")
 
     def check(self, memory: Memory) -> None:
-        """Raises WrongMirror unless it knows exactly what is cached."""
+        """Raise WrongMirror unless it knows exactly what is cached."""
         device = {
             key
             for node in memory.tree.nodes()
@@ -61,7 +61,7 @@ class Mirror:
         host = set() if memory.tiers is None else {key for key, _ in memory.tiers.host.pages[0].entries()}
         for medium, keys in ((Medium.DEVICE, device), (Medium.HOST, host)):
             if medium is Medium.HOST and memory.tree.weights:
-                keys &= self.keys[medium]  # copies of old weights' pages that are being stored stay a little longer
+                keys &= self.keys[medium]  # copies of old weights' pages being stored stay a little longer
             if self.keys[medium] != keys:
                 more, less = len(self.keys[medium] - keys), len(keys - self.keys[medium])
                 raise WrongMirror(f"a follower believes in {more} pages on {medium} that are gone, and lacks {less}")

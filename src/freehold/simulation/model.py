@@ -1,8 +1,7 @@
 """The model of the simulated engine: what it samples after a prefix, and what it writes into slots.
 
-The identity of a prefix is a chained hash of its namespace and tokens. The token sampled after it is a
-function of the identity, so outputs are known without running. Compiled, because the simulator spends its
-time here.
+The identity of a prefix is a chained hash of its namespace and tokens. The token sampled after it is a function of the
+identity, so outputs are known without running. Compiled, because the simulator spends most of its time here.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ UInt64 = npt.NDArray[np.uint64]
 
 
 def seed_of(namespace: str, adapter: Adapter | None = None) -> np.uint64:
-    """The identity of the empty prefix."""
+    """Return the identity of the empty prefix."""
     scope = namespace if adapter is None else f"{namespace}\0{adapter.fingerprint}"
     return np.uint64(int.from_bytes(hashlib.blake2b(scope.encode(), digest_size=8).digest(), "little"))
 
 
 @njit(cache=True)
 def mix(state, token):
-    """The identity of a prefix, one token longer (a multiply-xorshift hash)."""
+    """Return the identity of a prefix one token longer (a multiply-xorshift hash)."""
     z = (state ^ (np.uint64(token) + np.uint64(0x9E3779B97F4A7C15))) * np.uint64(0xBF58476D1CE4E5B9)
     return z ^ (z >> np.uint64(29))
 
@@ -40,15 +39,15 @@ def next_token(identity, vocab_size):
     return np.int32((identity >> np.uint64(20)) % np.uint64(vocab_size))
 
 
-# What binds a sequence's output, uint64 each: a seed (0: nothing does), after how many tokens only the one that ends
-# a text is legal, after how many the grammar fails, tokens of prompt, and a digest of the output so far.
+# The form that binds a sequence's output, uint64 each: a seed (0: unbound); the output length from which only EOS is
+# legal; the output length at which the grammar fails; prompt tokens; and a digest of the output so far.
 SEED, END, FAILS, PROMPT, DIGEST = range(5)
 
 
 @njit(cache=True)
 def bound_token(identity, form, count, eos, vocab_size):
-    """The next token of a sequence with `count` tokens of output: of those that its form allows, which depend on the
-    whole output so far."""
+    """Return the next token of a sequence with `count` tokens of output, among those its form allows. They depend on
+    the whole output so far."""
     token = next_token(identity, vocab_size)
     if form[SEED] == 0:
         return token
@@ -61,18 +60,18 @@ def bound_token(identity, form, count, eos, vocab_size):
 
 @njit(cache=True)
 def digest(form, tokens):
-    """Take note of output."""
+    """Add output to the digest."""
     for token in tokens:
         form[DIGEST] = mix(form[DIGEST], token)
 
 
 def logprob_of(identity: np.uint64) -> float:
-    """The log-probability that the model reports of the last token of a prefix."""
+    """Return the log-probability that the model reports for the last token of a prefix."""
     return -(int(identity) >> 33) / 2.0**31
 
 
 def pooled(identities: UInt64) -> Float64:
-    """What the final hidden states after these prefixes [n] add up to, exactly: float64 [1]."""
+    """Return the exact sum of the final hidden states after these prefixes [n]: float64 [1]."""
     return (identities >> np.uint64(44)).astype(np.float64).sum(keepdims=True)
 
 
@@ -87,7 +86,7 @@ def extend_identities(identities, tokens, start, end, seed):
 
 @njit(cache=True)
 def continue_cold(tokens, count, vocab_size, seed, form, eos):
-    """`count` tokens that a cold run samples after `tokens`."""
+    """Return `count` tokens that a cold run samples after `tokens`."""
     state = seed
     for token in tokens:
         state = mix(state, token)
@@ -101,18 +100,18 @@ def continue_cold(tokens, count, vocab_size, seed, form, eos):
 
 @njit(cache=True)
 def slot_content(identity, weights):
-    """What a slot holds: the prefix that wrote it, and the weights that did. Never 0, which is poison."""
+    """Return the content of a slot: the prefix and the weights that wrote it. Never 0, which is poison."""
     return mix(identity, weights) | np.uint64(1)
 
 
-STATE = -1  # in place of a lookback: the group has one state a page
+STATE = -1  # in place of a lookback: the group has one state per page
 
-# What may be wrong with a step.
+# Verdicts on a step.
 OK, WRONG_KV, NO_PAGE, WRONG_INPUT, WRONG_START = range(5)
 
 
 class Slots(NamedTuple):
-    """What slots hold, uint64 [groups, slots], and what each group looks back on, int64 [groups] (0: everything; STATE:
+    """The contents of slots, uint64 [groups, slots], and each group's lookback, int64 [groups] (0: everything; STATE:
     it has states)."""
 
     content: Any
@@ -121,8 +120,8 @@ class Slots(NamedTuple):
 
 
 class Prefix(NamedTuple):
-    """Of one sequence: its pages, int32 [groups, columns]; its tokens, the identity of each prefix, the weights that
-    wrote each position; its form."""
+    """One sequence: its pages, int32 [groups, columns]; its tokens, the identity of each prefix, the weights that wrote
+    each position; its form."""
 
     pages: Any
     tokens: Any
@@ -132,7 +131,7 @@ class Prefix(NamedTuple):
 
 
 class Sequences(NamedTuple):
-    """The same of all rows. How many tokens are known, and how many there may be; the drafts of the newest step;
+    """All rows: the fields of `Prefix`; the number of known tokens and its limit; the drafts of the newest step;
     whether a step with the sequence has failed."""
 
     tables: Any  # int32 [groups, rows, columns]
@@ -156,7 +155,7 @@ class Rules(NamedTuple):
 
 
 class Answers(NamedTuple):
-    """What a step gives: tokens of all sequences, one after the other, and the rest by sequence."""
+    """The results of a step: tokens of all sequences, one after another, and the rest by sequence."""
 
     tokens: Any
     counts: Any
@@ -167,8 +166,8 @@ class Answers(NamedTuple):
 
 @njit(cache=True)
 def compute(slots, prefix, weights, start, end):
-    """Check, in every group of tokens, that the positions below `start` of a sequence that the group looks back on hold
-    its own prefix, then write start .. end. -> (verdict, position, group)"""
+    """Check, in every group of tokens, that the positions below `start` within a sequence's lookback hold its own
+    prefix. Then write start .. end. Return (verdict, position, group)."""
     size = slots.page_size
     prefix.written_by[start:end] = weights
     for group, lookback in enumerate(slots.lookbacks):
@@ -190,8 +189,8 @@ def compute(slots, prefix, weights, start, end):
 
 @njit(cache=True)
 def read_states(slots, prefix, start):
-    """Check that the state that a sequence goes on from at `start` is that of its own prefix. A state is in the first
-    slot of its page. -> (verdict, position, group)"""
+    """Check that the state from which a sequence resumes at `start` is that of its own prefix. A state is in the first
+    slot of its page. Return (verdict, position, group)."""
     size, last = slots.page_size, start - 1
     for group, lookback in enumerate(slots.lookbacks):
         if lookback == STATE and start:
@@ -205,8 +204,8 @@ def read_states(slots, prefix, start):
 
 @njit(cache=True)
 def write_states(slots, prefix, start, written):
-    """Leave the state after `written` tokens in the column of the last of them, and in every column that the step has
-    passed and that has a page the state at its end. -> (verdict, position, group)"""
+    """Write the state after `written` tokens to the column of the last one. Write the final state of every other column
+    that the step passed, if it has a page. Return (verdict, position, group)."""
     size = slots.page_size
     for group, lookback in enumerate(slots.lookbacks):
         if lookback != STATE or written <= start:
@@ -223,15 +222,15 @@ def write_states(slots, prefix, start, written):
 
 @njit(cache=True)
 def verify(slots, prefix, rules, length, drafts):
-    """Sample a token after `length` known ones, and one more for each right draft.
-    Every draft writes KV, right or wrong, and no state. -> (tokens sampled, verdict, position, group)"""
+    """Sample a token after `length` known ones, and one more for each correct draft. Every draft writes KV, correct or
+    not, and no state. Return (tokens sampled, verdict, position, group)."""
     identities, form = prefix.identities, prefix.form
     count, right = 0, True
     while right and count <= drafts:
         identity = identities[length - 1]
         output = length - np.int64(form[PROMPT])
         if count and form[SEED] and np.uint64(output) >= form[FAILS]:
-            break  # the next step finds out
+            break  # the next step detects it
         token = bound_token(identity, form, output, rules.eos, rules.vocab_size)
         right = (identity >> np.uint64(7)) % np.uint64(100) < np.uint64(rules.rate)
         prefix.tokens[length] = token
@@ -257,8 +256,8 @@ def verify(slots, prefix, rules, length, drafts):
 
 @njit(cache=True)
 def use_pages(number, completed, rows, starts, ends, tables, page_size, used_by_step, used_by_row):
-    """Note which pages a step will touch, before it runs. A page that it writes must not be in use by a step
-    of another sequence that has not completed. -> (page or 0, group, the other step)"""
+    """Record which pages a step will touch, before it runs. A page it writes must not be in use by an incomplete step
+    of another sequence. Return (page or 0, group, the other step)."""
     for group in range(len(tables)):
         for i in range(len(rows)):
             row, start = rows[i], starts[i]
@@ -278,7 +277,7 @@ def use_pages(number, completed, rows, starts, ends, tables, page_size, used_by_
 
 @njit(cache=True)
 def run_step(planned, slots, sequences, rules, answers):
-    """All sequences of a step -> (verdict, row, position, group)."""
+    """Run all sequences of a step. Return (verdict, row, position, group)."""
     emitted = 0
     for i in range(len(planned.rows)):
         row, start, count = planned.rows[i], planned.starts[i], planned.counts[i]
@@ -289,13 +288,13 @@ def run_step(planned, slots, sequences, rules, answers):
             continue
         length, most = sequences.length[row], sequences.max_length[row]
         if planned.decodes[i]:
-            # The planned start is the highest that the real one can be.
+            # The planned start is an upper bound of the real one.
             if length > most or start < min(length, most - 1) - 1:
                 return WRONG_START, row, start, 0
             start = length - 1
             if length >= most:
                 if sequences.last_drafts[row] == 0:
-                    return WRONG_START, row, start, 0  # it was certain to be full when this was planned
+                    return WRONG_START, row, start, 0  # it was certain to be full at planning
                 answers.written[i] = start
                 continue
         elif start + count > length:
@@ -309,8 +308,8 @@ def run_step(planned, slots, sequences, rules, answers):
 
 @njit(cache=True)
 def run_sequence(planned, slots, sequences, rules, answers, i, start, emitted):
-    """Sequence `i` of a step, from `start` on. Its tokens come behind the `emitted` ones of others. -> (verdict,
-    position, group)"""
+    """Run sequence `i` of a step, from `start` on. Its tokens follow the `emitted` ones of others. Return (verdict,
+    position, group)."""
     row, end = planned.rows[i], start + planned.counts[i]
     length, most, form = sequences.length[row], sequences.max_length[row], sequences.forms[row]
     prefix = Prefix(
@@ -328,7 +327,7 @@ def run_sequence(planned, slots, sequences, rules, answers, i, start, emitted):
     elif planned.samples[i]:
         ahead = max(min(planned.drafts[i], most - length - 1), 0)
         if prefix.identities[length - 1] % np.uint64(4) == 0:
-            ahead //= 2  # sometimes one can't think of as many
+            ahead //= 2  # sometimes a proposer finds fewer
         new, verdict, position, group = verify(slots, prefix, rules, length, ahead)
         if verdict != OK:
             return verdict, position, group
@@ -341,19 +340,19 @@ def run_sequence(planned, slots, sequences, rules, answers, i, start, emitted):
 
 
 def expected_logprobs(tokens: Int32, namespace: str = "", adapter: Adapter | None = None) -> list[float]:
-    """What a cold run reports of each of `tokens` [n], which are prompt or output."""
+    """Return what a cold run reports for each of `tokens` [n], which are prompt or output."""
     return [logprob_of(identity) for identity in _identities(tokens, namespace, adapter)]
 
 
 def expected_embedding(request: Request) -> Float32:
-    """What a cold run makes of a prompt."""
+    """Return the embedding of a prompt in a cold run."""
     identities = _identities(request.prompt, request.namespace, request.adapter)
     last = identities if request.params.pooling == "mean" else identities[-1:]
     return (pooled(last) / len(last)).astype(np.float32)
 
 
 def _identities(tokens: Int32, namespace: str, adapter: Adapter | None) -> UInt64:
-    """Of each prefix of `tokens` [n], uint64 [n]."""
+    """Return the identity of each prefix of `tokens` [n], uint64 [n]."""
     identities = np.zeros(len(tokens), np.uint64)
     extend_identities(identities, np.asarray(tokens, np.int32), 0, len(tokens), seed_of(namespace, adapter))
     return identities
@@ -361,15 +360,15 @@ def _identities(tokens: Int32, namespace: str, adapter: Adapter | None) -> UInt6
 
 @dataclass(frozen=True)
 class SimulatedGrammar:
-    """What is legal depends on `seed` and on the whole output so far; after `end` tokens only that which ends a text.
-    After `fails` tokens it can't be followed any further."""
+    """A simulated grammar. The legal tokens depend on `seed` and on the whole output so far; after `end` tokens only
+    EOS is legal. After `fails` tokens it cannot continue."""
 
     seed: int
     end: int
     fails: int = 1 << 40
 
     def form(self, prompt_length: int) -> UInt64:
-        """As the engine keeps it."""
+        """Return the form in the engine's layout."""
         return np.array([self.seed, self.end, self.fails, prompt_length, 0], np.uint64)
 
 
@@ -377,7 +376,7 @@ FREE: UInt64 = np.zeros(5, np.uint64)
 
 
 def expected_output(request: Request, count: int, vocab_size: int, eos: int = -1) -> list[int]:
-    """What a cold run of the simulated model gives for a request."""
+    """Return a cold run's output for a request."""
     prompt, grammar = np.asarray(request.prompt, np.int32), request.grammar
     form = grammar.form(len(prompt)) if isinstance(grammar, SimulatedGrammar) else FREE.copy()
     return continue_cold(prompt, count, vocab_size, seed_of(request.namespace, request.adapter), form, eos).tolist()

@@ -1,4 +1,4 @@
-"""Moves what the simulated engine's slots hold between tiers: late, in another order, twice, in part, or never."""
+"""Moves the content of simulated slots between tiers: late, out of order, twice, in part, or never."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from freehold.simulation.model import UInt64
 
 DELAYS = (0, 1, 1, 2, 4)
 NEVER = 1 << 40
-ORDER_S = 0.001  # that an order says it took
+ORDER_S = 0.001  # reported duration of an order
 
 
 class DifferentContent(AssertionError):
-    """Two pages with one key hold different KV."""
+    """Two pages with the same key hold different KV."""
 
 
 @dataclass(frozen=True)
 class Faults:
     """`slow`, `failing` and `never` are shares of the orders: those that take many iterations, that fail in part or
-    altogether, and whose end nobody hears of. Loads always end: a device that does not is lost, with its engine."""
+    altogether, and whose end is never reported. Loads always end: a device that hangs is lost, with its engine."""
 
     seed: int = 0
     slow: float = 0.0
@@ -40,11 +40,11 @@ class Faults:
 class _Pending:
     order: Order
     report: Report
-    due: int  # in which iteration
+    due: int  # iteration
 
 
 class SimulatedStorage:
-    """What several engines share: `pages` by key, and what was ever written under a key, in a group."""
+    """Storage shared by several engines: `pages` by key, and the first content of each group and key."""
 
     def __init__(self) -> None:
         self.pages: dict[bytes, UInt64] = {}
@@ -53,7 +53,7 @@ class SimulatedStorage:
 
 class SimulatedMover:
     """Implements `contract.orders.Mover`. A target is overwritten when the order begins, and its source is read when it
-    ends: so whoever reads the one too early, or uses the other again too early, is found out."""
+    ends. So reading the target or reusing the source too early is detected."""
 
     def __init__(
         self, engine: SimulatedEngine, groups: Sequence[CacheGroup], page_counts: Sequence[int], faults: Faults,
@@ -72,7 +72,7 @@ class SimulatedMover:
         self.ordered = dict.fromkeys(Kind, 0)  # pages of orders that have ended
         self.ended = dict.fromkeys(Kind, 0)
         self.failed = dict.fromkeys(Kind, 0)
-        self.lost_s = 0.0  # for which somebody may have waited for orders that never end
+        self.lost_s = 0.0  # seconds that requests may have waited for orders that never end
 
     def begin(self, order: Order, report: Report) -> None:
         if order.kind is Kind.LOAD:
@@ -97,14 +97,14 @@ class SimulatedMover:
             )
 
     def _slots(self, is_device: bool, group: int) -> UInt64:
-        """uint64 [pages, slots]"""
+        """Return a tier's slots, uint64 [pages, slots]."""
         return self._engine.slots(group) if is_device else self._host[group]
 
     def wait(self, seconds: float) -> None:
-        """Simulated seconds don't pass while somebody waits."""
+        """Do nothing: simulated time does not pass while waiting."""
 
     def advance(self) -> None:
-        """One iteration: end what is due, in no order."""
+        """Run one iteration: end what is due, in random order."""
         self._iteration += 1
         due = [one for one in self._pending if one.due <= self._iteration]
         self._rng.shuffle(due)
@@ -112,15 +112,15 @@ class SimulatedMover:
             self._end(one)
 
     def end_oldest(self) -> None:
-        """End the order that was given first."""
+        """End the oldest order."""
         self._end(self._pending[0])
 
     def heal(self) -> None:
-        """Nothing fails from now on."""
+        """Stop all faults."""
         self._faults = Faults(self._faults.seed)
 
     def finish(self) -> None:
-        """End everything, late as it may be."""
+        """End everything, however late."""
         for one in list(self._pending):
             self._end(one)
 
@@ -139,7 +139,7 @@ class SimulatedMover:
             one.report(outcome)
 
     def _move(self, order: Order, group: int) -> Bool:
-        """-> which pages of a group have arrived."""
+        """Move pages of a group. Return which have arrived."""
         count = order.page_counts[group]
         arrives = np.ones(count, np.bool_)
         if self._rng.random() < self._faults.failing:
@@ -159,7 +159,7 @@ class SimulatedMover:
         return arrives
 
     def _fetch(self, order: Order, group: int) -> Bool:
-        """Some pages are lost or damaged by now."""
+        """Fetch pages, some of which are lost or damaged. Return which were found."""
         found = np.zeros(len(order.keys[group]), np.bool_)
         for at, (key, page) in enumerate(zip(order.keys[group], order.host[group].tolist(), strict=True)):
             content = self.storage.pages.get(key)
@@ -169,16 +169,16 @@ class SimulatedMover:
         return found
 
     def check_content(self, is_device: bool, group: int, keys: Sequence[bytes], pages: Int32) -> None:
-        """Equal keys mean equal bytes, on each tier and at any time. Raises DifferentContent."""
+        """Check that equal keys mean equal bytes, on every tier and at any time. Raise DifferentContent."""
         slots = 1 if self._groups[group].is_state else self._size
         for key, page in zip(keys, self._slots(is_device, group)[pages], strict=True):
             raw = page[:slots].tobytes()
             if self.storage.content.setdefault((group, key), raw) != raw:
                 where = "device" if is_device else "host"
-                raise DifferentContent(f"group {group}: a page on the {where} has not the content of its key")
+                raise DifferentContent(f"group {group}: a page on the {where} does not have the content of its key")
 
     def has_stored(self, key: bytes, group_key: bytes) -> bool:
-        """Whether storage has a page of a group."""
+        """Return whether storage has a page of a group."""
         return key_in_group(key, group_key) in self.storage.pages
 
     @property

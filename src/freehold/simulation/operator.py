@@ -1,4 +1,4 @@
-"""What an operator asks of a running engine: at once, or in slices between which the engine goes on."""
+"""An operator's requests to a running engine: at once, or in slices while the engine runs."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from freehold.simulation.engine import TORN
 from freehold.simulation.happenings import Verb
 from freehold.simulation.mover import ORDER_S
 
-LOOKS = 20  # at how far saving has come
+LOOKS = 20  # at the progress of saving
 PAGES = 8  # explained at a time, of each group
 
 
 class Operator:
-    """What is set is set again in the engines that follow. `tiers` has the storage that is attached now."""
+    """Applies settings again to later engines. `tiers` has the storage attached now."""
 
     def __init__(self, tiers: SimulatedTiers | None, clock: Callable[[], float], requests: Mapping[str, Request]):
         self.tiers = tiers
@@ -38,7 +38,7 @@ class Operator:
         self._settings: dict[Verb, dict[str, Any]] = {}
 
     def take_over(self, server: SimulatedServer) -> None:
-        """A new engine is brought to where the last one was. What went on there in slices is lost."""
+        """Apply the settings to a new engine. Work in slices on the last one is lost."""
         self._scheduler, self._memory, self._mover = server.scheduler, server.memory, server.mover
         self._slices: list[Generator[None, None, Any]] = []
         self._has_changed_storage = False
@@ -68,8 +68,8 @@ class Operator:
             self._slices.append(self._storage(self._memory.tiers, verb, arguments))
 
     def advance(self) -> None:
-        """A slice of each thing that goes on in slices. Transfers have ended since the last iteration that the
-        scheduler has not heard of."""
+        """Run a slice of each pending piece of work. Transfers may have ended that the scheduler has not processed
+        yet."""
         self._slices = [work for work in self._slices if _goes_on(work)]
 
     @property
@@ -85,13 +85,13 @@ class Operator:
             self._load(arguments.get("source", ""))
 
     def _load(self, source: str) -> None:
-        """What can't be loaded changes nothing."""
+        """Load weights. Weights that can't be loaded must change nothing."""
         try:
             self._scheduler.update_weights(source)
         except BadRequest:
             assert source in TORN, f"weights '{source}' were refused"
         else:
-            assert source not in TORN, "weights that can't be loaded compute"
+            assert source not in TORN, "weights that can't be loaded are in use"
 
     def _pin(self, arguments: dict[str, Any]) -> None:
         pins = self._memory.pins
@@ -101,7 +101,7 @@ class Operator:
             assert pins.page_count <= pins.limit, "pinned more than the budget"
 
     def _explain(self, request: Request, rng: random.Random) -> None:
-        """Answers change nothing."""
+        """Check that explanations and counts are consistent and change nothing."""
         memory = self._memory
         before = _traces(memory)
         for group, pool in enumerate(memory.pools):
@@ -121,7 +121,7 @@ class Operator:
         assert _traces(memory) == before, "an explanation has changed what it explains"
 
     def check_counts(self) -> None:
-        """With an engine at rest, counts of the tiers are those of the mover."""
+        """Check that the tiers' counts match the mover's, with an engine at rest."""
         tiers, mover = self._memory.tiers, self._mover
         if tiers is None or mover is None:
             return
@@ -142,7 +142,7 @@ class Operator:
         return self._memory.tree.namespace(request.namespace, fingerprint_of(request.adapter))
 
     def _saving(self, tiers: Tiers, request: Request) -> Generator[None, None, bool]:
-        """Have a sequence saved -> whether the deepest tier has all of it."""
+        """Have a sequence saved. Return whether the deepest tier has all of it."""
         saving = tiers.saving(self._namespace(request), request.tokens)
         for _ in range(LOOKS):
             saved = yield from saving.looking()
@@ -153,8 +153,8 @@ class Operator:
         return False
 
     def _storage(self, tiers: Tiers, verb: Verb, arguments: dict[str, Any]) -> Generator[None, None, None]:
-        """Between two iterations, when the mover has ended what the scheduler has not heard of. A store that is cleared
-        has forgotten all at once."""
+        """Change storage between two iterations, with transfers ended but not processed. Clearing a store takes effect
+        at once."""
         yield
         assert self.tiers is not None
         self._has_changed_storage = True
@@ -182,7 +182,7 @@ def _generator(work: Iterator[None]) -> Generator[None, None, None]:
 
 
 def _traces(memory: Memory) -> Any:
-    """What a use of the caches leaves."""
+    """Return all that a use of the caches would change."""
     nodes = [(node.serial, node.last_used, node.hits, node.holds, tuple(node.pins)) for node in memory.tree.nodes()]
     host = [] if memory.tiers is None else [list(pages.entries()) for pages in memory.tiers.host.pages]
     counts = [memory.counts(group) for group in range(len(memory.groups))]

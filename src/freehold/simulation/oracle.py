@@ -1,4 +1,4 @@
-"""What must come of a request, computed without scheduler and memory."""
+"""The expected result of a request, computed without scheduler and memory."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from freehold.simulation.model import SimulatedGrammar, expected_embedding, expe
 def expected_end(
     request: Request, vocab_size: int, eos_tokens: tuple[int, ...], limit: int
 ) -> tuple[list[int], Finish]:
-    """Output and finish of a cold run in which nothing intervenes; `limit` is the most tokens there can be
-    of prompt and output."""
+    """Return output and finish of an undisturbed cold run; `limit` is the most tokens of prompt and output."""
     params = request.params
     room = limit - len(request.prompt)
     count = room if params.max_tokens is None else min(room, params.max_tokens)
@@ -34,7 +33,7 @@ def expected_end(
         if found is not None:
             passed = len(text)
         if hits:
-            searched = len(text)  # it came too early to count
+            searched = len(text)  # this match came too early to count
         if may_stop and not params.ignore_eos and (token in params.stop_token_ids or token in eos_tokens):
             return tokens[: i + 1], Finish(FinishKind.STOP, token)
         if is_bound and token in eos_tokens:
@@ -43,7 +42,7 @@ def expected_end(
 
 
 def check_logprobs(request: Request) -> None:
-    """Each token has its own log-probability, once and in order; of the prompt's, those asked for. Raises
+    """Check that each token has its own log-probability, once and in order; of the prompt, those requested. Raise
     AssertionError."""
     params, tokens = request.params, np.concatenate([request.prompt, request.output])
     if params.logprobs is None:
@@ -66,7 +65,7 @@ def check_logprobs(request: Request) -> None:
 
 
 def check_embedding(request: Request) -> None:
-    """A prompt that was computed has the embedding that it was computed for. Raises AssertionError."""
+    """Check the embedding of a prompt that was computed. Raise AssertionError."""
     if request.params.pooling is not None and request.output.size:
         got, expected = request.embedding, expected_embedding(request)
         assert got == expected, f"{request.id}: the embedding is {got} instead of {expected}"
@@ -74,8 +73,8 @@ def check_embedding(request: Request) -> None:
 
 
 def check_end(request: Request, vocab_size: int, eos_tokens: tuple[int, ...], limit: int) -> None:
-    """A request that finished must have finished like that; one that was ended early must have got as far
-    without a mistake. Raises AssertionError."""
+    """Check that a finished request has the expected result, and that one ended early is correct up to there. Raise
+    AssertionError."""
     tokens, finish = expected_end(request, vocab_size, eos_tokens, limit)
     check_logprobs(request)
     check_embedding(request)

@@ -1,4 +1,4 @@
-"""A state of a small world, to be compared with others."""
+"""A comparable form of a small world's state."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from freehold.simulation.mover import SimulatedMover
 
 
 class Portrait:
-    """A state, with arbitrary names taken out."""
+    """A state without arbitrary names."""
 
     def __init__(
         self, scheduler: Scheduler, engine: SimulatedEngine, mover: SimulatedMover | None,
@@ -50,7 +50,7 @@ class Portrait:
         return request.state, len(request.output), request.setbacks, is_new, request.finish, waits_for
 
     def _deeper(self) -> Any:
-        """Host and transfers."""
+        """Return the state of host and transfers."""
         tiers, mover = self._memory.tiers, self._mover
         if tiers is None or mover is None:
             return None
@@ -100,7 +100,7 @@ class Portrait:
         return max(fence - self._memory.epochs.completed, 0)
 
     def _pages(self, pages: list[Any]) -> Any:
-        """By name, with what is in them."""
+        """Return pages by name, with their content."""
         return [
             [(names.setdefault(page, len(names)), self._engine.content(page, group)) for page in part.tolist()]
             for group, (names, part) in enumerate(zip(self._names, pages, strict=True))

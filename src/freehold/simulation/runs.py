@@ -1,4 +1,4 @@
-"""Many scenarios: every cell of the matrix with many seeds, on several cores."""
+"""Runs many scenarios: every cell of the matrix with many seeds, on several cores."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from freehold.simulation.world import Cover, Summary, Violation, World
 
 @dataclass
 class Tally:
-    """What all runs did together. `violation` is the first, as (scenario as JSON, message)."""
+    """Totals of all runs. `violation` is the first, as (scenario as JSON, message)."""
 
     scenarios: int = 0
     steps: int = 0
@@ -47,7 +47,7 @@ Outcome = tuple[Summary | None, float, tuple[str, str] | None]
 
 
 def run_one(job: tuple[Cell, int]) -> Outcome:
-    """In a worker: one scenario -> its summary, or the violation."""
+    """Run one scenario, in a worker. Return its summary, or the violation."""
     scenario = Scenario.generate(*job)
     before = time.perf_counter()
     try:
@@ -60,7 +60,8 @@ def run_one(job: tuple[Cell, int]) -> Outcome:
 def jobs_for(
     first_seed: int, seeds: int, seconds: float | None, cells: Sequence[Cell] = tuple(matrix())
 ) -> Iterator[tuple[Cell, int]]:
-    """Each cell with each seed. With `seconds`, until the time is up: with fresh seeds, if those have been used."""
+    """Yield each cell with each seed. With `seconds`, run until the time is up, using fresh seeds once those are
+    used."""
     end = None if seconds is None else time.monotonic() + seconds
     for seed in itertools.count(first_seed):
         for cell in cells:
@@ -70,7 +71,7 @@ def jobs_for(
 
 
 class _Feed:
-    """Hands out jobs only a little ahead of their results, so that time that is up is soon noticed."""
+    """Hands out jobs only a little ahead of their results, so that the end of the time is noticed soon."""
 
     def __init__(self, jobs: Iterator[tuple[Cell, int]], ahead: int):
         self._jobs = jobs
@@ -95,7 +96,7 @@ class _Feed:
 
 
 def run_many(jobs: Iterator[tuple[Cell, int]], processes: int) -> Iterator[Tally]:
-    """The tally after each scenario; the last one holds a violation, if there was one."""
+    """Yield the tally after each scenario; the last one holds a violation, if there was one."""
     tally = Tally()
     if processes == 1:
         for job in jobs:
@@ -123,5 +124,5 @@ def _added(tally: Tally, outcome: Outcome) -> Iterator[Tally]:
 
 
 def uncovered(cover: Cover) -> list[str]:
-    """Cells of the state table in which nothing happened."""
+    """Return the cells of the state table that never occurred."""
     return [f"{event} while {state}" for state, event in TRANSITIONS if not cover[state, event]]

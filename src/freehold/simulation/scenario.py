@@ -1,4 +1,4 @@
-"""A scenario: a configuration and what happens when. One seed decides all of it."""
+"""A scenario: a configuration and timed events, all decided by one seed."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ class Cell:
 
     @classmethod
     def parse(cls, text: str) -> Cell:
-        """The inverse of str(). Raises ValueError."""
+        """Parse the result of str(). Raise ValueError."""
         for cell in matrix():
             if str(cell) == text:
                 return cell
         raise ValueError(f"cell: '{text}' is not one of the matrix, such as {next(matrix())}")
 
     def cache_groups(self, scenario: Scenario) -> tuple[CacheGroup, ...]:
-        """Those of the model. In a tight pool there are few bounded pages, too."""
+        """Return the model's cache groups. In a tight pool there are few bounded pages, too."""
         rows = min(scenario.rows, 2) if self.pool == "tight" else scenario.rows + 1
         return sized(GROUPS[self.groups], self.page_size, scenario.chunk, self.interval(scenario), rows)
 
     def interval(self, scenario: Scenario) -> int:
-        """Tokens between checkpoints: no option in models without states."""
+        """Return tokens between checkpoints: 0 for models without states, which lack the option."""
         return scenario.checkpoints * self.page_size if any(group.is_state for group in GROUPS[self.groups]) else 0
 
     def config(self, scenario: Scenario) -> EngineConfig:
@@ -93,17 +93,17 @@ AXES = (
     tuple(GROUPS),
 )
 
-STRIDE = 557  # between cells that follow each other; has no divisor in common with their number
+STRIDE = 557  # between consecutive cells; coprime to their number
 
 
 def matrix() -> Iterator[Cell]:
-    """All cells, in an order in which the first few have something of every axis."""
+    """Return all cells, ordered so that the first few cover every axis."""
     cells = [Cell(*values) for values in itertools.product(*AXES)]
     return (cells[number * STRIDE % len(cells)] for number in range(len(cells)))
 
 
 def diagonal() -> Iterator[Cell]:
-    """Every combination of the other axes once, each kind of cache groups equally often."""
+    """Return every combination of the other axes once, each kind of cache groups equally often."""
     others = itertools.product(*AXES[:-1])
     kinds = [*GROUPS, *reversed(GROUPS)]  # so that no kind always meets the same value of the last axes
     return (Cell(*values, kinds[number % len(kinds)]) for number, values in enumerate(others))
@@ -122,7 +122,7 @@ class Scenario:
     rows: int = ROWS
     max_overtaken: int = 64
     fair_decode_rows: int = 8
-    checkpoints: int = 0  # pages between two
+    checkpoints: int = 0  # pages between checkpoints
     retained: float = 0.5  # share of the pool that hints may retain
     room: int = 1  # sequences of full length that a tight pool holds
     tiers: str | None = None  # a write policy, or no tier below the device
@@ -131,12 +131,12 @@ class Scenario:
     slow_copies: float = 0.0
     failing_copies: float = 0.0
     lost_copies: float = 0.0
-    token_seconds: float = 0.0  # that a prompt token takes; 0 if the engine does not measure its steps
+    token_seconds: float = 0.0  # time of a prompt token; 0 if the engine does not measure its steps
     target_itl_ms: float | None = None
     audit_interval: int = 0
     queue_limit: int = 4096
-    cached: bool = True  # whether prefixes are
-    forced: bool = True  # whether tokens that a grammar leaves no choice about are verified together
+    cached: bool = True  # whether prefixes are cached
+    forced: bool = True  # whether tokens forced by a grammar are verified together
 
     @property
     def simulated_tiers(self) -> SimulatedTiers | None:
@@ -162,7 +162,7 @@ class Scenario:
 
     @classmethod
     def generate(cls, cell: Cell, seed: int) -> Scenario:
-        """The scenario of a seed."""
+        """Return the scenario of a seed."""
         rng = random.Random(f"{cell} {seed}")
         operator = random.Random(f"operator {cell} {seed}")
         happenings = [*requests(rng), *turns(rng), *troubles(rng), *orders(operator)]
@@ -172,9 +172,9 @@ class Scenario:
         cached = operator.random() > 0.1
         interval = rng.choice([0, 0, 0, 1, 5])
         if interval and cell.page_size >= 64:
-            interval = 5  # a retraction forgets up to a page: every step, there would hardly be progress
+            interval = 5  # a retraction loses up to a page, so one per step would leave hardly any progress
         if interval and cell.pool == "tight" and cell.groups != "full":
-            interval = 25  # likewise: if its window or state is evicted meanwhile, it begins anew
+            interval = 25  # likewise: it starts over if its window or state is evicted meanwhile
         return cls(
             cell=cell,
             seed=seed,

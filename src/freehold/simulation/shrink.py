@@ -1,4 +1,4 @@
-"""From a scenario that fails to a small one that fails alike (delta debugging; Zeller and Hildebrandt 2002)."""
+"""Shrinks a failing scenario to a small one that fails alike (delta debugging; Zeller and Hildebrandt 2002)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ RUNS_MAX = 400
 
 
 def violation_of(scenario: Scenario) -> Violation | None:
-    """Run it once."""
+    """Run the scenario once. Return its violation, or None."""
     try:
         World(scenario).run()
     except Violation as violation:
@@ -23,7 +23,7 @@ def violation_of(scenario: Scenario) -> Violation | None:
 def shrink(
     failed: Violation, run: Callable[[Scenario], Violation | None] = violation_of, runs_max: int = RUNS_MAX
 ) -> Violation:
-    """Leave out happenings, in ever smaller pieces, while the same kind of violation remains -> the smallest
+    """Leave out happenings, in ever smaller pieces, while the same kind of violation remains. Return the smallest
     found."""
     best, runs = failed, 0
     size = max(len(best.scenario.happenings) // 2, 1)

@@ -1,4 +1,4 @@
-"""A world so small that every order of events in it can be tried."""
+"""A world small enough to try every order of its events."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from freehold.simulation.oracle import check_end
 from freehold.simulation.portrait import Portrait
 
 # The first two begin alike; the third is short. In a scope with a session the second is the turn after the first. With
-# a fork that is the fork's, and both have ended when exploring begins; the third is the same turn of the session,
+# a fork it is the fork's turn, and both have ended when exploring begins; the third is the same turn of the session,
 # beside a fourth.
 PROMPTS = ([1, 2, 3], [1, 2, 4, 5], [6], [6])
 MAX_TOKENS = (3, 2, 2, 2)
-TURN = [9, 9, 9]  # what a session's second turn asks
-ITERATIONS_MAX = 120  # in which all must have ended once nothing more happens to them
+TURN = [9, 9, 9]  # the new tokens of a session's second turn
+ITERATIONS_MAX = 120  # within which all requests must end once nothing else happens
 ABORTS_MAX = 1
 RETRACTIONS_MAX = 1
 PAUSES_MAX = 1
@@ -36,17 +36,17 @@ HOST_PAGES = 4
 
 class ActionKind(StrEnum):
     ARRIVE = "arrive"
-    ITERATE = "iterate"  # the loop turns, and no step completes
-    RESULT = "result"  # the oldest step completes, and the loop turns
-    FAIL = "fail"  # the same, but the step has failed
+    ITERATE = "iterate"  # the loop runs once, and no step completes
+    RESULT = "result"  # the oldest step completes, and the loop runs once
+    FAIL = "fail"  # the oldest step fails, and the loop runs once
     ABORT = "abort"
     RETRACT = "retract"
     PAUSE = "pause"
     CONTINUE = "continue"
     CLOSE = "close"  # the session
-    EVICT = "evict"  # a page, for others
-    TAKE = "take"  # all free pages, for others, until ...
-    GIVE = "give"  # ... they come back
+    EVICT = "evict"  # a page, for other requests
+    TAKE = "take"  # all free pages, until ...
+    GIVE = "give"  # ... they are returned
     COPY = "copy"  # the oldest transfer ends
     WEIGHTS = "weights"
 
@@ -62,7 +62,7 @@ class Action:
 
 @dataclass(frozen=True)
 class Scope:
-    """What is explored."""
+    """A configuration to explore."""
 
     requests: int
     page_size: int
@@ -86,7 +86,7 @@ class Scope:
 
 
 def scopes() -> list[Scope]:
-    """All that are explored, small ones first."""
+    """Return all explored scopes, small ones first."""
     shapes = [(2, 1, 6), (2, 2, 4), (3, 2, 3), (3, 1, 5), (3, 2, 4), (3, 1, 6)]
     plain = [Scope(*shape, overlap) for shape in shapes for overlap in (True, False)]
     with_session = [replace(scope, session=True) for scope in plain if scope.page_size == 2]
@@ -122,14 +122,14 @@ class SmallWorld:
         self._clock = 0.0
         tiers = None if scope.tier is None else SimulatedTiers(scope.tier, HOST_PAGES / scope.pages)
         model = SimulatedModel(vocab_size=50, eos_tokens=(7,))
-        # One more row for a request that comes while a late step still has one, and one for what others take.
+        # One spare row for a request that arrives while a late step holds one, and one for `TAKE`.
         server = assemble(config, scope.token_limit, model, lambda: self._clock, 2, tiers)
         self.memory, self.engine, self.scheduler = server.memory, server.engine, server.scheduler
         self.mover = server.mover
         self.engine.hold = True
         self.memory.tree.history.limit = 0
         growth = self.scheduler.growth
-        growth.share, growth.fall = 0.0, 1.0  # it would make every state a new one
+        growth.share, growth.fall = 0.0, 1.0  # a changing share would make every state a new one
         self._requests: list[Request] = []
         self._taken: Lease | None = None
         self._delivered: dict[str, list[int]] = {}
@@ -144,7 +144,7 @@ class SmallWorld:
             ActionKind.CLOSE: 1,
             ActionKind.TAKE: 0 if scope.tier is None else 1,
         }
-        if scope.tier is not None:  # without them there are states enough
+        if scope.tier is not None:  # there are enough states without these
             self._left |= dict.fromkeys((ActionKind.RETRACT, ActionKind.PAUSE, ActionKind.FAIL, ActionKind.WEIGHTS), 0)
         for number in range(2 if scope.fork else 0):
             self._arrive(number)
@@ -153,7 +153,7 @@ class SmallWorld:
     # -- what can happen ------------------------------------------------------------------------------------
 
     def enabled(self) -> list[Action]:
-        """What may happen next; what would change nothing is left out where that is easy to see."""
+        """Return what may happen next, without events that obviously change nothing."""
         scheduler, count = self.scheduler, len(self._requests)
         found: list[Action] = []
         if count < self.scope.requests and not self._is_busy(count):
@@ -191,7 +191,7 @@ class SmallWorld:
         return [action] if self._left[action.kind] else []
 
     def _is_busy(self, number: int) -> bool:
-        """Whether request `number` is a turn that must wait for another one's end."""
+        """Return whether request `number` is a turn that must wait for another to end."""
         if self.scope.fork:
             return False
         if not self.scope.session or number > 1:
@@ -199,7 +199,7 @@ class SmallWorld:
         return any(request.session and request.state is not RequestState.ENDED for request in self._requests)
 
     def apply(self, action: Action) -> None:
-        """Raises what is a violation; what an audit would find is left to `check`."""
+        """Apply an event. Raise violations; what an audit would find is left to `check`."""
         kind, argument, scheduler = action.kind, action.argument, self.scheduler
         if kind in self._left:
             self._left[kind] -= 1
@@ -283,7 +283,7 @@ class SmallWorld:
             check_end(request, 50, (7,), self.scope.token_limit)
 
     def finish(self) -> None:
-        """Nothing more happens: all that are there must end as they should, and everything must come back."""
+        """End the world without further events: requests must end as expected, and all pages return."""
         if self.scheduler.paused is not None:
             self.apply(Action(ActionKind.CONTINUE))
         self._give()
@@ -297,7 +297,7 @@ class SmallWorld:
         assert all(pool.free_count == pool.capacity for pool in [*self.memory.pools, *deeper]), "pages are not back"
 
     def _run_on(self) -> None:
-        """Until all requests have ended, and all copies."""
+        """Run until all requests and copies have ended."""
         for _ in range(ITERATIONS_MAX):
             if self.mover is not None:
                 self.mover.finish()
@@ -306,11 +306,11 @@ class SmallWorld:
             self.apply(Action(ActionKind.RESULT if self.scheduler.in_flight_count else ActionKind.ITERATE))
         assert not self.scheduler.requests, f"no end: waiting for {self.scheduler.waits_for()}"
 
-    # -- what it is -----------------------------------------------------------------------------------------
+    # -- signature ------------------------------------------------------------------------------------------
 
     def signature(self) -> bytes:
-        """Equal for states that can't be told apart by what follows. Pages, serials and steps are numbered by where
-        they appear."""
+        """Return a digest, equal for states with the same future. Pages, serials and steps are numbered by order of
+        appearance."""
         portrait = Portrait(self.scheduler, self.engine, self.mover, self._requests).everything()
         taken = 0 if self._taken is None else self._taken.allocated
         everything = [portrait, taken, sorted(self._left.items())]

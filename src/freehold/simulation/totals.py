@@ -1,4 +1,4 @@
-"""The oracle of times and totals: recounts what scheduler and requests keep of them."""
+"""The oracle of times and totals: recounts those of scheduler and requests."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from freehold.scheduler.states import Event, RequestState
 
 
 class Totals:
-    """Sees each output of a scheduler. `is_exact`: no step samples tokens behind the end of a request."""
+    """Checks each output of a scheduler. `is_exact`: no step samples tokens beyond the end of a request."""
 
     def __init__(self, scheduler: Scheduler, is_exact: bool):
         self._scheduler = scheduler
         self._is_exact = is_exact
         self._tokens = 0
-        self._first: dict[str, float] = {}  # when a request had its first token
+        self._first: dict[str, float] = {}  # when each request had its first token
         self._started: Counter[str] = Counter()
 
     def take(self, output: StepOutput) -> None:
-        """Raises AssertionError."""
+        """Check an output. Raise AssertionError."""
         now = self._scheduler.lifecycle.clock()
         self._tokens += len(output.tokens)
         for request in output.requests:
@@ -50,7 +50,7 @@ class Totals:
         assert (request.first_token, request.ended) == (first, now), f"{request.id}: {request.first_token}, {first}"
         seconds, whole = sum(request.seconds_in.values()), now - request.arrival
         assert seconds <= whole + 1e-9, f"{request.id}: {seconds} s in all states, {whole} since it came"
-        is_known = request.params.constraint is None  # others may have waited for their grammar before
+        is_known = request.params.constraint is None  # others may have waited for their grammar first
         assert not is_known or math.isclose(seconds, whole, abs_tol=1e-9), f"{request.id}: {seconds} s of {whole}"
         decoded = request.transitions[RequestState.PREFILLING, Event.DECODED]
         assert self._started.pop(request.id, 0) == decoded, f"{request.id} started {decoded} times"
@@ -58,7 +58,7 @@ class Totals:
         assert 0 <= kept <= (0 if request.retention is None else len(request.tokens)), f"{request.id}: kept {kept}"
 
     def check(self, requests: Collection[Request]) -> None:
-        """Compare the scheduler's totals with `requests`: all that it ever had. Raises AssertionError."""
+        """Compare the scheduler's totals with `requests`: all it ever had. Raise AssertionError."""
         results, lifecycle = self._scheduler.results, self._scheduler.lifecycle
         assert results.token_count == self._tokens or (results.token_count > self._tokens and not self._is_exact)
         assert results.drafted_count == sum(request.drafted for request in requests)

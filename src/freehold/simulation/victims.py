@@ -1,4 +1,4 @@
-"""The oracle of eviction: what goes next, found by looking at all that could go."""
+"""The oracle of eviction: finds the next victim by examining all candidates."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from freehold.memory.prefix.bounded import BoundedPages
 from freehold.memory.prefix.eviction import POLICIES
 from freehold.memory.prefix.node import Node
 
-# The order in which a bounded group gives pages. Each stage says whether it takes only pages that the end of a node
-# does not look back on; up to which level of nodes; and whether a step in flight may read the pages.
+# The order in which a bounded group gives pages. Each stage says whether it takes only pages outside the lookback of
+# the node's end; up to which level of nodes; and whether a step in flight may read the pages.
 STAGES = ((True, 100, False), (False, 0, False), (True, 100, True), (False, 0, True), (False, 100, True))
 
-# What orders leaves of one level. The keys of other policies are not checked.
+# The order of leaves of one level. The keys of other policies are not checked.
 KEYS: dict[str, Callable[[Node], tuple[int, ...]]] = {
     "lru": lambda node: (node.last_used,),
     "lfu": lambda node: (node.hits, node.last_used),
@@ -31,8 +31,8 @@ class WrongVictim(AssertionError):
 
 
 class Victims:
-    """Implements `Watcher`. Compares each leaf that eviction takes, and each page of a bounded group, with all others.
-    The worth of a prefix under the policy `reuse` comes from the statistics of the tree."""
+    """Implements `Watcher`. Compares each evicted leaf, and each evicted page of a bounded group, with all others. The
+    worth of a prefix under the policy `reuse` comes from the statistics of the tree."""
 
     def __init__(self, memory: Memory):
         self._tree = memory.tree
@@ -41,7 +41,7 @@ class Victims:
         quota = memory.shape.tenant_quota
         self._quota = None if quota is None else memory.shape.pages(quota)
         self._evicting: BoundedPages | None = None
-        self._target = 0  # pages that the group has after the eviction
+        self._target = 0  # pages left in the group after the eviction
         self._stage = 0
         peek = self._tree.candidates.peek
 
@@ -60,7 +60,7 @@ class Victims:
     # -- leaves -----------------------------------------------------------------------------------------
 
     def _worst(self) -> list[Node]:
-        """The leaves of which any may go next."""
+        """Return the leaves any of which may go next."""
         tenants: defaultdict[str, list[Node]] = defaultdict(list)
         pages: Counter[str] = Counter()
         for node in self._tree.nodes():
@@ -71,12 +71,12 @@ class Victims:
         over = [salt for salt in tenants if self._quota is not None and pages[salt] > self._quota]
         most = max((pages[salt] for salt in over), default=0)
         firsts = [self._first(tenants[salt]) for salt in tenants if not over or (salt in over and pages[salt] == most)]
-        if over or self._policy == "reuse":  # keys of tenants are not renewed when worth changes with age
+        if over or self._policy == "reuse":  # keys of tenants are not updated when worth changes with age
             return firsts
         return sorted(firsts, key=self._key)[:1]
 
     def _first(self, leaves: list[Node]) -> Node:
-        """That of one tenant."""
+        """Return the leaf that a tenant must give first."""
         if self._policy != "reuse":
             return min(leaves, key=self._key)
         classes: defaultdict[int, list[Node]] = defaultdict(list)
@@ -113,7 +113,7 @@ class Victims:
                 raise WrongVictim(f"{node!r} has nothing of group {group} to give")
         first, wanted = min(could, key=lambda one: self._bounded_key(one[0], STAGES[self._stage][0]))
         if STAGES[self._stage][0]:
-            # A watcher does not hear of old weights' pages, so the page count says how many are left to evict. It
+            # A watcher is not told of old weights' pages, so the page count says how many are left to evict. It
             # excludes `columns` already.
             wanted = wanted[: bounded.page_count + len(columns) - self._target]
         if node is not first or not np.array_equal(columns, wanted):
@@ -127,7 +127,7 @@ class Victims:
             pages = node.pages[bounded.number]
             unread = ((pages != 0) & (bounded.readers[pages] == 0)).nonzero()[0]
             in_use = bounded.in_use(node, unread)
-            if is_inner:  # all its positions come before the first that the node's end looks back on
+            if is_inner:  # all its positions come before the lookback of the node's end
                 ends = node.start + (unread + 1) * self._size
                 unread = unread[(ends <= node.end - lookback) & (may_be_read | ~in_use)]
             elif node.level > level or (in_use.any() and not may_be_read):
@@ -141,16 +141,16 @@ class Victims:
     # -- what does not matter ---------------------------------------------------------------------------
 
     def appeared(self, node: Node, group: int, columns: Int64) -> None:
-        """It may go later."""
+        """Do nothing: it may go later."""
 
     def cleared(self) -> None:
-        """What old weights computed goes without being asked for."""
+        """Do nothing: pages of old weights need no check."""
 
     def left(self, node: Node) -> None:
-        """Its pages have gone before."""
+        """Do nothing: its pages have gone before."""
 
     def cut(self, upper: Node, node: Node) -> None:
-        """Both may go later."""
+        """Do nothing: both may go later."""
 
     def used(self, node: Node) -> None:
-        """It may go later."""
+        """Do nothing: it may go later."""

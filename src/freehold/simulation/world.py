@@ -1,4 +1,4 @@
-"""The world of a scenario: the real scheduler and memory, a simulated engine, a clock that jumps."""
+"""The world of a scenario: the real scheduler and memory, a simulated engine, and a simulated clock."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from freehold.simulation.victims import Victims
 AUDIT_INTERVAL = 8  # iterations
 CENSUS_INTERVAL = 256
 ITERATIONS_MAX = 20_000
-RETRACTIONS_MAX = 12  # of one request, where nothing but memory forces them
+RETRACTIONS_MAX = 12  # of one request, where only memory forces them
 STEP_SECONDS = 0.004
 TOKEN_SECONDS = 0.0001
 
@@ -47,10 +47,10 @@ Cover = Counter[tuple[RequestState, Event]]
 
 
 class Clock:
-    """Seconds that pass when told to."""
+    """A clock that advances only when told to."""
 
     def __init__(self) -> None:
-        self.now = 1.0  # a request that has no time of arrival yet has 0
+        self.now = 1.0  # not 0, which means that a request has no arrival time yet
 
     def __call__(self) -> float:
         return self.now
@@ -58,7 +58,7 @@ class Clock:
 
 @dataclass
 class Summary:
-    """What a run did. `log_hash` is that of everything that was planned and everything that ended."""
+    """The result of a run. `log_hash` covers everything that was planned and everything that ended."""
 
     steps: int = 0
     sequences: int = 0
@@ -68,7 +68,7 @@ class Summary:
 
 
 class Violation(Exception):
-    """Something that must never happen has happened. The message tells what, where, and the page's past."""
+    """An invariant was violated. The message says what, where, and the page's history."""
 
     def __init__(self, scenario: Scenario, iteration: int, cause: BaseException, history: str):
         self.scenario = scenario
@@ -81,8 +81,8 @@ class Violation(Exception):
 
 
 class World:
-    """Runs one scenario. Every read is checked by the engine, every page recounted, every output compared
-    with a cold run, and nothing may stand still."""
+    """Runs one scenario. The engine checks every read, every page is recounted, every output is compared with a cold
+    run, and nothing may stall."""
 
     def __init__(self, scenario: Scenario):
         self.scenario = scenario
@@ -104,7 +104,7 @@ class World:
         self._summary = Summary()
 
     def _start(self) -> None:
-        """A new engine."""
+        """Start a new engine."""
         scenario, config = self.scenario, self.config
         limit = max(LONGEST, (config.num_pages or 1) * config.page_size)
         model = SimulatedModel(
@@ -125,7 +125,7 @@ class World:
         self._ballast: Lease | None = None
         self._release_at: int | None = None
         self._restore_at: int | None = None
-        self._first = len(self.requests)  # of those that this engine has got
+        self._first = len(self.requests)  # the number of this engine's first request
         Victims(self.memory)
         self.engine.observe = self._observe
         look_up, retract = self.memory.look_up, self.scheduler.lifecycle.retract
@@ -145,7 +145,7 @@ class World:
         self._operator.take_over(server)
 
     def run(self) -> Summary:
-        """To the end. Raises Violation."""
+        """Run to the end. Raise Violation."""
         try:
             while self._pending or self._compiling or self.scheduler.requests or self.scheduler.has_work:
                 self.advance()
@@ -158,11 +158,11 @@ class World:
 
     @property
     def _iterations_max(self) -> int:
-        """Where pages are few, everybody waits for a copy that never ends until it is late."""
+        """A limit with slack for lost copies: in a small pool everything waits for them until they are late."""
         return ITERATIONS_MAX + (0 if self.mover is None else int(self.mover.lost_s / STEP_SECONDS))
 
     def advance(self) -> None:
-        """One iteration of the loop, with what happens before it."""
+        """Apply what happens now, then run one iteration of the loop."""
         while self._pending and self._pending[-1].at <= self.iteration:
             self._apply(self._pending.pop())
         self._abort_who_is_there()
@@ -177,7 +177,7 @@ class World:
         self._liveness.before(self.engine.hold)
         if self.mover is not None:
             self.mover.advance()
-            assert not self._unsettled or self.scheduler.has_work, "transfers have ended, and nobody would look"
+            assert not self._unsettled or self.scheduler.has_work, "transfers have ended, and would never be settled"
         self._operator.advance()
         output = self.scheduler.step()
         assert not self._unsettled, f"transfers {self._unsettled} have ended, and still hold pages"
@@ -199,7 +199,7 @@ class World:
 
     @property
     def _unsettled(self) -> set[int]:
-        """Transfers that the mover is through with."""
+        """Transfers that the mover has ended."""
         if self.memory.tiers is None or self.mover is None:
             return set()
         return {transfer.order.number for transfer in self.memory.tiers.transfers} - self.mover.pending
@@ -232,15 +232,15 @@ class World:
             self._operate(verb, arguments)
 
     def _operate(self, verb: Verb, arguments: dict[str, Any]) -> None:
-        """Some orders wait for the steps in flight, so they are held no longer."""
+        """Give an operator's order. Orders that wait for the steps in flight release them first."""
         if verb in (Verb.PAUSE, Verb.RESUME, Verb.WEIGHTS, Verb.FLUSH):
             self.engine.hold, self._release_at = False, None
             self.engine.release()
         self._operator.ask(verb, arguments)
 
     def _restart(self) -> None:
-        """Requests are lost with their engine, and with them the turns that they were: those, too, whose end has not
-        been told. Sessions go on."""
+        """Replace the engine. Its requests are lost, and so are their turns, including those that ended unreported.
+        Sessions go on."""
         self._gone |= {name for name, request in self.requests.items() if request.state is not RequestState.ENDED}
         self._steps_before += self.engine.steps_run
         for session, _ in self._conversations.turns:
@@ -258,7 +258,7 @@ class World:
         self._compiling.submit(request, self.clock.now)
 
     def _compile(self) -> None:
-        """Requests whose grammar is there go to the scheduler; it has never seen those whose grammar can't be."""
+        """Pass requests with a compiled grammar to the scheduler. It never sees those whose grammar failed."""
         self._compiling.advance(self.iteration, self.clock.now)
         for request in self._compiling.refused:
             self._gone.add(request.id)
@@ -273,12 +273,12 @@ class World:
                 continue
             if order["state"] in ("any", request.state.value):
                 self._compiling.abort(request.id)
-                self._compiling.abort(request.id)  # a second time does nothing
+                self._compiling.abort(request.id)  # a second abort does nothing
             if request.state is RequestState.ENDED or request.id in self._gone:
                 self._aborts.remove(order)
 
     def _exhaust(self, leaving: int) -> None:
-        """Take pages for a lease that no request has."""
+        """Take pages for a lease without a request."""
         if self._ballast is not None or self.memory.leases.free_row_count == 0:
             return
         self._ballast = self.memory.leases.open(self.memory.match("ballast", np.zeros(1, np.int32)))
@@ -298,14 +298,14 @@ class World:
     # -- what must hold -----------------------------------------------------------------------------------
 
     def _observe(self, step: Step) -> None:
-        """Each step, before it runs."""
+        """Check each step before it runs."""
         self._fair_shares.check(step)
         committed, size = self.memory.leases.committed[step.rows], self.memory.page_size
         for bounded in self.memory.tree.bounded:
             first = bounded.group.first_column(committed // size * size, size)
             table = self.engine.planned_table(bounded.number)[step.rows]
             named = table[np.arange(table.shape[1]) < first[:, None]]
-            assert not named.any(), f"pages of group {bounded.group.name} that nobody looks at are still named"
+            assert not named.any(), f"pages of group {bounded.group.name} that no step reads are still named"
 
     def _take(self, output: StepOutput) -> None:
         assert set(output.logprobs) <= set(range(len(output.tokens))), "log-probabilities of no token"
@@ -347,7 +347,7 @@ class World:
         self._summary.cover.update(request.transitions)
 
     def _poison(self) -> None:
-        """Overwrite what is free: whoever still reads it is found out."""
+        """Overwrite free pages, so that reading one is detected."""
         if self.scenario.cell.pool == "ample" and self.iteration % AUDIT_INTERVAL:
             return
         for group, pool in enumerate(self.memory.pools):
@@ -368,7 +368,7 @@ class World:
         counts = self.memory.counts()
         assert counts.lease == counts.pinned == counts.limbo == counts.transfer == 0, f"leaked: {counts}"
         is_cleared = any(happening.verb is Verb.CLEAR for happening in self.scenario.happenings)
-        if self.memory.tiers is not None and self.mover is not None and not is_cleared:  # what is cleared stays so
+        if self.memory.tiers is not None and self.mover is not None and not is_cleared:  # cleared pages stay away
             converge(self.memory.tree, self.memory.tiers, self.mover, self._rest)
         self.memory.flush()
         self.memory.audit()
@@ -383,7 +383,7 @@ class World:
         assert self.requests.keys() - self._gone == set(ended)
 
     def _rest(self, seconds: float = 0.0) -> None:
-        """An iteration in which no request comes, and all transfers end."""
+        """Run an iteration without new requests in which all transfers end."""
         self.clock.now += seconds
         if self.mover is not None:
             self.mover.finish()

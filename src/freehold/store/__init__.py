@@ -1,1 +1,1 @@
-"""KV that outlives the process: entries of bytes under keys that name their content. Knows nothing of pages."""
+"""KV that outlives the process: entries of bytes under keys that name their content. Independent of pages."""

@@ -1,4 +1,4 @@
-"""A store that fails is left alone for a while (circuit breaker; Nygard, "Release It!")."""
+"""Circuit breaker: a failing store is not called for a while (Nygard, "Release It!")."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ Result = TypeVar("Result")
 
 
 class Circuit:
-    """Whether calls of one kind are passed on. After FAILURES_MAX failures in a row they are not; after RETRY_S one is
-    let through, and if it succeeds, so are the others."""
+    """Whether calls of one kind are passed on. After FAILURES_MAX failures in a row they are refused; after RETRY_S one
+    is let through, and its success closes the circuit."""
 
     def __init__(self, clock: Callable[[], float]):
         self._clock = clock
@@ -28,20 +28,20 @@ class Circuit:
         self._failures = 0
         self._retry_at = 0.0
         self.trouble = ""  # the last failure
-        self.refused = 0  # calls that were not passed on
+        self.refused = 0  # calls not passed on
 
     @property
     def is_open(self) -> bool:
         return self._failures >= FAILURES_MAX
 
     def admit(self) -> None:
-        """Raises StoreUnavailable for a call that is not passed on."""
+        """Raise StoreUnavailable for a call that is not passed on."""
         with self._lock:
             if self.is_open:
                 if self._clock() < self._retry_at:
                     self.refused += 1
                     raise StoreUnavailable("the store failed and is left alone for a while")
-                self._retry_at = self._clock() + RETRY_S  # this call is the one that tries
+                self._retry_at = self._clock() + RETRY_S  # this call is the retry
 
     def failed(self, error: Exception) -> None:
         with self._lock:
@@ -55,7 +55,7 @@ class Circuit:
 
 
 class Breaker:
-    """Passes calls to a store. The store is opened by the first call that succeeds in that. Asking, reading and writing
+    """Passes calls to a store. Each call tries to open the store until one succeeds. Asking, reading and writing
     have a circuit each, since one can fail without the others. Operators' calls are always passed on."""
 
     def __init__(self, open_store: Callable[[], Store], clock: Callable[[], float] = time.monotonic):
@@ -68,7 +68,7 @@ class Breaker:
         self._asking, self._reading, self._writing = Circuit(clock), Circuit(clock), Circuit(clock)
 
     def _opened(self, deadline: float) -> Store:
-        """Raises what opening raises."""
+        """Open the store if needed. Raise what opening raises."""
         if self._store is None:
             self._opening.run(self._open, deadline)
         assert self._store is not None

@@ -1,4 +1,4 @@
-"""Entries on a disk: segments that are only appended to (log-structured; Rosenblum and Ousterhout 1992)."""
+"""Entries on a disk: append-only segments (log-structured; Rosenblum and Ousterhout 1992)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from freehold.store.segment import Buffer, NotASegment, Segment, numbers_in, str
 from freehold.store.store import Item, StoreStats, StoreUnavailable
 
 SEGMENT_BYTES = 64 << 20
-BATCH_BYTES = 1 << 20  # entries written by one call, about
+BATCH_BYTES = 1 << 20  # entries written by one call, approximately
 FREE_FLOOR_BYTES = 1 << 30
 CLOSE_S = 5.0
 DISCARD_S = 3600.0
@@ -29,15 +29,15 @@ _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 class DiskStore:
     """A folder of segments, with an index of all entries in memory: about 200 bytes each. One file is open at a time
-    for writing, and one for each entry that is being read.
+    for writing, and one for each entry being read.
 
-    An entry is written once, behind the others, and found only when all of it is written. What a crash leaves of one at
-    the end of a segment is cut off at the next start, and each start begins a new segment. When the store is full, the
-    oldest segment goes. Entries of it that were read or asked for since they were written move to the newest one (a
-    second chance, as in CLOCK): the size of a segment at most for each entry that is written.
+    An entry is appended once, and found only when all of it is written. A partial entry left by a crash at the end of a
+    segment is cut off at the next start, and each start begins a new segment. When the store is full, the oldest
+    segment is deleted. Its entries read or asked for since they were written move to the newest segment (a second
+    chance, as in CLOCK): at most the size of a segment for each entry written.
 
-    One process writes to a folder: another one is refused. What else is in the folder stays as it is. A folder that is
-    away for a while has lost nothing when it is back. Raises StoreUnavailable.
+    One process writes to a folder: another one is refused. Other files in the folder are left as they are. A folder
+    that disappears for a while has lost nothing when it returns. Raises StoreUnavailable.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class DiskStore:
         self._lock = threading.Lock()  # of the index
         self._damaged = self._dropped = self._evicted = 0
         self._segments: dict[int, Segment] = {}  # oldest first
-        self._index: dict[bytes, int] = {}  # the number of a segment, and that of the entry in it
+        self._index: dict[bytes, int] = {}  # the number of a segment, and of the entry in it
         self._open_segment: Segment | None = None
         self._newest = 0
         self._lock_file: int | None = None
@@ -71,7 +71,7 @@ class DiskStore:
             numbers, self._newest = numbers_in(folder)
             undo.pop_all()
         for number in numbers:
-            with contextlib.suppress(OSError, NotASegment):  # what can't be read is not there
+            with contextlib.suppress(OSError, NotASegment):  # an unreadable segment counts as missing
                 self._take_up(Segment.found(folder, number))
 
     def _take_up(self, segment: Segment) -> None:
@@ -85,15 +85,15 @@ class DiskStore:
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:
-        """Raises StoreUnavailable for what the system says."""
+        """Raise StoreUnavailable for system errors."""
         try:
             yield
         except OSError as error:
             raise StoreUnavailable(f"{self.folder}: {error.strerror or error}") from error
 
     def _check_there(self) -> None:
-        """Raise StoreUnavailable unless the folder that was opened is at its path: while its disk is not mounted, what
-        is missing there has not been deleted, and another folder is not locked."""
+        """Raise StoreUnavailable unless the opened folder is at its path. While its disk is not mounted, missing files
+        are not deleted files, and another folder there is not locked."""
         with self._told(), contextlib.suppress(FileNotFoundError):
             if os.stat(self.folder).st_ino == self._inode:
                 return
@@ -102,7 +102,7 @@ class DiskStore:
     # -- reading --------------------------------------------------------------------------------------
 
     def check(self, deadline: float) -> None:
-        """Opening the folder has tried it."""
+        """Do nothing: opening the folder was the test."""
 
     def contains(self, keys: Sequence[bytes], deadline: float) -> list[bool]:
         self._look_after(keys, deadline)
@@ -115,7 +115,7 @@ class DiskStore:
         return [entry is not None for entry in entries]
 
     def _look_after(self, keys: Collection[bytes], deadline: float) -> None:
-        """Forget entries in segments that somebody has deleted, if `keys` are in those."""
+        """Forget entries of `keys` in segments whose file was deleted from outside."""
         with self._lock:
             found = [self._of(entry)[0] for key in keys if (entry := self._index.get(key)) is not None]
         segments = {segment.number: segment for segment in found}
@@ -132,8 +132,8 @@ class DiskStore:
                 del self._index[segment.keys[number]]
 
     def get(self, keys: Sequence[bytes], deadline: float) -> Iterator[memoryview | None]:
-        # Read by the caller's thread: what another one has read is not in this one's cache, at half the speed. A read
-        # that hangs holds its caller.
+        # Read by the caller's thread: data read by another thread is not in this one's CPU cache, which halves the
+        # speed. A read that hangs holds its caller.
         end, buffer = time.monotonic() + deadline, Buffer()
         for number, key in enumerate(keys):
             if time.monotonic() > end:
@@ -152,7 +152,7 @@ class DiskStore:
         with self._lock:
             self._damaged += damage
             if self._index.get(key) != entry:
-                return payload  # its segment has gone meanwhile
+                return payload  # its segment was deleted meanwhile
             if payload is None:
                 del self._index[key]
             else:
@@ -161,11 +161,11 @@ class DiskStore:
         return payload
 
     def _of(self, entry: int) -> tuple[Segment, int]:
-        """The segment, and the number in it. Raises KeyError."""
+        """Return the segment, and the number in it. Raise KeyError."""
         return self._segments[entry >> _NUMBER_BITS], entry & ((1 << _NUMBER_BITS) - 1)
 
     def _read(self, entry: int, buffer: Buffer) -> memoryview | None:
-        """The bytes of an entry, in the buffer. None if its segment has gone."""
+        """Return the bytes of an entry, in the buffer. Return None if its segment is gone."""
         with self._told(), contextlib.suppress(KeyError, FileNotFoundError):
             segment, number = self._of(entry)
             return segment.read(segment.place(number), buffer)
@@ -173,7 +173,7 @@ class DiskStore:
         return None
 
     def all_keys(self) -> Iterator[bytes]:
-        """Oldest first."""
+        """Return all keys, oldest first."""
         with self._lock:
             return iter(list(self._index))
 
@@ -205,8 +205,8 @@ class DiskStore:
         return stored
 
     def _batches(self, items: Sequence[Item]) -> Iterator[Callable[[], None]]:
-        """Calls that write `items`, several at once. They are encoded by the caller's thread: a late call must not read
-        what is the caller's."""
+        """Yield calls that write `items`, several at once. They are encoded by the caller's thread: a late call must
+        not read the caller's memory."""
         limit = min(BATCH_BYTES, self._segment_bytes)
         sizes = [HEADER_BYTES + len(item.about) + memoryview(item.payload).nbytes for item in items]
         ends = itertools.accumulate(sizes)
@@ -226,14 +226,14 @@ class DiskStore:
             raise
 
     def _append(self, keys: Sequence[bytes], sizes: Sequence[int], raw: Raw) -> None:
-        """Write entries that lie one behind the other in `raw`. Raises OSError; then none of them is there."""
+        """Append entries that lie one after another in `raw`. Raise OSError, having added none."""
         segment = self._writable()
         first = segment.append(keys, sizes, raw)
         with self._lock:
             self._index.update((key, _entry(segment, first + number)) for number, key in enumerate(keys))
 
     def _writable(self) -> Segment:
-        """The segment that entries are appended to. Raises OSError."""
+        """Return the segment to append to. Raise OSError."""
         if self._open_segment is not None and self._open_segment.bytes >= self._segment_bytes:
             self._seal()
         elif self._open_segment is not None and self._open_segment.is_gone():
@@ -247,7 +247,7 @@ class DiskStore:
         return self._open_segment
 
     def _seal(self) -> None:
-        """Nothing more is written to the open segment."""
+        """Close the open segment for writing."""
         segment, self._open_segment = self._open_segment, None
         if segment is not None and segment.bytes > 0:
             segment.seal()
@@ -256,14 +256,14 @@ class DiskStore:
                 self._forget(segment)
 
     def _give_way(self, error: OSError) -> None:
-        """After an error the next entry goes to another file; on a disk that is full, the oldest makes room for it."""
+        """Recover from an error: the next entry goes to another file; on a full disk, the oldest segment is deleted."""
         self._seal()
         if error.errno in _FULL and len(self._segments) > 1:
             with contextlib.suppress(OSError):
                 self._forget(next(iter(self._segments.values())))
 
     def _make_room(self, size: int) -> bool:
-        """Whether so many bytes may be written, now that old segments have gone for them. Raises OSError."""
+        """Delete old segments until `size` bytes may be written. Return whether they may. Raise OSError."""
         second_chances = self._segment_bytes
         while self._bytes + size > self._capacity or _free_bytes(self.folder) - size < self._floor:
             oldest = next(iter(self._segments.values()), None)
@@ -273,7 +273,7 @@ class DiskStore:
         return True
 
     def _evict(self, segment: Segment, room: int) -> int:
-        """Give a segment up but for entries of `room` bytes that have a second chance -> their bytes."""
+        """Delete a segment, saving used entries of up to `room` bytes. Return the bytes saved."""
         kept = self._still_used(segment, room)
         self._evicted += len(self._forget(segment)) - len(kept)
         for key, raw in kept:
@@ -281,7 +281,7 @@ class DiskStore:
         return sum(len(raw) for _, raw in kept)
 
     def _still_used(self, segment: Segment, room: int) -> list[tuple[bytes, bytes]]:
-        """Keys and bytes of what has a second chance."""
+        """Return keys and bytes of the entries that get a second chance."""
         kept: list[tuple[bytes, bytes]] = []
         for number in self._live(segment):
             place, key = segment.place(number), segment.keys[number]
@@ -294,7 +294,7 @@ class DiskStore:
         return kept
 
     def _forget(self, segment: Segment) -> list[int]:
-        """Delete a segment -> the entries that were in use. Raises OSError; then all is as before."""
+        """Delete a segment. Return its live entries. Raise OSError, having changed nothing."""
         segment.delete()
         with self._lock:
             del self._segments[segment.number]
@@ -304,7 +304,7 @@ class DiskStore:
         return live
 
     def _live(self, segment: Segment) -> list[int]:
-        """The entries that were not written anew since."""
+        """Return the entries that were not rewritten since."""
         return [number for number, key in enumerate(segment.keys) if self._index.get(key) == _entry(segment, number)]
 
     def discard(self, keys: Collection[bytes]) -> None:
@@ -312,7 +312,7 @@ class DiskStore:
             self._writing.run(partial(self._discard, keys), DISCARD_S)
 
     def _discard(self, keys: Collection[bytes]) -> None:
-        """Segments are never changed: what else they have is written anew."""
+        """Delete the segments of `keys`, after rewriting their other entries: segments never change."""
         self._check_there()
         with self._lock:
             found = [entry for key in keys if (entry := self._index.pop(key, None)) is not None]
@@ -349,8 +349,8 @@ class DiskStore:
             )
 
     def close(self) -> None:
-        """Seal the open segment, so that the next start need not read it. A store that was not closed loses nothing."""
-        with contextlib.suppress(StoreUnavailable):  # a disk that hangs may end that later
+        """Seal the open segment, so that the next start need not scan it. A store that was not closed loses nothing."""
+        with contextlib.suppress(StoreUnavailable):  # a hanging disk may finish later
             self._writing.run(self._close, CLOSE_S)
         self._asking.close()
         self._writing.close()
@@ -363,12 +363,12 @@ class DiskStore:
 
 
 def _entry(segment: Segment, number: int) -> int:
-    """One number for both: an index of them takes less memory."""
+    """Pack both numbers into one: such an index takes less memory."""
     return segment.number << _NUMBER_BITS | number
 
 
 def _locked(folder: Path) -> int:
-    """A lock that ends with the process, however that ends. Raises StoreUnavailable, OSError."""
+    """Take a lock that ends with the process, however it ends. Raise StoreUnavailable or OSError."""
     file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,9 +1,9 @@
-"""The form of a stored entry: header, description, payload. It is served only if every byte is right.
+"""The format of a stored entry: header, description, payload. It is served only if every byte is right.
 
     magic 4 | version 2 | length of description 2 | length of payload 8 | key 32 | checksum of what follows 16 |
     checksum of the header 8 | description | payload
 
-Numbers are little-endian. Checksums (XXH3) find damage; they don't protect from those who may write to the store.
+Numbers are little-endian. Checksums (XXH3) detect damage; they don't protect against writers to the store.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ Raw = bytes | bytearray | memoryview
 
 
 class Damaged(ValueError):
-    """Bytes that are not what was written, or that were written by something else."""
+    """Bytes that differ from what was written, or were written by another program."""
 
 
 @dataclass(frozen=True)
 class Header:
-    """Of an entry. `size` is that of the whole entry, in bytes."""
+    """The header of an entry. `size` is that of the whole entry, in bytes."""
 
     key: bytes
     about_bytes: int
@@ -42,7 +42,7 @@ class Header:
 
 
 def encode(key: bytes, about: bytes, payload: Raw) -> list[Raw]:
-    """The parts of an entry, one after the other. `about` describes it to people (65,535 bytes at most)."""
+    """Return the parts of an entry, in order. `about` describes it to people (at most 65,535 bytes)."""
     body = xxhash.xxh3_128(about)
     body.update(payload)
     fields = _FIELDS.pack(MAGIC, VERSION, len(about), memoryview(payload).nbytes, key, body.digest())
@@ -50,7 +50,7 @@ def encode(key: bytes, about: bytes, payload: Raw) -> list[Raw]:
 
 
 def read_header(raw: Raw) -> Header:
-    """Raises Damaged."""
+    """Parse a header. Raise Damaged."""
     if len(raw) < HEADER_BYTES:
         raise Damaged("the header is cut short")
     fields = bytes(raw[: _FIELDS.size])
@@ -63,10 +63,10 @@ def read_header(raw: Raw) -> Header:
 
 
 def decode(key: bytes, raw: Raw) -> memoryview:
-    """The payload of a whole entry that was asked for by its key. Raises Damaged."""
+    """Return the payload of a whole entry, checked against its key. Raise Damaged."""
     header, view = read_header(raw), memoryview(raw)
     if header.key != key:
-        raise Damaged("the entry of another key")
+        raise Damaged("it is the entry of another key")
     if view.nbytes != header.size:
         raise Damaged(f"{view.nbytes} bytes, not {header.size}")
     if xxhash.xxh3_128(view[HEADER_BYTES:]).digest() != header.checksum:
@@ -75,6 +75,6 @@ def decode(key: bytes, raw: Raw) -> memoryview:
 
 
 def description(raw: Raw) -> bytes:
-    """What a whole entry says of itself. Raises Damaged."""
+    """Return the description in a whole entry. Raise Damaged."""
     header = read_header(raw)
     return bytes(memoryview(raw)[HEADER_BYTES : HEADER_BYTES + header.about_bytes])

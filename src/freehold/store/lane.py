@@ -1,4 +1,4 @@
-"""Calls that may hang are made in threads, so that the caller waits no longer than it wants to."""
+"""Runs calls that may hang in threads, so that the caller waits no longer than its deadline."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ Result = TypeVar("Result")
 
 
 def until_failure(results: Iterable[Result]) -> list[Result]:
-    """All results, or those before a failure: a slow store gets on, too. Raises StoreUnavailable if there are none."""
+    """Return all results, or those before a failure: a slow store makes progress, too. Raise StoreUnavailable if there
+    are none."""
     found: list[Result] = []
     try:
         for result in results:
@@ -26,8 +27,8 @@ def until_failure(results: Iterable[Result]) -> list[Result]:
 
 
 class Lane:
-    """Threads for one kind of calls. A late call goes on without its caller, and occupies a thread until it ends. So it
-    must not use the caller's memory. `deadline`: seconds that the caller waits in all."""
+    """Threads for one kind of calls. A late call outlives its caller's wait and occupies a thread until it ends. So it
+    must not use the caller's memory. `deadline`: seconds that the caller waits in total."""
 
     def __init__(self, name: str, threads: int):
         self._name = name
@@ -36,8 +37,8 @@ class Lane:
         self._underway: set[Future[Any]] = set()
 
     def each(self, calls: Iterable[Callable[[], Result]], deadline: float) -> Iterator[Result]:
-        """What `calls` return, in order. They are taken as threads become free. Raises StoreUnavailable when it is
-        late, and what a call raises."""
+        """Yield the results of `calls`, in order. Calls are taken as threads become free. Raise StoreUnavailable past
+        the deadline, and whatever a call raises."""
         end, ahead = time.monotonic() + deadline, deque[Future[Result]]()
         try:
             for call in calls:
@@ -53,12 +54,12 @@ class Lane:
                 future.cancel()
 
     def run(self, call: Callable[[], Result], deadline: float) -> Result:
-        """What one call returns."""
+        """Return the result of one call."""
         (result,) = self.each((call,), deadline)
         return result
 
     def drain(self, deadline: float) -> None:
-        """Wait for late calls, too. Raises StoreUnavailable if one does not end."""
+        """Wait for late calls, too. Raise StoreUnavailable if one does not end."""
         if wait(list(self._underway), deadline).not_done:
             raise StoreUnavailable(f"{self._name}: late calls have not ended after {deadline:g} s")
 
@@ -76,7 +77,7 @@ class Lane:
         return future
 
     def _result(self, future: Future[Result], end: float) -> Result:
-        """Raises TimeoutError."""
+        """Return a call's result. Raise TimeoutError at `end`."""
         if wait((future,), max(end - time.monotonic(), 0)).not_done:
             future.cancel()
             raise TimeoutError

@@ -1,4 +1,4 @@
-"""Where entries are kept: a folder, Redis, or a bucket, as one writes it on a command line."""
+"""Where entries are kept: a folder, Redis, or a bucket, as written on a command line."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ KINDS = {"": "file", "file": "file", "redis": "redis", "rediss": "redis", "unix"
 
 
 def kind_of(location: str) -> str | None:
-    """file, redis or s3, None for a location that is none of them."""
+    """Return file, redis or s3, or None for any other location."""
     return KINDS.get(urlsplit(location).scheme) if location else None
 
 
 def open_store(location: str, capacity_bytes: int = 64 * GIB, is_read_only: bool = False) -> Store:
-    """A folder's path, `redis://host:port/0`, `s3://bucket/prefix`. The libraries for the last two are optional. Raises
-    ValueError, StoreUnavailable, ImportError."""
+    """Open a folder's path, `redis://host:port/0` or `s3://bucket/prefix`. The libraries for the last two are optional.
+    Raise ValueError, StoreUnavailable or ImportError."""
     url = urlsplit(location)
     match kind_of(location):
         case "file":

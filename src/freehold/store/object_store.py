@@ -1,4 +1,4 @@
-"""Entries in an object store with the S3 interface: shared by servers, and as large as the bucket may be."""
+"""Entries in an object store with the S3 interface: shared by servers, and as large as the bucket allows."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from freehold.store.entry import Damaged, decode, encode
 from freehold.store.lane import Lane, until_failure
 from freehold.store.store import Item, StoreStats, StoreUnavailable
 
-PREFIX = "freehold"  # of a location without one: a bucket is rarely ours alone
+PREFIX = "freehold"  # for a location without one: a bucket is rarely ours alone
 REQUESTS = 16  # of a kind at a time
 OURS = re.compile(r"([0-9a-f]{2})/(\1[0-9a-f]{62})")
-# Without the right to list, what is missing is forbidden.
+# Without the right to list, a missing object is reported as forbidden.
 MISSING = (FileNotFoundError, PermissionDeniedError)
 BYTES = [f"{byte:02x}" for byte in range(256)]
-REFUSED = re.compile(r"status code: 40[0134]")  # a key or a bucket that the server does not know
+REFUSED = re.compile(r"status code: 40[0134]")  # the server does not know the access key or bucket
 
 Result = TypeVar("Result")
 
 
 class ObjectStore:
-    """One object an entry, of the same bytes as on disk, `<prefix>/<first byte of the key>/<key>`. Objects are replaced
-    as a whole, so none is ever seen in part. What goes, and when, is the bucket's lifecycle rule. Objects with other
-    names stay as they are.
+    """One object per entry, with the same bytes as on disk, at `<prefix>/<first byte of the key>/<key>`. Objects are
+    replaced whole, so none is ever seen in part. The bucket's lifecycle rule decides what expires. Objects with other
+    names are left as they are.
 
-    Credentials, region and endpoint are taken from the environment, as AWS tools name them. `timeout`: seconds that a
+    Credentials, region and endpoint come from the environment, named as for AWS tools. `timeout`: seconds that a
     request may take.
     """
 
@@ -49,18 +49,18 @@ class ObjectStore:
         self._damaged = self._dropped = 0
 
     def check(self, deadline: float) -> None:
-        """Lists the first entry: unlike a key, a bucket that is missing is an error there."""
+        """List the first entry: unlike a missing key, a missing bucket is an error there."""
         try:
             self._asking.run(lambda: next(iter(self._store.list(chunk_size=1)), None), deadline)
         except StoreUnavailable:
             raise
         except (BaseError, OSError) as error:
             if "AccessDenied" in str(error):
-                return  # without the right to list it can be read and written
+                return  # without the right to list, it can still be read and written
             kind = ValueError if REFUSED.search(str(error)) else StoreUnavailable
             raise kind(f"s3: {_first_line(error)}") from error
-        except BaseException as error:  # a panic: the address can't be put together
-            raise ValueError(f"s3: the bucket or AWS_ENDPOINT is no address: {error}") from error
+        except BaseException as error:  # a panic: the address is malformed
+            raise ValueError(f"s3: the bucket or AWS_ENDPOINT is not a valid address: {error}") from error
 
     def contains(self, keys: Sequence[bytes], deadline: float) -> list[bool]:
         return list(self._each(self._asking, (partial(self._has, key) for key in keys), deadline))
@@ -87,7 +87,7 @@ class ObjectStore:
             return None
 
     def put(self, items: Sequence[Item], deadline: float) -> list[bool]:
-        # Encoded by the caller's thread: a late request must not read what is the caller's.
+        # Encoded by the caller's thread: a late request must not read the caller's memory.
         calls = (partial(self._put, _path(item.key), b"".join(encode(*item))) for item in items)
         failures = until_failure(self._each(self._writing, calls, deadline))
         stored = [failure is None for failure in failures]
@@ -97,7 +97,7 @@ class ObjectStore:
         return stored + [False] * (len(items) - len(stored))
 
     def _put(self, path: str, raw: bytes) -> str | None:
-        """-> why it failed, if it did."""
+        """Write an object. Return why it failed, or None."""
         try:
             self._store.put(path, raw)
         except (BaseError, OSError) as error:
@@ -123,8 +123,8 @@ class ObjectStore:
             self._store.delete(paths)
 
     def _ours(self, folder: str) -> list[str]:
-        """Paths of entries whose keys begin with a byte. Each of those is listed for itself: the library can't list
-        where another name is no path for it."""
+        """Return paths of entries whose keys begin with a byte. Each byte is listed separately: the library can't list
+        a folder with a name that is no valid path."""
         names = (one["path"] for found in self._store.list(folder) for one in found)
         return [name for name in names if OURS.fullmatch(name)]
 
@@ -159,7 +159,7 @@ class ObjectStore:
             raise StoreUnavailable(f"s3: {_first_line(error)}") from error
 
     def stats(self) -> StoreStats:
-        """What is in a bucket is not known without listing it."""
+        """Return counts; the contents of a bucket are unknown without listing it."""
         return StoreStats(None, None, None, self._damaged, self._dropped)
 
     def close(self) -> None:
@@ -168,7 +168,7 @@ class ObjectStore:
 
 
 def _first_line(error: BaseException) -> str:
-    """What the library says, without its account of the source."""
+    """Return the library's message without its source trace."""
     return str(error).partition("\n")[0]
 
 

@@ -1,4 +1,4 @@
-"""Entries in Redis or Valkey: shared by servers, and gone after a time without use."""
+"""Entries in Redis or Valkey: shared by servers, and expiring after a time without use."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PREFIX = b"freehold:"
 OURS = PREFIX + b"?" * KEY_BYTES  # the pattern of keys of entries
 TTL_S = 24 * 3600
 AT_ONCE = 32  # commands in one pipeline
-VALUES_AT_ONCE = 8  # all of a pipeline is in time, or nothing
+VALUES_AT_ONCE = 8  # a pipeline meets its deadline as a whole, or not at all
 CAPACITY_CHECK_S = 1.0
 
 Command = tuple[str, bytes] | tuple[str, bytes, bytes]
@@ -32,11 +32,10 @@ Result = TypeVar("Result")
 
 
 class RedisStore:
-    """One value an entry, of the same bytes as on disk. Reading an entry or asking for it renews its expiry.
+    """One value per entry, with the same bytes as on disk. Reading or asking for an entry renews its expiry.
 
-    Redis frees memory by its own rules (`maxmemory-policy`); beyond `capacity_bytes` of used memory nothing more is
-    written. `timeout`: seconds that a connection may be silent. Each call has a client of its own: that of a late call
-    is closed, which ends the call.
+    Redis frees memory by its own rules (`maxmemory-policy`); once it uses `capacity_bytes`, nothing more is written.
+    `timeout`: seconds that a connection may be silent. Each call has its own client: closing it ends a late call.
     """
 
     def __init__(self, url: str, capacity_bytes: int, ttl_seconds: int = TTL_S, timeout: float = 1.0):
@@ -79,7 +78,7 @@ class RedisStore:
         if self._run(self._writing, self._is_full, deadline):
             self._dropped += len(items)
             return [False] * len(items)
-        # Encoded by the caller's thread: a late call must not read what is the caller's.
+        # Encoded by the caller's thread: a late call must not read the caller's memory.
         commands = (
             [("set", PREFIX + one.key, b"".join(encode(*one))) for one in part]
             for part in _chunks(items, VALUES_AT_ONCE)
@@ -98,7 +97,7 @@ class RedisStore:
     def _each(
         self, lane: Lane, name: str, keys: Sequence[bytes], deadline: float, at_once: int = AT_ONCE, **options: int
     ) -> Iterator[Any]:
-        """One answer for each key: None for a value of another type."""
+        """Yield one answer for each key: None for a value of another type."""
         commands = ([(name, PREFIX + key) for key in part] for part in _chunks(keys, at_once))
         for answer in self._answers(lane, commands, deadline, **options):
             if isinstance(answer, Exception) and not str(answer).startswith("WRONGTYPE"):
@@ -108,7 +107,7 @@ class RedisStore:
     def _answers(
         self, lane: Lane, parts: Iterable[Sequence[Command]], deadline: float, **options: int
     ) -> Iterator[Any]:
-        """One answer for each command; a refusal is an answer, too. Each part is a pipeline."""
+        """Yield one answer for each command; a refusal is an answer, too. Each part is a pipeline."""
 
         def ask(part: Sequence[Command], client: Any) -> list[Any]:
             pipeline = client.pipeline(transaction=False)
@@ -141,7 +140,7 @@ class RedisStore:
             yield from lane.each((partial(call, use) for use in uses), deadline)
         except StoreUnavailable:
             raise
-        except Exception as error:  # whatever the library raises when it is answered nonsense
+        except Exception as error:  # the library raises anything on a malformed answer
             raise StoreUnavailable(f"redis: {error}") from error
         finally:
             for client in tuple(busy):
@@ -152,7 +151,7 @@ class RedisStore:
         self._writing.drain(deadline)
 
         def unlink(client: Any) -> None:
-            for _ in range(2):  # Redis may have carried out late what late calls had sent
+            for _ in range(2):  # Redis may carry out late what late calls sent
                 for keys in _chunks(_ours(client)):
                     client.unlink(*keys)
 
@@ -180,7 +179,7 @@ class RedisStore:
                 client.unlink(*(PREFIX + key for key in chunk))
 
     def stats(self) -> StoreStats:
-        """Bytes are what Redis uses in all, as of the last writing; it does not say how many entries are ours."""
+        """Return counts; bytes are Redis's total use, as of the last write. It can't say how many entries are ours."""
         return StoreStats(None, self._used_bytes, self._capacity, self._damaged, self._dropped)
 
     def close(self) -> None:
@@ -192,7 +191,7 @@ class RedisStore:
 
 @contextlib.contextmanager
 def _told() -> Iterator[None]:
-    """Raises StoreUnavailable for what Redis or its library says."""
+    """Raise StoreUnavailable for errors of Redis or its library."""
     try:
         yield
     except redis.RedisError as error:
@@ -200,7 +199,7 @@ def _told() -> Iterator[None]:
 
 
 def _ours(client: Any) -> Iterator[bytes]:
-    """Keys in Redis of our form whose values are strings."""
+    """Yield keys of our form in Redis whose values are strings."""
     yield from client.scan_iter(match=OURS, count=1000, _type="string")
 
 

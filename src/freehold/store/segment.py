@@ -1,4 +1,4 @@
-"""A segment: a file that entries are appended to, and never changed in."""
+"""A segment: an append-only file of entries."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SAFELY = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 class NotASegment(Exception):
-    """A file has the name of a segment, and something else in it."""
+    """A file has the name of a segment but other content."""
 
 
 class Place(NamedTuple):
@@ -36,21 +36,21 @@ class Place(NamedTuple):
 
 
 class Buffer:
-    """Memory that is read into again and again: fresh memory costs more than the reading."""
+    """Memory that is reused for reads: fresh memory costs more than the reading."""
 
     def __init__(self) -> None:
         self._bytes = bytearray()
 
     def of(self, size: int) -> memoryview:
-        """Its first `size` bytes: there are as many."""
+        """Return the first `size` bytes, growing the buffer if needed."""
         if len(self._bytes) < size:
             self._bytes = bytearray(size)
         return memoryview(self._bytes)[:size]
 
 
 class Segment:
-    """One file, `<number>.kv`, open only while it is written to. When it is full it is sealed: an index beside it,
-    `<number>.idx`, saves reading it at start. `bytes` end with the last whole entry. `keys` are those of its entries,
+    """One file, `<number>.kv`, open only while it is written to. When full it is sealed: an index beside it,
+    `<number>.idx`, saves scanning it at start. `bytes` ends with the last whole entry. `keys` are those of its entries,
     in order; `is_used`, one byte each, says which were read or asked for since they were written."""
 
     def __init__(self, folder: Path, number: int):
@@ -66,14 +66,14 @@ class Segment:
 
     @classmethod
     def created(cls, folder: Path, number: int) -> Segment:
-        """A new one, to be written to. Raises OSError."""
+        """Create a segment to write to. Raise OSError."""
         segment = cls(folder, number)
         segment._file = os.open(segment.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         return segment
 
     @classmethod
     def found(cls, folder: Path, number: int) -> Segment:
-        """One that is there. Raises OSError, NotASegment."""
+        """Open an existing segment. Raise OSError or NotASegment."""
         segment = cls(folder, number)
         with segment._opened() as file:
             status = os.fstat(file)
@@ -86,7 +86,7 @@ class Segment:
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[int]:
-        """Its file, for reading. Raises OSError."""
+        """Open the file for reading. Raise OSError."""
         file = os.open(self.path, os.O_RDONLY | _SAFELY)
         try:
             yield file
@@ -94,7 +94,7 @@ class Segment:
             os.close(file)
 
     def is_gone(self) -> bool:
-        """Whether somebody has deleted its file. Raises OSError."""
+        """Return whether its file was deleted from outside. Raise OSError."""
         try:
             os.lstat(self.path)
         except FileNotFoundError:
@@ -102,7 +102,7 @@ class Segment:
         return False
 
     def place(self, entry: int) -> Place:
-        """Of an entry, by its number in `keys`."""
+        """Return the place of an entry, by its number in `keys`."""
         return Place(self._offsets[entry], self._sizes[entry])
 
     def _add(self, key: bytes, offset: int, size: int) -> None:
@@ -120,7 +120,7 @@ class Segment:
             self.bytes = place.offset + place.size
 
     def _load_index(self, length: int) -> bool:
-        """Whether there is an index of a file of this length, and every byte of it is right."""
+        """Load the index. Return whether it exists, is intact, and is of a file of this length."""
         try:
             with open(os.open(self._index, os.O_RDONLY | _SAFELY), "rb") as file:
                 raw = file.read()
@@ -138,7 +138,7 @@ class Segment:
         return True
 
     def _scan(self, file: int, length: int) -> Iterator[tuple[bytes, Place]]:
-        """The whole entries. Behind a damaged header, the next one is looked for."""
+        """Yield the whole entries. After a damaged header, skip to the next one."""
         offset = 0
         while offset + HEADER_BYTES <= length:
             try:
@@ -151,8 +151,8 @@ class Segment:
             offset += header.size
 
     def append(self, keys: Sequence[bytes], sizes: Sequence[int], raw: Raw) -> int:
-        """Write entries of `sizes` bytes, which lie one behind the other in `raw`, behind the others -> the number of
-        the first. Raises OSError; then the segment is as before."""
+        """Append entries of `sizes` bytes, which lie one after another in `raw`. Return the number of the first. Raise
+        OSError, having changed nothing."""
         first = len(self.keys)
         try:
             _write_all(self._file, raw, self.bytes)
@@ -166,14 +166,14 @@ class Segment:
         return first
 
     def read(self, place: Place, buffer: Buffer) -> memoryview:
-        """The bytes of an entry, fewer if the file is shorter: in the buffer. Raises OSError."""
+        """Read an entry into the buffer; fewer bytes if the file is shorter. Raise OSError."""
         whole = buffer.of(place.size)
         with self._opened() as file:
             return whole[: os.preadv(file, [whole], place.offset)]
 
     def seal(self) -> None:
-        """Cut off what is not whole, write the index and close the file. Where that fails, the next start reads the
-        segment as a whole."""
+        """Cut off a partial entry, write the index and close the file. If that fails, the next start scans the
+        segment."""
         with contextlib.suppress(OSError):
             os.truncate(self.path, self.bytes)
             self._write_index()
@@ -192,7 +192,7 @@ class Segment:
         partial.replace(self._index)
 
     def delete(self) -> None:
-        """The file and its index. Raises OSError; then the file is as before."""
+        """Delete the file and its index. Raise OSError, leaving the file as before."""
         with contextlib.suppress(OSError):
             self._index.unlink()
         self.path.unlink(missing_ok=True)
@@ -205,7 +205,7 @@ class Segment:
 
 
 def numbers_in(folder: Path) -> tuple[list[int], int]:
-    """The numbers of files named like segments, oldest first, and the highest number of any of our names. Raises
+    """Return the numbers of files named like segments, oldest first, and the highest number in any of our names. Raise
     OSError."""
     found = [match for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))]
     segments = sorted(int(match[1]) for match in found if match[2] == "kv")
@@ -213,7 +213,7 @@ def numbers_in(folder: Path) -> tuple[list[int], int]:
 
 
 def strangers_in(folder: Path, segments: set[int]) -> Iterator[str]:
-    """Names of files that are neither segments nor belong to one. Raises OSError."""
+    """Yield names of files that neither are segments nor belong to one. Raise OSError."""
     for path in sorted(folder.iterdir()):
         match = _NAME.fullmatch(path.name)
         is_ours = match is not None and (match[2] != "kv" or int(match[1]) in segments)
@@ -222,14 +222,14 @@ def strangers_in(folder: Path, segments: set[int]) -> Iterator[str]:
 
 
 def _next_magic(file: int, offset: int, length: int) -> int:
-    """Where a header may begin, or the end."""
+    """Return where the next header may begin, or the end."""
     with mmap.mmap(file, length, access=mmap.ACCESS_READ) as view:
         found = view.find(MAGIC, offset)
     return length if found < 0 else found
 
 
 def _write_all(file: int, raw: Raw, offset: int) -> None:
-    """`pwrite` may write less than it is given."""
+    """Write all of `raw`: `pwrite` may write less than it is given."""
     rest = memoryview(raw)
     while rest:
         written = os.pwrite(file, rest, offset)

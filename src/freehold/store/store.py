@@ -1,4 +1,4 @@
-"""What every store offers."""
+"""The interface of every store."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from freehold.store.entry import Raw
 
 
 class StoreUnavailable(Exception):
-    """The store can't be reached, is too slow, or can't be written. Nothing is known of what was asked."""
+    """The store can't be reached, is too slow, or can't be written. The result of the call is unknown."""
 
 
 class Item(NamedTuple):
-    """An entry to be stored. `about` describes it to people."""
+    """An entry to be stored. `about` is a description for people."""
 
     key: bytes
     about: bytes
@@ -23,9 +23,9 @@ class Item(NamedTuple):
 
 @dataclass(frozen=True)
 class StoreStats:
-    """What a store holds, None where it can't say, and what became of entries since it was opened. `damaged`: entries
-    that were not served because their bytes were wrong; `dropped`: those that there was no room for. `trouble`: why the
-    store is left alone, if it is."""
+    """The contents of a store, None where unknown, and counts since it was opened. `damaged`: entries not served
+    because their bytes were wrong; `dropped`: entries without room. `trouble`: why the store is not being called, if
+    so."""
 
     entries: int | None
     bytes: int | None
@@ -37,44 +37,44 @@ class StoreStats:
 
 
 class Store(Protocol):
-    """Entries by key. Called by IO threads, several at a time. An entry is there only when all of it is, and is served
-    only as it was written: what is missing, damaged or foreign is None. Each call takes `deadline` seconds at most, as
-    far as the device lets it, and raises StoreUnavailable."""
+    """Entries by key. Called by IO threads, several at a time. An entry exists only once it is complete, and is served
+    only as it was written: missing, damaged or foreign entries are None. Each call takes at most `deadline` seconds, as
+    far as the device allows, and raises StoreUnavailable."""
 
     def check(self, deadline: float) -> None:
-        """Try whether it can serve with these settings. Raises ValueError if it never will, StoreUnavailable if it
-        does not answer now."""
+        """Test whether the store can serve with these settings. Raise ValueError if it never will, StoreUnavailable if
+        it does not answer now."""
         ...
 
     def contains(self, keys: Sequence[bytes], deadline: float) -> list[bool]:
-        """Which of `keys` have an entry. To be asked for is to be used: a store that makes room keeps those longer."""
+        """Return which of `keys` have an entry. Asking counts as use: a store that evicts keeps those longer."""
         ...
 
     def get(self, keys: Sequence[bytes], deadline: float) -> Iterable[memoryview | None]:
-        """One for each key, in order: each is valid until the next is taken."""
+        """Yield one payload for each key, in order: each is valid until the next is taken."""
         ...
 
     def put(self, items: Sequence[Item], deadline: float) -> list[bool]:
-        """-> which are stored now, those that were before included. What is late counts as not stored; if all is, that
-        raises StoreUnavailable."""
+        """Return which items are stored now, including earlier ones. Late ones count as not stored. Raise
+        StoreUnavailable if all are late."""
         ...
 
     def clear(self, deadline: float) -> None: ...
 
     def all_keys(self) -> Iterator[bytes]:
-        """Those of all entries, in no order. For people: it may take long."""
+        """Yield the keys of all entries, in no order. For operators: it may take long."""
         ...
 
     def foreign(self) -> Iterator[str]:
-        """Names of what others keep among the entries. No call touches it. For people: it may take long."""
+        """Yield names of foreign objects among the entries. No call touches them. For operators: it may take long."""
         ...
 
     def raw(self, key: bytes) -> bytes | None:
-        """A whole entry (`entry.py`) as it is stored, damaged or not."""
+        """Return a whole entry (`entry.py`) as stored, damaged or not."""
         ...
 
     def discard(self, keys: Collection[bytes]) -> None:
-        """Give these entries up for good."""
+        """Delete these entries for good."""
         ...
 
     def stats(self) -> StoreStats: ...

@@ -1,4 +1,4 @@
-"""Looking after a store without a server: what is in it, whether it is whole, copies of it."""
+"""Maintaining a store without a server: listing, checking, pruning and copying it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DEADLINE_S = 60.0
 
 @dataclass(frozen=True)
 class Finding:
-    """An entry: its size in bytes, what it says of itself, and what is wrong with it."""
+    """An entry: its key, its size in bytes, its description, and its damage, if any."""
 
     key: bytes
     size: int
@@ -24,7 +24,7 @@ class Finding:
 
 
 def examine(store: Store) -> Iterator[Finding]:
-    """Every entry, read as a whole. Raises StoreUnavailable."""
+    """Yield a finding for every entry, read whole. Raise StoreUnavailable."""
     for key in store.all_keys():
         if (raw := store.raw(key)) is None:
             continue
@@ -36,14 +36,14 @@ def examine(store: Store) -> Iterator[Finding]:
 
 
 def prune(store: Store) -> tuple[int, int]:
-    """Give up entries that can never be served -> how many, and their bytes."""
+    """Discard entries that can never be served. Return how many, and their bytes."""
     damaged = [found for found in examine(store) if found.damage is not None]
     store.discard([found.key for found in damaged])
     return len(damaged), sum(found.size for found in damaged)
 
 
 def export(store: Store, path: Path) -> int:
-    """Write all whole entries to one file, one behind the other -> how many."""
+    """Write all whole entries to one file, one after another. Return how many."""
     count, partial = 0, path.with_name(path.name + ".partial")
     with partial.open("wb") as file:
         for key in store.all_keys():
@@ -64,8 +64,8 @@ def _is_whole(key: bytes, raw: bytes) -> bool:
 
 
 def import_from(store: Store, path: Path) -> tuple[int, int]:
-    """Store the entries of a file that `export` wrote -> how many are stored, and how many there are. Raises Damaged,
-    StoreUnavailable."""
+    """Store the entries of a file that `export` wrote. Return how many are stored, and how many there are. Raise
+    Damaged or StoreUnavailable."""
     stored = count = 0
     with path.open("rb") as file:
         while head := file.read(HEADER_BYTES):

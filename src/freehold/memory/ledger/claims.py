@@ -1,4 +1,4 @@
-"""Who holds which page of a pool, counted from the holders."""
+"""Page ownership counted from the holders."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ from freehold.memory.ledger.owner import OwnerKind
 from freehold.memory.ledger.pool import PagePool
 
 UNCLAIMED = -1
-PAGES_AT_ONCE = 1 << 13  # of a slice
+PAGES_AT_ONCE = 1 << 13  # in a slice
 
 Holding = tuple[Int32, int]  # pages, 0 where there is none, and their owner
 
 
 class Claims:
-    """Holders say what they hold (`take`); then the ledger must say the same (`finish`). `counts`: pages by kind of
-    holder.
+    """Holders report what they hold (`take`); then the ledger must agree (`finish`). `counts`: pages by kind of holder.
 
-    Pages may move meanwhile: the pool notes which, and those are not judged. Every other page has the same holder from
-    beginning to end, so it does not matter when each holder was asked.
+    Pages that move meanwhile are recorded by the pool and skipped. Every other page keeps its holder throughout, so it
+    does not matter when each holder was asked.
     """
 
     def __init__(self, pool: PagePool, name: str):
@@ -37,7 +36,7 @@ class Claims:
         self._moved = pool.watch()
 
     def take(self, holdings: Sequence[Holding]) -> None:
-        """Note what holders hold. Raises AuditError for a page that is held twice."""
+        """Record what holders hold. Raise AuditError for a page held twice."""
         pages = np.concatenate([part for part, _ in holdings])
         by = np.repeat(np.array([holder for _, holder in holdings], np.int64), [len(part) for part, _ in holdings])
         is_judged = (pages != 0) & ~self._moved[pages]
@@ -55,7 +54,7 @@ class Claims:
             self.counts[owner.kind_of(holder)] += int(np.count_nonzero(part))
 
     def finish(self) -> Iterator[None]:
-        """Compare with the ledger, in slices. Raises AuditError unless it says the same."""
+        """Compare with the ledger, in slices. Raise AuditError unless it agrees."""
         pool = self.pool
         for first in range(0, pool.capacity + 1, PAGES_AT_ONCE):
             part = slice(first, first + PAGES_AT_ONCE)
@@ -63,7 +62,7 @@ class Claims:
             yield
 
     def close(self) -> None:
-        """Moves need not be noted any more."""
+        """Stop recording moves."""
         self.pool.unwatch(self._moved)
 
     def _compare(self, first: int, differ: Bool) -> None:

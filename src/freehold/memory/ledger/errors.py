@@ -1,12 +1,12 @@
-"""What can go wrong with pages."""
+"""Errors of page accounting."""
 
 
 class OutOfPages(Exception):
-    """An allocation asked for more pages than are free. Nothing was changed."""
+    """More pages were requested than are free. Nothing was changed."""
 
 
 class BrokenInvariant(Exception):
-    """Something that must always hold does not. Always a bug, and the engine can't go on."""
+    """An invariant is broken. Always a bug, and the engine can't continue."""
 
 
 class OwnershipError(BrokenInvariant):

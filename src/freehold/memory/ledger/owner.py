@@ -1,7 +1,7 @@
-"""Who can own a page.
+"""Owners of a page.
 
-An owner is one int64: `id << 3 | kind`. It fits into a NumPy column, so that a move of a thousand pages
-is checked with one comparison, and a page has exactly one owner because it has exactly one number.
+An owner is one int64: `id << 3 | kind`. It fits into a NumPy column, so that a move of a thousand pages is checked with
+one comparison. A page has exactly one owner because it has exactly one number.
 """
 
 from enum import IntEnum
@@ -25,7 +25,7 @@ ENTRY = int(OwnerKind.ENTRY)
 
 
 def limbo(fence: int) -> int:
-    """The owner of pages that become free when step `fence` is complete."""
+    """Return the owner of pages that become free when step `fence` completes."""
     return fence << _KIND_BITS | OwnerKind.LIMBO
 
 
@@ -54,7 +54,7 @@ def id_of(owner: int) -> int:
 
 
 def describe(owner: int) -> str:
-    """'free', 'limbo until step 7', 'lease 12', 'node 3'."""
+    """Describe an owner: 'free', 'limbo until step 7', 'lease 12', 'node 3'."""
     kind = kind_of(owner)
     if kind in (OwnerKind.FREE, OwnerKind.PADDING, OwnerKind.ENTRY):
         return kind.name.lower()

@@ -1,4 +1,4 @@
-"""The pool: all pages of one cache group on one tier, and the ledger of who owns each."""
+"""The pool: all pages of one cache group on one tier, and the ledger of their owners."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Tier(StrEnum):
 
 
 class FreedPages:
-    """Pages of many owners on their way back to a pool: one move for all that wait for the same step."""
+    """Pages of many owners returning to a pool: one move for all that wait for the same step."""
 
     def __init__(self) -> None:
         self._parts: dict[int, tuple[list[Int32], list[int]]] = {}
@@ -38,10 +38,10 @@ class FreedPages:
 class PagePool:
     """Pages 1 .. capacity, each with exactly one registered owner. Page 0 is padding, never owned.
 
-    Every change of owner is one vectorised, checked move: all pages must be owned by `source` and be
-    distinct, or `OwnershipError` is raised and nothing changes. Free + held == capacity, always.
+    Every change of owner is one vectorised, checked move: all pages must be distinct and owned by `source`, or
+    `OwnershipError` is raised and nothing changes. Free + limbo + held == capacity, always.
 
-    Pages freed while a step that may touch them is in flight wait in limbo until the epoch passes.
+    Pages freed while a step in flight may touch them wait in limbo until the epoch passes.
     """
 
     def __init__(self, capacity: int, page_size: int, epochs: Epochs, tier: Tier = Tier.DEVICE):
@@ -55,7 +55,7 @@ class PagePool:
         self.owner[0] = owner.PADDING
         self.since: Int64 = np.zeros(capacity + 1, np.int64)
         self.recorder = FlightRecorder(capacity, max(1 << 16, capacity))
-        # A stack: the page freed last is used first, while its memory may still be in a cache.
+        # A stack: the page freed last is reused first, while its memory may still be in a cache.
         self._free: Int32 = np.arange(capacity, 0, -1, dtype=np.int32)
         self.free_count = capacity
         self._limbo: dict[int, list[Int32]] = {}
@@ -69,9 +69,9 @@ class PagePool:
         return self.capacity - self.free_count - self.limbo_count
 
     def allocate(self, owners: Int64) -> Int32:
-        """One free page for each entry of `owners` [n] -> pages int32 [n].
+        """Allocate one free page for each entry of `owners` [n]. Return the pages, int32 [n].
 
-        Raises OutOfPages, having changed nothing, if fewer than n pages are free.
+        Raise OutOfPages, having changed nothing, if fewer than n pages are free.
         """
         count = len(owners)
         if count > self.free_count:
@@ -83,10 +83,10 @@ class PagePool:
         return pages
 
     def move(self, pages: Int32, source: int | Int64, target: int | Int64) -> None:
-        """Hand `pages` from `source` to `target` (scalars, or one owner a page).
+        """Hand `pages` from `source` to `target` (scalars, or one owner per page).
 
-        Raises OwnershipError, having changed nothing, unless every page is owned by its source and
-        no page is named twice.
+        Raise OwnershipError, having changed nothing, unless every page is owned by its source and no page is named
+        twice.
         """
         self.epochs.check_thread()
         if len(pages) == 0:
@@ -112,8 +112,8 @@ class PagePool:
         self.recorder.record(self.epochs.submitted, pages, source, target)
 
     def free(self, pages: Int32, source: int | Int64, fence: int) -> None:
-        """Give `pages` back. They are free at once if step `fence`, the last that may touch them, is
-        complete; otherwise they stay in limbo until it is."""
+        """Give `pages` back. They are free at once if step `fence`, the last that may touch them, is complete;
+        otherwise they stay in limbo until it is."""
         if len(pages) == 0:
             return
         if self.epochs.passed(fence):
@@ -125,7 +125,7 @@ class PagePool:
             self.limbo_count += len(pages)
 
     def collect(self) -> int:
-        """Free the limbo pages whose fence has passed; how many."""
+        """Free the limbo pages whose fence has passed. Return how many."""
         ready = [fence for fence in self._limbo if self.epochs.passed(fence)]
         freed = 0
         for fence in ready:
@@ -141,25 +141,25 @@ class PagePool:
         self.free_count += len(pages)
 
     def watch(self) -> Bool:
-        """Note from now on which pages change hands -> bool [pages + 1]."""
+        """Start recording which pages change owners. Return the record, bool [pages + 1]."""
         moved: Bool = np.zeros(self.capacity + 1, np.bool_)
         self._watches.append(moved)
         return moved
 
     def unwatch(self, moved: Bool) -> None:
-        """The end of a `watch`."""
+        """End a `watch`."""
         self._watches = [one for one in self._watches if one is not moved]
 
     def free_pages(self) -> Int32:
-        """The free list itself, for the audit."""
+        """Return the free list itself, for the audit."""
         return self._free[: self.free_count]
 
     def pages_of(self, by: int) -> Int32:
-        """All that `by` owns, int32 [n]."""
+        """Return all pages that `by` owns, int32 [n]."""
         return np.flatnonzero(self.owner == by).astype(np.int32)
 
     def limbo_pages(self) -> dict[int, Int32]:
-        """fence -> pages, for the audit."""
+        """Return limbo pages by fence, for the audit."""
         return {fence: np.concatenate(parts) for fence, parts in self._limbo.items()}
 
     def _history(self, page: int) -> str:

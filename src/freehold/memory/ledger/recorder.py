@@ -1,4 +1,4 @@
-"""The flight recorder: the last moves of ownership, kept for the day one of them is wrong."""
+"""The flight recorder: the latest moves of ownership, kept to diagnose a wrong one."""
 
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ from freehold.memory.ledger import owner
 
 
 class Move(NamedTuple):
-    """One page changed hands while `step` was the newest step submitted."""
+    """A change of a page's owner while `step` was the newest step submitted."""
 
     step: int
     page: int
@@ -24,13 +24,13 @@ class FlightRecorder:
     """A ring of the newest `size` moves of pages 0 .. `capacity`, written vectorised. A page's moves are a chain."""
 
     def __init__(self, capacity: int, size: int):
-        """`size` is at least `capacity`, so that a move fits."""
-        self._rows = np.zeros((size, 5), np.int64)  # as `Move`, then the number of the page's move before, or -1
+        """Create a ring of `size` moves, at least `capacity`, so that any move fits."""
+        self._rows = np.zeros((size, 5), np.int64)  # as `Move`, then the number of the page's previous move, or -1
         self._newest: Int64 = np.full(capacity + 1, -1, np.int64)  # the number of each page's newest move
         self._written = 0
 
     def record(self, step: int, pages: Int32, source: int | Int64, target: int | Int64) -> None:
-        """Note that `pages` [n], all different, change hands."""
+        """Record that `pages` [n], all different, change owners."""
         size = len(self._rows)
         count = len(pages)
         at = self._written % size
@@ -51,7 +51,7 @@ class FlightRecorder:
         rows[:, 4] = self._newest[pages[part]]
 
     def history(self, page: int, limit: int = 16) -> list[Move]:
-        """The newest moves of one page, oldest first."""
+        """Return the newest moves of one page, oldest first."""
         moves: list[Move] = []
         number = int(self._newest[page])
         while number >= max(self._written - len(self._rows), 0) and len(moves) < limit:

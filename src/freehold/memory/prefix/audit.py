@@ -1,4 +1,4 @@
-"""The prefix tree counted again: each node by itself, and what they come to."""
+"""Recount of the prefix tree: each node by itself, then the totals."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from freehold.memory.prefix.keyed_queue import KeyedQueue
 from freehold.memory.prefix.node import Node, PinKind
 from freehold.memory.prefix.tree import PrefixTree
 
-NODES_AT_ONCE = 128  # of a slice
+NODES_AT_ONCE = 128  # in a slice
 
 
 def check_node(tree: PrefixTree, node: Node) -> None:
-    """Compare a node with its parent, its pages and the queues. Raises AuditError."""
+    """Compare a node with its parent, its pages and the queues. Raise AuditError."""
     parent = node.parent
     if parent is not None:
         key = node.tokens[: tree.page_size].tobytes()
@@ -47,8 +47,8 @@ def _check_offered(bounded: BoundedPages, node: Node) -> None:
 
 
 class TreeCount:
-    """What the nodes of a tree come to, compared with its counters. `pins`: how many of each kind the holders of pins
-    name, by the serial of a node."""
+    """Totals over the nodes of a tree, compared with its counters. `pins` counts the pins of each kind that holders
+    name, by the serial of the node."""
 
     def __init__(self, tree: PrefixTree, pins: Counter[tuple[int, PinKind]]):
         self._tree = tree
@@ -56,12 +56,12 @@ class TreeCount:
         self._pages = self._held = self._kept = self._retained = self._children = 0
         self._bounded_pages = dict.fromkeys((bounded.number for bounded in tree.bounded), 0)
         self._by_tenant: Counter[str] = Counter()
-        # Children with holds, and children that are kept, by the serial of their parent.
+        # Held children and kept children, by the serial of their parent.
         self._held_children: Counter[int] = Counter()
         self._kept_children: Counter[int] = Counter()
 
     def add(self, node: Node) -> None:
-        """Count a node. Raises AuditError if its pins are not those that holders name."""
+        """Count a node. Raise AuditError if its pins differ from those that holders name."""
         self._pages += node.page_count
         self._held += node.page_count if node.holds else 0
         self._kept += node.page_count if node.kept else 0
@@ -79,7 +79,7 @@ class TreeCount:
                 raise AuditError(f"{node!r}: {node.pins[kind]} {kind.name.lower()} pins; counted {named}")
 
     def finish(self) -> Iterator[None]:
-        """Compare with the tree's counters, in slices. Raises AuditError."""
+        """Compare with the tree's counters, in slices. Raise AuditError."""
         self._check_totals()
         for at, node in enumerate(self._tree.nodes()):
             self._check_holds(node)
@@ -96,7 +96,7 @@ class TreeCount:
         if counted != kept:
             raise AuditError(f"tree counts {kept} pages in all, held, kept and retained; recounted {counted}")
         if self._children:
-            raise AuditError(f"{self._children} nodes too few or too many are known by their serial number")
+            raise AuditError(f"the index of serial numbers has {self._children} nodes too few or too many")
         for bounded in tree.bounded:
             pages = self._bounded_pages[bounded.number]
             if pages != bounded.page_count:
@@ -117,7 +117,7 @@ class TreeCount:
 
 
 def _queues(tree: PrefixTree) -> Iterator[KeyedQueue[Node] | KeyedQueue[str]]:
-    """Every queue of eviction and fading."""
+    """Yield every queue of eviction and fading."""
     yield from tree.candidates.heaps()
     yield tree.hints.fading
     for bounded in tree.bounded:

@@ -1,4 +1,4 @@
-"""The tree's pages of a bounded group: which of them somebody reads, and which go first."""
+"""The tree's pages of a bounded group: which have readers, and which go first."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from freehold.memory.prefix.watcher import Rescuer, Watcher
 
 
 class Prefixes(Protocol):
-    """What bounded pages need of the prefix tree."""
+    """The part of the prefix tree that bounded pages need."""
 
     version: int
     page_size: int
@@ -34,13 +34,13 @@ class Prefixes(Protocol):
 
 
 class BoundedPages:
-    """Pages of a bounded group are borrowed one by one. A pin on a path would hold every old window on it, and a small
-    pool could be wedged by long prefixes; so a pin protects pages of full groups, and of bounded ones what is borrowed.
+    """Pages of a bounded group are borrowed one by one. If a pin held every old window on its path, long prefixes could
+    block a small pool. So a pin protects pages of full groups, but of bounded ones only borrowed pages.
 
-    A page that is not borrowed may leave a node whatever holds that node: a hole (0) stays in its column. First go the
-    pages that the end of no node looks back on, least recently used first; then the others, those last that a hint
-    retains. What a step in flight may still read goes only if nothing else does: it would not be free at once, and a
-    row that reads on would wait in each step for what it has just given back.
+    A page that is not borrowed may leave a node even if the node is held: a hole (0) stays in its column. First go
+    pages outside the lookback of any node's end, least recently used first; then the others, those retained by hints
+    last. Pages that a step in flight may read go only as a last resort: they would not be free at once, and a row that
+    keeps reading would wait in each step for what it just gave back.
     """
 
     def __init__(self, tree: Prefixes, number: int, group: CacheGroup, pool: PagePool):
@@ -49,11 +49,11 @@ class BoundedPages:
         self.group = group
         self.pool = pool
         self.page_count = 0  # in the tree
-        self.borrowed_count = 0  # of them, those that somebody reads
+        self.borrowed_count = 0  # of them, those with a reader
         self.readers: Int32 = np.zeros(pool.capacity + 1, np.int32)
         self._read_until: Int64 = np.zeros(pool.capacity + 1, np.int64)  # the last step that may read a page
-        # Nodes that have pages to give: `inner` ones that their end does not look back on, `ends` any. A node that has
-        # none is dropped when it surfaces; it is offered again when a page of it comes, or has no reader any more.
+        # Nodes with pages to give: `inner` ones outside the lookback of the node's end, `ends` any. A node without any
+        # is dropped when it surfaces; it is offered again when it gets a page or a page loses its last reader.
         self.inner: KeyedQueue[Node] = KeyedQueue(lambda node: (node.last_used, -node.end))
         self.ends: KeyedQueue[Node] = KeyedQueue(lambda node: (node.level, node.last_used, -node.end))
 
@@ -64,16 +64,16 @@ class BoundedPages:
     # -- borrowing ------------------------------------------------------------------------------------
 
     def borrow(self, pages: Int32) -> None:
-        """One more reader for each of `pages` [n], which are distinct pages of the tree or 0."""
+        """Add a reader to each of `pages` [n], which are distinct pages of the tree or 0."""
         pages = pages[pages != 0]
         before = self.readers[pages]
         self.borrowed_count += len(before) - int(np.count_nonzero(before))
         self.readers[pages] = before + 1
 
     def give_back(self, pages: Int32, fences: int | Int64) -> None:
-        """One reader less for each of `pages` [n], which may be 0. Steps up to `fences` may still read them. If all
-        have one fence, they are one reader's, and distinct; else they may name a page several times. Raises
-        LeaseError if nobody reads one."""
+        """Remove a reader from each of `pages` [n], which may be 0. Steps up to `fences` may still read them. With a
+        single fence the pages are distinct; with several a page may repeat. Raise LeaseError if a page has no
+        reader."""
         there = pages != 0
         pages = pages[there]
         if isinstance(fences, int):
@@ -92,11 +92,11 @@ class BoundedPages:
             self.offer(self._tree.node(owner.id_of(by)))
 
     def needed(self, match: Match) -> Int32:
-        """The pages that a sequence needs to go on from a match, in any order."""
+        """Return the pages that a sequence needs to resume from a match, in any order."""
         return np.empty(0, np.int32) if match.node is None else self.needed_at(match.node, match.length)
 
     def needed_at(self, node: Node, end: int) -> Int32:
-        """The same for the prefix of `end` tokens, which ends in `node`."""
+        """Return the pages needed to resume from the prefix of `end` tokens, which ends in `node`."""
         size = self._tree.page_size
         first = self.group.first_column(end, size)
         parts: list[Int32] = []
@@ -107,52 +107,52 @@ class BoundedPages:
         return np.concatenate([*parts, np.empty(0, np.int32)])
 
     def unread_count(self, match: Match) -> int:
-        """Pages that a match needs and nobody reads yet."""
+        """Return how many pages a match needs that have no reader yet."""
         return int(np.count_nonzero(self.readers[self.needed(match)] == 0))
 
     def gain_of(self, rows: list[Int32]) -> int:
-        """Pages that nobody would read any more if these rows of page tables ended: their own, and those of the tree
-        that only they borrow."""
+        """Return how many pages would lose their last reader if these rows of page tables ended: their own, and tree
+        pages only they borrow."""
         pages, counts = np.unique(np.concatenate(rows), return_counts=True)
         return int(np.count_nonzero((pages != 0) & (counts >= self.readers[pages])))
 
     # -- coming and going -----------------------------------------------------------------------------
 
     def added(self, node: Node, count: int) -> None:
-        """`count` pages came to a node: owned by it, not borrowed yet."""
+        """Count `count` pages that a node got: it owns them, and none is borrowed."""
         self.page_count += count
         self.offer(node)
 
     def offer(self, node: Node) -> None:
-        """A node may have more pages to give than before."""
+        """Queue a node that may have more pages to give than before."""
         self.inner.put(node)
         self.ends.put(node)
 
     def reconsider(self, node: Node) -> None:
-        """A node was used, or retained, or not any more."""
+        """Requeue a node whose use or retention changed."""
         for queue in (self.inner, self.ends):
             if node in queue:
                 queue.put(node)
 
     def removed(self, count: int, pages: Int32, node: Node, freed: FreedPages) -> None:
-        """`count` pages of a leaf's end leave the tree with it; of them `pages` [n], or 0, are nobody's then."""
+        """Count `count` pages that leave the tree with a leaf's end; free `pages` [n] of them, or 0."""
         self.page_count -= count
         pages = pages[pages != 0]
         if len(pages):
             freed.add(pages, owner.node(node.serial), int(self._read_until[pages].max()))
 
     def forget(self, node: Node) -> None:
-        """A node has left the tree."""
+        """Remove a node that left the tree."""
         self.inner.forget(node)
         self.ends.forget(node)
 
     def inner_columns(self, node: Node) -> Int64:
-        """Columns with pages that nothing reads and that the node's end does not look back on."""
+        """Return columns with unread pages outside the lookback of the node's end."""
         size = self._tree.page_size
         return self._unread(node, max(self.group.first_column(node.end, size) - node.start // size, 0))
 
     def all_columns(self, node: Node) -> Int64:
-        """Columns with pages that nothing reads."""
+        """Return columns with unread pages."""
         return self._unread(node, node.page_count)
 
     def _unread(self, node: Node, count: int) -> Int64:
@@ -160,8 +160,8 @@ class BoundedPages:
         return ((pages != 0) & (self.readers[pages] == 0)).nonzero()[0]
 
     def evict(self, count: int) -> int:
-        """Give `count` pages back that nothing reads, or what there is -> how many. Holes stay in their columns. Of a
-        window that a node's end looks back on, nothing is kept if a part of it goes."""
+        """Free `count` unread pages, or as many as there are. Return how many. Holes stay in their columns. If part of
+        the window before a node's end goes, all of it goes."""
         freed, left = FreedPages(), count
         for may_be_read, level in ((False, 0), (True, 0), (True, PRIORITY_MAX)):
             left -= self._evict_inner(left, may_be_read, freed)
@@ -170,7 +170,7 @@ class BoundedPages:
         return count - left
 
     def _evict_inner(self, count: int, may_be_read: bool, freed: FreedPages) -> int:
-        """Evict up to `count` pages that no end looks back on -> how many. `may_be_read`: by steps in flight."""
+        """Evict up to `count` pages that no end looks back on. Return how many. `may_be_read`: by steps in flight."""
         given, aside = 0, list[Node]()
         while given < count and (node := self.inner.peek()) is not None:
             unread = self.inner_columns(node)
@@ -185,7 +185,7 @@ class BoundedPages:
         return given
 
     def _evict_ends(self, count: int, may_be_read: bool, level: int, freed: FreedPages) -> int:
-        """Evict all of nodes that have at most a `level`, until `count` pages are gone -> how many."""
+        """Evict all pages of nodes with at most `level`, until `count` pages are gone. Return how many."""
         given, aside = 0, list[Node]()
         while given < count and (node := self.ends.peek()) is not None and node.level <= level:
             unread = self.all_columns(node)
@@ -199,11 +199,11 @@ class BoundedPages:
         return given
 
     def in_use(self, node: Node, columns: Int64) -> Bool:
-        """Whether a step in flight may read them, bool [n]."""
+        """Return whether a step in flight may read each column's page, bool [n]."""
         return self._read_until[node.pages[self.number][columns]] > self.pool.epochs.completed
 
     def _take(self, node: Node, columns: Int64, freed: FreedPages) -> int:
-        """Evict pages of a node -> how many."""
+        """Evict pages of a node. Return how many."""
         self._tree.version += 1
         self.page_count -= len(columns)
         pages = node.pages[self.number]
@@ -215,7 +215,8 @@ class BoundedPages:
             freed.add(gone, owner.node(node.serial), int(self._read_until[gone].max()))
         pages[columns] = 0
         if node.evictable and node.level == 0 and not self.needed_at(node, node.end).all():
-            # No sequence can go on from its end: what full groups keep there is dead weight until it is computed again.
+            # No sequence can resume from its end, so its pages of full groups are useless until the window is
+            # recomputed.
             node.level = DONE
             self._tree.reconsider(node)
         self._tree.trim(node)

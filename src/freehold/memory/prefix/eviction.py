@@ -1,4 +1,4 @@
-"""Which unpinned leaf of the prefix tree goes first."""
+"""Eviction order of the unpinned leaves of the prefix tree."""
 
 from __future__ import annotations
 
@@ -15,40 +15,40 @@ Key = tuple[int, ...]
 
 
 def lru(node: Node) -> Key:
-    """Least recently used."""
+    """Evict the least recently used."""
     return node.level, node.last_used
 
 
 def lfu(node: Node) -> Key:
-    """Least often hit, then least recently used."""
+    """Evict the least often hit, then the least recently used."""
     return node.level, node.hits, node.last_used
 
 
 def fifo(node: Node) -> Key:
-    """Oldest first."""
+    """Evict the oldest."""
     return node.level, node.created
 
 
 def priority(node: Node) -> Key:
-    """Lowest priority of the requests that used it, then least recently used."""
+    """Evict the lowest priority of the requests that used it, then the least recently used."""
     return node.level, node.priority, node.last_used
 
 
 POLICIES: dict[str, Callable[[Node], Key]] = {"lru": lru, "lfu": lfu, "fifo": fifo, "priority": priority}
-REUSE = "reuse"  # what is least likely to be asked for soon, as `ReuseStatistics` have learned
+REUSE = "reuse"  # least likely to be reused soon, as learned by `ReuseStatistics`
 
 
 Candidates = KeyedQueue["Node"]
 
 
 def candidates(policy: Callable[[Node], Key]) -> Candidates:
-    """A queue of evictable leaves."""
+    """Return a queue of evictable leaves."""
     return KeyedQueue(lambda node: policy(node) if node.evictable else None)
 
 
 class ReuseQueue:
-    """Candidates by how often they were hit, least recently used first; the head that is worth least goes first.
-    Among pages hit equally often the one that has waited longest is nearly always that."""
+    """Candidates by number of hits, least recently used first; the head worth least goes first. Among pages hit equally
+    often, the one that has waited longest is nearly always worth least."""
 
     def __init__(self, statistics: ReuseStatistics, clock: Callable[[], int]):
         self._statistics = statistics
@@ -62,7 +62,7 @@ class ReuseQueue:
         return any(node in queue for queue in self._queues)
 
     def put(self, node: Node) -> None:
-        """Have a leaf where it belongs now, if it can be evicted."""
+        """Queue a leaf under its current key, if it is evictable."""
         kind = class_of(node.hits)
         for other in range(CLASSES):
             if other != kind:
@@ -70,16 +70,16 @@ class ReuseQueue:
         self._queues[kind].put(node)
 
     def forget(self, node: Node) -> None:
-        """The node has left the tree."""
+        """Remove a node that left the tree."""
         for queue in self._queues:
             queue.forget(node)
 
     def heaps(self) -> Iterator[KeyedQueue[Node]]:
-        """All that it consists of, for the audit."""
+        """Yield all inner queues, for the audit."""
         yield from self._queues
 
     def peek(self) -> Node | None:
-        """The one to go next, or None."""
+        """Return the next leaf to evict, or None."""
         heads = [node for queue in self._queues if (node := queue.peek()) is not None]
         return min(heads, key=self._worth) if heads else None
 
@@ -89,8 +89,8 @@ class ReuseQueue:
 
 
 class FairEviction:
-    """One queue for each tenant (salt). While some hold more than `quota` pages in the tree, the one that
-    holds most gives first; otherwise the one with the smallest key. Without a quota all are one tenant.
+    """One queue for each tenant (salt). While some tenants hold more than `quota` pages in the tree, the largest gives
+    first; otherwise the one with the smallest key. Without a quota all are one tenant.
 
     A quota is no limit: a tenant may fill memory that no other tenant wants.
     """
@@ -115,7 +115,7 @@ class FairEviction:
         return "" if self._quota is None else node.namespace.salt
 
     def count(self, salt: str, change: int) -> None:
-        """Pages of a tenant came to the tree, or left it."""
+        """Count pages of a tenant that entered or left the tree."""
         if self._quota is None or self.page_counts is None:
             return
         pages = self.page_counts[salt] = self.page_counts.get(salt, 0) + change
@@ -125,7 +125,7 @@ class FairEviction:
             self._tenants.put(salt)
 
     def put(self, node: Node) -> None:
-        """Have a leaf where it belongs now, if it can be evicted; else it is no candidate."""
+        """Queue a leaf under its current key, if it is evictable; otherwise remove it."""
         salt = self._tenant(node)
         if salt not in self._queues:
             self._queues[salt] = self._new_queue()
@@ -133,32 +133,32 @@ class FairEviction:
         self._settle(salt)
 
     def forget(self, node: Node) -> None:
-        """The node has left the tree, or can't be evicted now."""
+        """Remove a node that left the tree or can't be evicted now."""
         salt = self._tenant(node)
         if salt in self._queues:
             self._queues[salt].forget(node)
             self._settle(salt)
 
     def _settle(self, salt: str) -> None:
-        """What a tenant would give next may have changed."""
+        """Update a tenant's place after a change of its head."""
         if self._quota is not None:
             self._tenants.put(salt)
         if len(self._queues[salt]) == 0:
             del self._queues[salt]
 
     def heaps(self) -> Iterator[KeyedQueue[Node] | KeyedQueue[str]]:
-        """All that it consists of, for the audit."""
+        """Yield all inner queues, for the audit."""
         yield self._tenants
         for queue in self._queues.values():
             yield from queue.heaps() if isinstance(queue, ReuseQueue) else [queue]
 
     def peek(self) -> Node | None:
-        """The next to go, or None. It stays a candidate."""
+        """Return the next leaf to evict, or None. It stays a candidate."""
         queue = self._queues.get(self._tenants.peek() or "")
         return None if queue is None else queue.peek()
 
     def _tenant_key(self, salt: str) -> tuple[int, ...] | None:
-        """Those beyond the quota first, the largest before the others; then by the key of what would go."""
+        """Return a key that sorts tenants over quota first, largest first; then by the key of their next leaf."""
         head = self._queues[salt].peek() if salt in self._queues else None
         if head is None:
             return None

@@ -1,4 +1,4 @@
-"""Takes pages out of the prefix tree, from the leaves, and gives them back to their pools."""
+"""Evicts pages from the leaves of the prefix tree and returns them to their pools."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from freehold.memory.prefix.history import PrefixHistory
 from freehold.memory.prefix.node import Node
 from freehold.memory.prefix.watcher import Rescuer
 
-COLUMNS_AT_ONCE = 512  # of a slice
-COLUMNS_OF_A_NODE = 32  # take as long as the rest of what is done for a node
+COLUMNS_AT_ONCE = 512  # in a slice
+COLUMNS_OF_A_NODE = 32  # cost per node, in columns
 
 
 class Leaves(Protocol):
-    """What eviction needs of the prefix tree. `remove_tail` takes the last pages of a leaf, all of it if need be, out
-    of the tree."""
+    """The part of the prefix tree that eviction needs. `remove_tail` removes the last pages of a leaf, or all of it,
+    from the tree."""
 
     pools: list[PagePool]
     epochs: Epochs
@@ -42,7 +42,7 @@ class Leaves(Protocol):
 
 @contextmanager
 def without_rescue(tree: Leaves) -> Generator[None]:
-    """What is evicted meanwhile is not copied."""
+    """Disable copying of evicted pages within the block."""
     rescuer, tree.rescuer = tree.rescuer, None
     try:
         yield
@@ -51,15 +51,15 @@ def without_rescue(tree: Leaves) -> Generator[None]:
 
 
 class Evictor:
-    """`evicted_page_count` page columns have left the tree so far."""
+    """`evicted_page_count` counts page columns evicted so far."""
 
     def __init__(self, tree: Leaves):
         self._tree = tree
         self.evicted_page_count = 0
 
     def evict(self, page_count: int, cause: str) -> int:
-        """Give up to `page_count` page columns back, by policy, from the leaves -> how many left the tree.
-        Those that a step in flight may read go through limbo. `cause` is kept for who asks why they are gone."""
+        """Evict up to `page_count` page columns, by policy, from the leaves. Return how many left the tree. Pages that
+        a step in flight may read go through limbo. `cause` is recorded for explanations."""
         evicted, given = 0, [FreedPages() for _ in self._tree.pools]
         while evicted < page_count:
             node = self._tree.candidates.peek()
@@ -70,24 +70,24 @@ class Evictor:
         return evicted
 
     def drop(self, node: Node, cause: str) -> int:
-        """Evict a leaf, then ancestors left childless and unpinned -> how many page columns left the tree."""
+        """Evict a leaf, then ancestors left childless and unpinned. Return how many page columns left the tree."""
         return finished(self._dropping(iter([node]), cause, lambda node: True))
 
     def flushing(self) -> Generator[None, None, int]:
-        """Evict all that is not held or used meanwhile, in slices, and have none of it copied -> how many page columns
-        left the tree."""
+        """Evict all that is not held or used meanwhile, in slices, without copying. Return how many page columns left
+        the tree."""
         tick = self._tree.tick
         return self._dropping(self._tree.nodes(), "a flush of the cache", lambda node: node.last_used <= tick)
 
     def forgetting(self, weights: int) -> Generator[None, None, int]:
-        """The same for all that weights before `weights` have computed."""
+        """Evict all KV of weights before `weights`, likewise."""
         return self._dropping(self._tree.nodes(), "new weights", lambda node: node.namespace.weights < weights)
 
     def _dropping(
         self, nodes: Iterator[Node], cause: str, may_go: Callable[[Node], bool]
     ) -> Generator[None, None, int]:
-        """Evict those of `nodes` that are leaves and may go, then ancestors left childless that may, in slices -> how
-        many page columns left the tree."""
+        """Evict those of `nodes` that are leaves and may go, then ancestors left childless that may, in slices. Return
+        how many page columns left the tree."""
         gone, work = 0, 0
         for leaf in nodes:
             node: Node | None = leaf
@@ -119,7 +119,7 @@ class Evictor:
         return gone
 
     def _rescue(self, node: Node, group: int, gone: int) -> Int32:
-        """Offer the last `gone` columns of a node to whoever would keep them -> the pages that nobody does."""
+        """Offer the last `gone` columns of a node to the rescuer. Return the pages it did not take."""
         pages = node.pages[group][node.page_count - gone :]
         rescuer = self._tree.rescuer
         if rescuer is None:

@@ -1,4 +1,4 @@
-"""What hints of requests keep in the prefix tree: levels of nodes, within a budget, until they fade."""
+"""Retention levels of nodes in the prefix tree, set by hints within a budget, until they fade."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from freehold.memory.prefix.keyed_queue import KeyedQueue
 from freehold.memory.prefix.node import Node
 from freehold.memory.prefix.retention import DONE, Retention
 
-FADED_MAX = 64  # levels halved in one iteration; the rest follow in the next ones
+FADED_MAX = 64  # levels halved per iteration; the rest follow later
 
 
 class Prefixes(Protocol):
-    """What hints need of the prefix tree."""
+    """The part of the prefix tree that hints need."""
 
     page_size: int
 
@@ -24,7 +24,7 @@ class Prefixes(Protocol):
 
 
 class Hints:
-    """`page_count` pages of each group have a level above 0: at most `limit`, beyond which hints are refused."""
+    """`page_count` pages of each group have a level above 0. Hints that would exceed `limit` are refused."""
 
     def __init__(self, tree: Prefixes, limit: int):
         self._tree = tree
@@ -33,7 +33,8 @@ class Hints:
         self.page_count = 0
 
     def retain(self, node: Node, hint: Retention, now: float) -> int:
-        """Apply a hint to the prefix that ends at `node` -> its tokens that are kept: whole pages, in budget."""
+        """Apply a hint to the prefix that ends at `node`. Return the number of tokens kept: whole pages, within
+        budget."""
         tree = self._tree
         if hint.priority == 0:
             self._discount(node)
@@ -57,7 +58,7 @@ class Hints:
         return kept
 
     def _discount(self, node: Node) -> None:
-        """Nobody will ask for what only this prefix has."""
+        """Lower the level of nodes that only this prefix uses: no reuse is expected."""
         step = node
         while step.parent is not None and max(step.holds, len(step.children)) <= 1:
             if step.level <= 0:
@@ -66,11 +67,11 @@ class Hints:
             step = step.parent
 
     def split(self, upper: Node) -> None:
-        """`upper` was cut from a node, and has its level."""
+        """Queue `upper`, which was cut from a node and has its level."""
         self.fading.put(upper)
 
     def fade(self, now: float) -> None:
-        """Halve the levels whose time has come, a few at a time. Called in every iteration; seconds of the
+        """Halve the levels that are due, a few at a time. Called in every iteration; `now` in seconds of the
         scheduler's clock."""
         for _ in range(FADED_MAX):
             node = self.fading.due(now)

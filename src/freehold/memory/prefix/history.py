@@ -24,8 +24,8 @@ _Where = tuple[Hashable, bytes]
 class Eviction:
     """One eviction: the step in which it happened, its cause, the number of pages, and the steps since their last use.
 
-    The pages belonged to the node with place `place`. They had `hits` hits, the last use at tick `last_used` of the
-    tree. `ReuseStatistics` has counted the first `waited` ticks of waiting since then, and counts again at the tick
+    The pages belonged to the node with place `place`. They had `hits` hits, and were last used at tick `last_used` of
+    the tree. `ReuseStatistics` has counted the first `waited` ticks of waiting since then, and counts again at tick
     `counted_at`."""
 
     step: int
@@ -46,8 +46,8 @@ class PrefixHistory:
     """The newest `limit` evictions, indexed by the prefix before them (`Node.place`) and the tokens of their first
     page.
 
-    A lookup answers whether more of a prefix was cached once. Pages that are computed again after their eviction also
-    count for `ReuseStatistics`: they show how long pages wait for their next use.
+    A lookup answers whether more of a prefix was once cached. Pages recomputed after their eviction also count for
+    `ReuseStatistics`: they show how long pages wait for their next use.
     """
 
     def __init__(self, page_size: int, limit: int = 4096):
@@ -91,8 +91,8 @@ class PrefixHistory:
         return eviction
 
     def _account(self, eviction: Eviction, tick: int) -> None:
-        """Count the time that an eviction has waited so far, now and again at twice that age: not to be used again is
-        evidence, too."""
+        """Count the time an eviction has waited so far, now and again at twice that age: not being reused is evidence,
+        too."""
         self._wait(eviction, tick, False)
         eviction.counted_at = tick + max(eviction.waited, 1)
         self._due.put(eviction)
@@ -103,9 +103,8 @@ class PrefixHistory:
         eviction.waited = age
 
     def returned(self, node: Node, after: tuple[Ghost | None, ...], tokens: Int32, tick: int) -> None:
-        """Record that `tokens` [n], which end in `node`, were published again. `after` are the ghosts of the places
-        where they were attached. The evictions of their pages end as reuses, which are hits of all before the node,
-        too."""
+        """Record that `tokens` [n], ending in `node`, were published again. `after` are the ghosts of the places where
+        they were attached. The evictions of their pages end as reuses, which also count as hits of all nodes before."""
         node.ghost = None
         for place, at in (ghost for ghost in after if ghost is not None):
             known = at > 0
@@ -139,7 +138,7 @@ class PageAges:
         return min(age.bit_length(), AGE_BUCKETS - 1)
 
     def as_dict(self) -> dict[str, dict[str, int]]:
-        """Pages by age: {"hit": {"<8": 12, ...}, "evicted": {...}}, empty buckets left out."""
+        """Return pages by age: {"hit": {"<8": 12, ...}, "evicted": {...}}, without empty buckets."""
 
         def named(counts: list[int]) -> dict[str, int]:
             return {f"<{1 << b}": count for b, count in enumerate(counts) if count}

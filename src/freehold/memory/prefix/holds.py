@@ -1,4 +1,4 @@
-"""What may not be evicted: pins on prefixes, and how they hold the path to the root."""
+"""Pins on prefixes: what may not be evicted, up to the root."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from freehold.memory.prefix.node import Match, Namespace, Node, PinKind
 
 
 class Prefixes(Protocol):
-    """What holds need of the prefix tree."""
+    """The part of the prefix tree that holds need."""
 
     page_size: int
     version: int
@@ -26,8 +26,8 @@ class Prefixes(Protocol):
 
 
 class Holds:
-    """A pin names the node where a prefix ends and holds all of its path. `page_count` pages of each group are held,
-    `kept_page_count` of them by pins of operators."""
+    """A pin names the node where a prefix ends and holds its whole path. `page_count` pages of each group are held,
+    `kept_page_count` of them by operators' pins."""
 
     def __init__(self, tree: Prefixes):
         self._tree = tree
@@ -35,9 +35,9 @@ class Holds:
         self.kept_page_count = 0
 
     def pin(self, match: Match, kind: PinKind) -> Node:
-        """Protect a matched prefix -> the node that ends where the match ends. It does not count as a use.
+        """Pin a matched prefix. Return the node that ends where the match ends. Pinning does not count as a use.
 
-        Raises LeaseError if the tree has changed since the match: match again.
+        Raise LeaseError if the tree has changed since the match: match again.
         """
         if match.version != self._tree.version:
             raise LeaseError("the prefix tree has changed since the match")
@@ -48,14 +48,14 @@ class Holds:
         return node
 
     def add(self, node: Node, kind: PinKind) -> None:
-        """One more pin on a node."""
+        """Add a pin to a node."""
         node.pins[kind] += 1
         self._hold(node)
         if kind is PinKind.OPERATOR:
             self._keep(node)
 
     def unpin(self, node: Node, kind: PinKind, fence: int) -> None:
-        """Drop one pin; `fence` is the last step that may read the prefix on behalf of it."""
+        """Drop one pin; `fence` is the last step that may read the prefix under it."""
         if node.pins[kind] == 0:
             raise LeaseError(f"{node!r} has no {kind.name} pin to drop")
         node.pins[kind] -= 1
@@ -66,13 +66,13 @@ class Holds:
         self._unhold(node)
 
     def repin(self, old: Node, new: Node, kind: PinKind, fence: int) -> None:
-        """Move a pin along a path, without the prefix being unprotected in between."""
+        """Move a pin along a path without unprotecting the prefix in between."""
         if old is not new:
             self.add(new, kind)
             self.unpin(old, kind, fence)
 
     def grown(self, node: Node, pages: int) -> None:
-        """A node has `pages` more."""
+        """Count `pages` added to a node."""
         self.page_count += pages if node.holds else 0
         self.kept_page_count += pages if node.kept else 0
 
@@ -115,8 +115,8 @@ class Holds:
             step = step.parent
 
     def unheld_page_count(self, match: Match, released: Collection[Node] = ()) -> int:
-        """Pages of the match that could be evicted now, and no longer once it is pinned. `released` nodes count as
-        not held."""
+        """Return pages of the match that are evictable now but not once it is pinned. `released` nodes count as
+        unheld."""
         node, end, count = match.node, match.length, 0
         while node is not None and (node.holds == 0 or node in released):
             count += (end - node.start) // self._tree.page_size
@@ -124,7 +124,7 @@ class Holds:
         return count
 
     def only_by(self, nodes: Sequence[Node]) -> set[Node]:
-        """The nodes that nothing would hold any more if one pin on each of `nodes` were dropped."""
+        """Return the nodes that would become unheld if one pin on each of `nodes` were dropped."""
         dropped: Counter[Node] = Counter()
         released: set[Node] = set()
         stack = list(nodes)

@@ -9,23 +9,23 @@ from sortedcontainers import SortedList  # pyright: ignore[reportMissingTypeStub
 
 from freehold.memory.ledger.errors import AuditError
 
-ENTRIES_AT_ONCE = 2048  # of a slice
+ENTRIES_AT_ONCE = 2048  # in a slice
 
 Item = TypeVar("Item", bound=Hashable)
 
 
 class KeyedQueue(Generic[Item]):
-    """Items, each once, the one with the smallest key first; among equals the one that was put there first. Nothing is
-    left behind by items that move or leave, so no operation takes much longer than another: microseconds.
+    """Unique items, smallest key first; among equal keys the one put first. Items that move or leave leave nothing
+    behind, so every operation takes microseconds.
 
-    `key` of an item may change: then it is to be `put` again. One whose key has grown in silence goes back when it is
-    met; one that has no key any more (None) is dropped.
+    The `key` of an item may change: then `put` it again. An item whose key has grown unnoticed is moved back when met
+    at the head; one whose key is None is dropped.
     """
 
     def __init__(self, key: Callable[[Item], Any | None]):
         self._key = key
-        self._sorted: Any = SortedList()  # keys, and the number of an entry
-        self._items: dict[int, Item] = {}  # by the number of their entry
+        self._sorted: Any = SortedList()  # pairs of key and entry number
+        self._items: dict[int, Item] = {}  # by entry number
         self._entries: dict[Item, tuple[Any, int]] = {}
         self._count = 0
 
@@ -36,7 +36,7 @@ class KeyedQueue(Generic[Item]):
         return item in self._entries
 
     def put(self, item: Item) -> None:
-        """Add an item, or move it to where its key is now. Without a key it leaves."""
+        """Add an item, or move it to its current key. Remove it if it has no key."""
         key, known = self._key(item), self._entries.get(item)
         if known is not None and known[0] == key:
             return
@@ -48,7 +48,7 @@ class KeyedQueue(Generic[Item]):
             self._sorted.add(entry)
 
     def forget(self, item: Item) -> None:
-        """Take an item out, if it is there."""
+        """Remove an item, if present."""
         entry = self._entries.pop(item, None)
         if entry is not None:
             self._sorted.remove(entry)
@@ -65,19 +65,19 @@ class KeyedQueue(Generic[Item]):
         return None
 
     def due(self, limit: Any) -> Item | None:
-        """Return the item with the smallest key, or None if that is more than `limit`."""
+        """Return the item with the smallest key, or None if that key exceeds `limit`."""
         item = self.peek()
         return item if item is not None and self._entries[item][0] <= limit else None
 
     def pop(self) -> Item | None:
-        """Take out the item with the smallest key."""
+        """Remove and return the item with the smallest key, or None."""
         item = self.peek()
         if item is not None:
             self.forget(item)
         return item
 
     def checking(self) -> Iterator[None]:
-        """Look for items that will not come out, in slices. Nothing may change meanwhile. Raises AuditError."""
+        """Check, in slices, that every item can come out. Nothing may change meanwhile. Raise AuditError."""
         found = 0
         for at, entry in enumerate(self._sorted):
             found += entry[1] in self._items and self._entries.get(self._items[entry[1]]) == entry

@@ -1,4 +1,4 @@
-"""Prefixes that an operator wants kept: pinned within a budget, and given up before a request would starve."""
+"""Prefixes pinned by operators, within a budget, and unpinned before a request would starve."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from freehold.memory.prefix.tree import PrefixTree
 
 @dataclass(frozen=True)
 class PinnedPrefix:
-    """The first `tokens` tokens of what was asked for are kept, at `node`, until `expires` (seconds of the
-    scheduler's clock; None is never)."""
+    """The first `tokens` tokens of a requested prefix, kept at `node` until `expires` (seconds of the scheduler's
+    clock; None is never)."""
 
     name: str
     salt: str
@@ -29,11 +29,11 @@ PINS_MAX = 1024
 
 
 class PinRefused(ValueError):
-    """There can be no pin like that. Nothing was changed."""
+    """The pin is impossible. Nothing was changed."""
 
 
 class PinTable:
-    """The operator's pins by name, oldest first: PINS_MAX at most. Together they hold at most `limit` pages of each
+    """Operators' pins by name, oldest first: at most PINS_MAX. Together they hold at most `limit` pages of each
     group."""
 
     def __init__(self, tree: PrefixTree, limit: int):
@@ -51,16 +51,16 @@ class PinTable:
 
     @property
     def page_count(self) -> int:
-        """Pages of each group that pins hold; where two share a prefix it counts once."""
+        """Pages of each group that pins hold; a shared prefix counts once."""
         return self._tree.holds.kept_page_count
 
     def pin(self, name: str, match: Match, tokens: Int32, expires: float | None) -> PinnedPrefix | None:
-        """Keep a matched prefix of `tokens` [n], as much of it as the budget allows; None if that is nothing.
-        Raises PinRefused for a name that is in use, one pin too many, or a time that is no number."""
+        """Pin as much of a matched prefix of `tokens` [n] as the budget allows; return None if that is nothing. Raise
+        PinRefused if the name is in use, there are too many pins, or `expires` is not finite."""
         if name in self._pins:
             raise PinRefused(f"there is a pin '{name}' already")
         if len(self._pins) >= PINS_MAX:
-            raise PinRefused(f"there are {PINS_MAX} pins already, the most there can be: remove some")
+            raise PinRefused(f"there are {PINS_MAX} pins already, the limit: remove some")
         if expires is not None and not math.isfinite(expires):
             raise PinRefused(f"the time at which a pin expires must be a number, not {expires}")
         match = self._within_budget(match, tokens)
@@ -77,7 +77,7 @@ class PinTable:
         return self._pins[name].expires if name in self._pins else None
 
     def _within_budget(self, match: Match, tokens: Int32) -> Match:
-        """The longest part of the match that can be had."""
+        """Return the longest part of the match within the budget."""
         left = self.limit - self.page_count
         if match.node is None:
             return match
@@ -94,7 +94,7 @@ class PinTable:
         return self._tree.match(match.namespace, tokens, end)
 
     def unpin(self, name: str) -> bool:
-        """-> whether there was such a pin."""
+        """Drop the pin. Return whether there was one."""
         pin = self._pins.pop(name, None)
         if pin is None:
             return False
@@ -105,12 +105,12 @@ class PinTable:
         return True
 
     def expire(self, now: float) -> None:
-        """Unpin those whose time is up. Looks at no other."""
+        """Drop expired pins. Examines no others."""
         while (name := self._expiries.due(now)) is not None:
             self.unpin(name)
 
     def give_up(self) -> None:
-        """Unpin everything: a request could not go on otherwise."""
+        """Drop all pins, because a request could not continue otherwise."""
         for name in list(self._pins):
             self.given_up_count += 1
             self.unpin(name)

@@ -1,4 +1,4 @@
-"""How long a prefix is worth keeping: hints of requests, which cached pages carry until they fade."""
+"""Retention hints of requests, which cached pages carry until they fade."""
 
 from __future__ import annotations
 
@@ -9,18 +9,16 @@ from freehold.contract.whole import WHOLE_MAX, is_whole
 
 PRIORITY_MAX = 100
 TTL_MIN, TTL_MAX = 0.001, 7 * 86400.0  # seconds
-DONE = -1  # the level of what nobody will ask for again
+DONE = -1  # the level of pages not expected to be reused
 
 
 @dataclass(frozen=True)
 class Retention:
-    """A hint: the first `end` tokens of a sequence (None: all of them, output included) will be asked for
-    again. Under pressure pages of lower priority go first, whatever their age. `ttl` is soft: after so many
-    seconds the priority is halved, and again, until nothing is left of it. Priority 0 says that nobody will
-    come back: these pages go before all others.
+    """A hint: the first `end` tokens of a sequence (None: all of them, output included) will be requested again. Under
+    pressure pages of lower priority go first, whatever their age. `ttl` is soft: the priority is halved every `ttl`
+    seconds, down to nothing. Priority 0 means no reuse: these pages go first.
 
-    Nothing is ever pinned by a hint, and one that exceeds the budget is refused.
-    Raises InvalidParameter.
+    A hint never pins, and one that exceeds the budget is refused. Raises InvalidParameter.
     """
 
     priority: int = 50

@@ -1,8 +1,8 @@
-"""How long pages wait for their next hit. Learned from the requests that are served, and used for eviction.
+"""How long pages wait for their next hit. Learned from served requests, and used for eviction.
 
-The value of a page is its expected number of hits per tick of keeping it, maximized over the moment at which one stops
-keeping it: the Gittins index (Gittins 1979). It depends on the page's age, the time since its last use, and on how
-often the page was hit before. LHD (Beckmann et al., NSDI 2018) learns hit densities in the same way.
+The value of a page is its expected number of hits per tick of keeping it, maximized over the time at which to stop: the
+Gittins index (Gittins 1979). It depends on the page's age, the time since its last use, and on how often the page was
+hit before. LHD (Beckmann et al., NSDI 2018) learns hit densities in the same way.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def class_of(hits: int) -> int:
 
 
 class ReuseStatistics:
-    """Counts hits and waiting time by class of hits and bucket of age. Ages are in ticks of the tree: one for each
-    prefix that is used or published."""
+    """Hits and waiting time by class of hits and bucket of age. Ages are in ticks of the tree: one for each prefix used
+    or published."""
 
     def __init__(self) -> None:
         self._edges: list[float] = EDGES.tolist()
@@ -39,13 +39,13 @@ class ReuseStatistics:
 
     def wait(self, hits: int, start: int, end: int, pages: int, reused: bool) -> None:
         """Record that `pages` pages with `hits` hits waited from age `start` to age `end`. `reused` says whether they
-        were hit at `end`; otherwise the observation ends there."""
+        were hit at `end`; otherwise the observation just ends there."""
         self._waits.append((class_of(hits), start, end, pages, reused))
         if len(self._waits) >= BATCH:
             self._learn()
 
     def worth(self, hits: int, age: int) -> float:
-        """Expected hits per tick of keeping a page with `hits` hits and age `age`."""
+        """Return the expected hits per tick of keeping a page with `hits` hits and age `age`."""
         if self._worth is None:
             self._worth = self._best_rates()
         return self._worth[class_of(hits)][self._bucket(age)]
@@ -67,7 +67,7 @@ class ReuseStatistics:
         self._worth = None
 
     def _best_rates(self) -> list[list[float]]:
-        """The Gittins index for each class and bucket of age."""
+        """Return the Gittins index for each class and bucket of age."""
         rate = (self._reused + PRIOR) / (self._waited + PRIOR * EDGES)
         chance = 1.0 - np.exp(-rate * WIDTH)  # of a hit in this bucket, for a page that has reached it
         time = chance / rate

@@ -25,8 +25,8 @@ from freehold.memory.prefix.watcher import Rescuer, Watcher
 class PrefixTree:
     """Owns the pages of prefixes that may be reused. All lengths are multiples of `page_size`.
 
-    The tree never allocates. Pages come from leases through `insert` and leave through `remove_tail`. What may not be
-    evicted is the matter of `holds`, what is evicted of `evictor`, what requests asked to keep of `hints`.
+    The tree never allocates. Pages come from leases through `insert` and leave through `remove_tail`. `holds` decides
+    what may not be evicted, `evictor` evicts, and `hints` retains what requests asked to keep.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class PrefixTree:
         self._nodes: dict[int, Node] = {}  # by serial, roots included
         self.watchers: list[Watcher] = []
         self.rescuer: Rescuer | None = None
-        self.seed: Callable[[Namespace], bytes] | None = None  # where keys of nodes begin; None: nodes have no keys
+        self.seed: Callable[[Namespace], bytes] | None = None  # seed of node keys; None: nodes have no keys
         self.candidates = FairEviction(policy, quota, self.history.reuse, lambda: self.tick)
         self.holds = Holds(self)
         self.evictor = Evictor(self)
@@ -69,12 +69,12 @@ class PrefixTree:
     # -- looking ------------------------------------------------------------------------------------
 
     def namespace(self, salt: str, adapter: str = "") -> Namespace:
-        """Where KV is that is computed now for a tenant, with the adapter of that fingerprint."""
+        """Return the namespace of KV computed now for a tenant, with the adapter of that fingerprint."""
         return Namespace(salt, self.weights, adapter)
 
     def match(self, namespace: Namespace, tokens: Int32, limit: int | None = None) -> Match:
-        """The longest prefix of `tokens` [n], whole pages only and at most `limit` tokens, from which every group can
-        go on in `namespace`."""
+        """Return the longest prefix of `tokens` [n], in whole pages and at most `limit` tokens, from which every group
+        can resume in `namespace`."""
         node = self.roots.get(namespace)
         if node is None:
             return Match(namespace, None, 0, 0, self.version)
@@ -96,26 +96,27 @@ class PrefixTree:
         return Match(namespace, node, length, at, self.version, last)
 
     def _boundary(self, node: Node, end: int) -> int:
-        """The longest part of the first `end` tokens, which end in `node`, from which every bounded group can go on."""
+        """Return the longest part of the first `end` tokens, ending in `node`, from which all bounded groups can
+        resume."""
         if all(bounded.needed_at(node, end).all() for bounded in self.bounded):
             return end
         present = [self.pages_to(node, end, bounded.number) != 0 for bounded in self.bounded]
         return longest_boundary([bounded.group for bounded in self.bounded], self.page_size, present)
 
     def pages_to(self, node: Node, end: int, group: int) -> Int32:
-        """A group's pages of the first `end` tokens, which end in `node`, int32 [columns]."""
+        """Return a group's pages of the first `end` tokens, which end in `node`, int32 [columns]."""
         parts = [part.pages[group] for part in self.path(node)]
         return np.concatenate([*parts, np.empty(0, np.int32)])[: end // self.page_size]
 
     def next_page_key(self, match: Match, tokens: Int32) -> PageKey | None:
-        """Names the first page after a match. None if no whole page follows, or the match ends inside a node: then the
-        tree itself knows a different continuation."""
+        """Return the key of the first page after a match. Return None if no whole page follows, or if the match ends
+        inside a node: then the tree already has a different continuation."""
         if match.node is not None and match.node.end != match.length:
             return None
         return page_key(match.namespace, match.node, tokens[match.length :], self.page_size)
 
     def _same_tokens(self, node: Node, tokens: Int32) -> int:
-        """How many tokens, in whole pages, `node` and `tokens` have in common."""
+        """Return how many tokens, in whole pages, `node` and `tokens` have in common."""
         count = min(len(node.tokens), len(tokens))
         differ = node.tokens[:count] != tokens[:count]
         first = int(differ.argmax())
@@ -123,7 +124,7 @@ class PrefixTree:
         return same - same % self.page_size
 
     def path(self, node: Node) -> list[Node]:
-        """The nodes from the root's child down to `node`."""
+        """Return the nodes from the root's child down to `node`."""
         nodes: list[Node] = []
         while node.parent is not None:
             nodes.append(node)
@@ -131,21 +132,21 @@ class PrefixTree:
         return nodes[::-1]
 
     def nodes(self) -> Iterator[Node]:
-        """Every node of this moment that is still there when it is its turn, roots included: the tree may change
-        meanwhile. What leaves it is not kept in memory."""
+        """Yield every node of this moment that still exists at its turn, roots included. The tree may change meanwhile;
+        nodes that leave it are not kept in memory."""
         there = (self._nodes.get(serial) for serial in list(self._nodes))
         return (node for node in there if node is not None)
 
     def has(self, node: Node) -> bool:
-        """Whether a node is still in the tree."""
+        """Return whether a node is still in the tree."""
         return self._nodes.get(node.serial) is node
 
     def node(self, serial: int) -> Node:
-        """The node with a serial number. Raises KeyError."""
+        """Return the node with a serial number. Raise KeyError."""
         return self._nodes[serial]
 
     def use(self, node: Node, priority: int = 0) -> None:
-        """A request goes on from the prefix that ends at `node`: count the hit."""
+        """Count a hit: a request resumes from the prefix that ends at `node`."""
         self.tick += 1
         for used in self.path(node):
             self.history.hit(used, self.epochs.submitted, self.tick)
@@ -157,12 +158,12 @@ class PrefixTree:
     # -- growing and shrinking ----------------------------------------------------------------------
 
     def insert(self, at: Node, tokens: Int32, pages: list[Int32], source: int, priority: int = 0) -> tuple[Node, int]:
-        """Continue the prefix that ends at `at` by `tokens` [n], n a multiple of the page size, whose
-        KV is in `pages` (one array for each group, owned by `source`, 0 where a bounded group has nothing).
+        """Continue the prefix that ends at `at` by `tokens` [n], n a multiple of the page size, whose KV is in `pages`
+        (one array for each group, owned by `source`, 0 where a bounded group has none).
 
-        What the tree holds already stays; holes and what is new get the caller's pages, which change hands. -> the node
-        that ends where the tokens end (unpinned), and how many leading tokens were there already: of those the caller's
-        pages are duplicates where `pages_after` has others.
+        Known pages stay; holes and new tokens get the caller's pages, which change owners. Return the unpinned node
+        that ends where the tokens end, and the number of leading tokens already known: of those the caller's pages are
+        duplicates where `pages_after` has others.
         """
         assert len(tokens) % self.page_size == 0
         self.tick += 1
@@ -181,8 +182,8 @@ class PrefixTree:
             first = done // self.page_size
             rest = [part[first:] for part in pages]
             after = ((node.place, 0), node.ghost)
-            # A leaf that nobody else has pinned grows in place, so that a prompt published chunk by
-            # chunk becomes one long node. Another's pin relies on where its node ends, and so does a hint.
+            # A leaf pinned only by the caller grows in place, so that a prompt published chunk by chunk becomes one
+            # long node. Other pins rely on where the node ends, and so do hints.
             alone = not node.children and node.holds == (node is at) and node.level == 0
             keys = self._keys_after(node, tokens[done:])
             if node.parent is not None and alone:
@@ -203,17 +204,17 @@ class PrefixTree:
         return [] if self.seed is None else chain(node.keys[-1], tokens, self.page_size)
 
     def followers(self, node: Node) -> list[Watcher]:
-        """Who is told of pages that a node gets or loses."""
+        """Return the watchers of pages that a node gets or loses."""
         return self.watchers if node.namespace.weights == self.weights else []
 
     def _tell_appeared(self, node: Node, pages: list[Int32]) -> None:
-        """The last columns of a node are new, with `pages` of each group."""
+        """Notify watchers of the last columns of a node, new with `pages` of each group."""
         for watcher in self.followers(node):
             for group, part in enumerate(pages):
                 watcher.appeared(node, group, node.page_count - len(part) + part.nonzero()[0])
 
     def _fill(self, node: Node, pages: list[Int32], first: int, source: int) -> None:
-        """Pages for the holes of a node, which begins at column `first` of `pages`."""
+        """Fill the holes of a node, which begins at column `first` of `pages`."""
         for bounded in self.bounded:
             have = node.pages[bounded.number]
             mine = pages[bounded.number][first : first + len(have)]
@@ -227,7 +228,7 @@ class PrefixTree:
                     watcher.appeared(node, bounded.number, holes.nonzero()[0])
 
     def pages_after(self, at: Node, node: Node, group: int) -> Int32:
-        """The pages between the ends of `at` and of `node`, which continues it."""
+        """Return the pages between the ends of `at` and of `node`, which continues it."""
         parts: list[Int32] = []
         while node is not at:
             parts.append(node.pages[group])
@@ -259,22 +260,22 @@ class PrefixTree:
         return node
 
     def _count(self, node: Node, pages: int) -> None:
-        """Pages came to a node, or left it."""
+        """Count pages added to a node, or removed if negative."""
         self.page_count += pages
         self.candidates.count(node.namespace.salt, pages)
         if node.level > 0:
             self.hints.page_count += pages
 
     def split(self, node: Node, at: int) -> Node:
-        """Cut `node` at `at` tokens from the root -> the new upper part. The node itself stays the
-        deeper part: pins name the end of a prefix, and that end does not move."""
+        """Cut `node` at `at` tokens from the root. Return the new upper part. The node itself stays the deeper part:
+        pins name the end of a prefix, and that end does not move."""
         assert node.parent is not None
         assert node.start < at < node.end
         assert at % self.page_size == 0
         self.version += 1
         cut = at - node.start
         page_cut = cut // self.page_size
-        # Copies: a view of what it was cut from would keep all of that in memory.
+        # Copies: a view would keep the whole original in memory.
         upper = self._new_node(node.parent, node.tokens[:cut].copy(), [p[:page_cut].copy() for p in node.pages])
         upper.inherit(node)
         upper.keys, node.keys = node.keys[:page_cut], node.keys[page_cut:]
@@ -295,7 +296,7 @@ class PrefixTree:
         return upper
 
     def remove_tail(self, node: Node, page_count: int) -> None:
-        """Take the last pages of a leaf, all of it if need be, out of the tree. They are the caller's to give back."""
+        """Remove the last pages of a leaf, or all of it, from the tree. The caller gives them back."""
         self.version += 1
         first = node.page_count - page_count
         for watcher in self.followers(node):
@@ -320,8 +321,8 @@ class PrefixTree:
         self._offer(parent)
 
     def trim(self, node: Node) -> None:
-        """A leaf that nobody holds ends with a column that has a page: of a model without a full group nothing else
-        would ever take the rest out of the tree."""
+        """Cut an evictable leaf to its last column with a page. In a model without a full group nothing else would ever
+        remove the rest."""
         if len(self.bounded) < len(self.pools):
             return
         while node.evictable:
@@ -337,14 +338,14 @@ class PrefixTree:
             node = parent
 
     def released(self, node: Node) -> None:
-        """Nothing holds the node any more."""
+        """Handle a node that lost its last hold."""
         if node.namespace.weights != self.weights:
             self.evictor.drop(node, "new weights")
         self.trim(node)
         self._offer(node)
 
     def _offer(self, node: Node) -> None:
-        """If nobody needs the node now: it can be evicted, or it is the root of an empty namespace."""
+        """Make an unneeded node a candidate for eviction, or remove the root of an empty namespace."""
         if node.evictable:
             self.candidates.put(node)
         elif node.parent is None and not node.children and not node.holds and self.roots.get(node.namespace) is node:
@@ -353,14 +354,14 @@ class PrefixTree:
             self.version += 1
 
     def replace_weights(self) -> None:
-        """What the weights so far have computed is never found again: it may be dropped now, and leaves the tree when
-        its last pin is dropped."""
+        """Make KV of the old weights unfindable. It may be dropped now, and leaves the tree when its last pin is
+        dropped."""
         for watcher in self.watchers:
             watcher.cleared()
         self.weights += 1
 
     def reconsider(self, node: Node) -> None:
-        """The node's key for eviction has changed."""
+        """Requeue a node whose eviction key has changed."""
         if node in self.candidates or node.evictable:
             self.candidates.put(node)
         for bounded in self.bounded:

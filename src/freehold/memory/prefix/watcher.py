@@ -1,4 +1,4 @@
-"""Those who want to know what the prefix tree has."""
+"""Interfaces for following the contents of the prefix tree."""
 
 from __future__ import annotations
 
@@ -9,40 +9,40 @@ from freehold.memory.prefix.node import Node
 
 
 class Watcher(Protocol):
-    """Told after each change, column by column of a node. It must not change the tree.
+    """Notified after each change, column by column of a node. It must not change the tree.
 
-    Pages that weights from before have computed are none of its business: it is told that all have gone when the
-    weights change (`cleared`), and nothing more of those that are still held.
+    It sees only pages of the current weights: when the weights change (`cleared`) all older pages count as gone, and
+    nothing more is reported of those still held.
     """
 
     def appeared(self, node: Node, group: int, columns: Int64) -> None:
-        """The node has pages of a group in `columns` [n] now."""
+        """Note that the node now has pages of a group in `columns` [n]."""
         ...
 
     def vanished(self, node: Node, group: int, columns: Int64) -> None:
-        """It will have none there: told before the node forgets the keys of these columns."""
+        """Note that these pages go; called while the node still has the keys of these columns."""
         ...
 
     def cleared(self) -> None:
-        """Other weights compute from now on: what they find is nothing."""
+        """Note that the weights changed: nothing can be found any more."""
         ...
 
     def left(self, node: Node) -> None:
-        """The node is no longer in the tree."""
+        """Note that the node is no longer in the tree."""
         ...
 
     def cut(self, upper: Node, node: Node) -> None:
-        """The first columns of the node are those of `upper` now."""
+        """Note that the first columns of the node were split off into `upper`."""
         ...
 
     def used(self, node: Node) -> None:
-        """A request goes on from the end of the node."""
+        """Note that a request resumes from the end of the node."""
         ...
 
 
 class Rescuer(Protocol):
-    """Takes pages over that the tree gives up."""
+    """Takes over pages that the tree evicts."""
 
     def take(self, node: Node, group: int, columns: Int64) -> Int64:
-        """-> those of `columns` [n] whose pages it has moved to an owner of its own. The others are the caller's."""
+        """Return those of `columns` [n] whose pages it moved to its own owner. The others are the caller's."""
         ...

@@ -1,4 +1,4 @@
-"""Proof of conservation on the host: who holds each page, who reads it, and what the device has as well."""
+"""Conservation audit of the host: holders and readers of each page, and mirrors of device pages."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from freehold.memory.prefix.tree import PrefixTree
 from freehold.memory.tiers.host import HostPages
 from freehold.memory.tiers.tiers import Tiers
 
-KEYS_AT_ONCE = 256  # of a slice, about
-KEYS_OF_A_NODE = 8  # take as long as the rest of what is done for a node
+KEYS_AT_ONCE = 256  # in a slice, approximately
+KEYS_OF_A_NODE = 8  # cost per node, in keys
 
 
 def auditing_tiers(tree: PrefixTree, tiers: Tiers) -> Iterator[None]:
-    """In slices, between which nothing may change. Raises AuditError."""
+    """Audit in slices, between which nothing may change. Raise AuditError."""
     yield from recounting_tiers(tiers)
     for group, pages in enumerate(tiers.host.pages):
         _check_readers(pages, tiers, group)
@@ -29,7 +29,7 @@ def auditing_tiers(tree: PrefixTree, tiers: Tiers) -> Iterator[None]:
 
 
 def recounting_tiers(tiers: Tiers) -> Iterator[None]:
-    """The same of pages alone, while tiers go on being used. Raises AuditError."""
+    """Audit pages alone, while the tiers are in use. Raise AuditError."""
     for group, pages in enumerate(tiers.host.pages):
         claims = Claims(pages.pool, f"host, group {group}")
         try:
@@ -45,7 +45,7 @@ def recounting_tiers(tiers: Tiers) -> Iterator[None]:
 
 
 def _others(pages: HostPages, tiers: Tiers, group: int) -> Iterator[Holding]:
-    """All that holds host pages of a group but entries."""
+    """Yield all holders of a group's host pages except entries."""
     yield pages.pool.free_pages(), owner.FREE
     for transfer in tiers.transfers:
         yield transfer.host[group], transfer.owner
@@ -54,17 +54,17 @@ def _others(pages: HostPages, tiers: Tiers, group: int) -> Iterator[Holding]:
 def _check_readers(pages: HostPages, tiers: Tiers, group: int) -> None:
     read = np.concatenate([np.empty(0, np.int32), *(one.reads[group] for one in tiers.transfers)])
     if len(pages) != len(pages.pool.pages_of(owner.ENTRY)):
-        raise AuditError(f"host, group {group}: {len(pages)} keys have an entry, not one for each page of an entry")
+        raise AuditError(f"host, group {group}: {len(pages)} keys for entries, but another number of pages")
     counted = np.bincount(read, minlength=len(pages.readers))
     if (counted != pages.readers).any():
         page = int(np.argmax(counted != pages.readers))
         raise AuditError(f"host, group {group}: page {page} counts {pages.readers[page]} readers, not {counted[page]}")
     if pages.pool.owner[read].tolist() != [owner.ENTRY] * len(read):
-        raise AuditError(f"host, group {group}: a transfer reads a page that is no entry")
+        raise AuditError(f"host, group {group}: a transfer reads a page that is not an entry")
 
 
 def _checking_keys(tree: PrefixTree, tiers: Tiers) -> Iterator[None]:
-    """Keys of nodes are those of their tokens, and the host knows which of its entries the device has as well."""
+    """Check that keys of nodes match their tokens, and that the host knows which entries the device has as well."""
     mirrors, looked_at = [0] * len(tiers.host.pages), 0
     for node in tree.nodes():
         if node.parent is None:
@@ -95,9 +95,9 @@ def _check_keys(tree: PrefixTree, node: Node, first: int, end: int) -> None:
 
 
 def _mirror_count(pages: HostPages, node: Node, group: int, first: int, end: int) -> int:
-    """Entries of what the device has in some columns of a node."""
+    """Return the number of entries of device pages in some columns of a node."""
     keys = node.keys_at(first + node.pages[group][first:end].nonzero()[0])
     count = int(np.count_nonzero(pages.has(keys)))
     if count != sum(map(pages.is_mirror, keys)):
-        raise AuditError(f"host, group {group}: an entry counts wrongly: its page is on the device as well")
+        raise AuditError(f"host, group {group}: an entry is not a mirror, though its page is on the device")
     return count

@@ -1,4 +1,4 @@
-"""What is copied to the host, and when."""
+"""Which pages are copied to the host, and when."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from freehold.memory.tiers.transfer import Hold, Transfer, TransferTable
 
 IN_FLIGHT_MAX = 4  # backups
 PAGES_MAX = 256  # of each group, in one backup
-LOOKED_AT_MAX = 16  # nodes in an iteration
-ASKED_RETRY_MAX_S = 4.0  # between two copies of what was asked for: a request for them waits
-OWED_SHARE = 8  # an eighth of the host may hold pages on their way to storage
+LOOKED_AT_MAX = 16  # nodes per iteration
+ASKED_RETRY_MAX_S = 4.0  # between two copies of requested nodes: a client waits for them
+OWED_SHARE = 8  # an eighth of the host may hold pages waiting for storage
 
 
 class WritePolicy(StrEnum):
@@ -35,11 +35,11 @@ class WritePolicy(StrEnum):
 
 
 class Backup:
-    """Implements `Watcher` and `Rescuer`: hears what the tree gets, what is used, what goes. `arrived` hears of a group
-    and keys that have come to the host.
+    """Implements `Watcher` and `Rescuer`, following the tree. `arrived` gets a group and its keys that reached the
+    host.
 
-    Nodes are copied ahead of eviction while the host has free pages, or on their way through it to storage. A page
-    that is evicted without a copy is copied then. The policy says which nodes have copies at all.
+    Nodes are copied ahead of eviction while the host has free pages, or through the host to storage. A page evicted
+    without a copy is copied at eviction. The policy says which nodes get copies at all.
     """
 
     def __init__(
@@ -52,14 +52,14 @@ class Backup:
         self._tree = tree
         self._host = host
         self._transfers = transfers
-        # Nodes that the host may lack pages of. For those that were asked for, other entries are evicted.
+        # Nodes that the host may lack pages of. For requested ones, other entries are evicted.
         self._asked, self._waiting = NodesInLine(Backoff(ASKED_RETRY_MAX_S)), NodesInLine(Backoff())
-        self._copied: dict[int, tuple[Node, NodesInLine]] = {}  # by transfer: the node, and the line that it was in
+        self._copied: dict[int, tuple[Node, NodesInLine]] = {}  # by transfer: the node, and its line
         self._all: Iterator[Node] = iter(())  # the rest of a walk over all nodes
         # Of each group, by eviction: keys and pages, each part in the order of its prefix.
         self._rescued: list[list[tuple[list[bytes], Int32]]] = [[] for _ in host.pages]
-        self._rescuer: int | None = None  # the number of the transfer that will have what was rescued
-        self._is_stalled = False  # copies are late: their pages are given up, and no more are handed over
+        self._rescuer: int | None = None  # the number of the transfer that will take the rescued pages
+        self._is_stalled = False  # copies are late: their pages are abandoned, and no more are handed over
         self.has_news = False  # since the last `begin`
         self.abandoned = 0  # pages whose copies were not waited for
         self.dropped = 0  # pages for which the host had no room
@@ -67,7 +67,7 @@ class Backup:
 
     @property
     def copies_evictions(self) -> bool:
-        """Whether what is evicted is likely to be copied then."""
+        """Whether evicted pages are likely to be copied at eviction."""
         is_full = any(pages.pool.free_count == 0 for pages in self._host.pages)
         return not self._is_stalled and (self._policy is WritePolicy.WRITE_BACK or is_full)
 
@@ -100,23 +100,23 @@ class Backup:
             self._wait(self._waiting, *self._tree.path(node))
 
     def look_again(self, node: Node) -> None:
-        """Copy ahead what the host lacks of a node, if the policy says so."""
+        """Queue a node for copying ahead, if the policy says so."""
         if self._policy is not WritePolicy.WRITE_BACK and self._is_in_tree(node) and self._has_copies(node):
             self._wait(self._waiting, node)
 
     def ask_for(self, node: Node) -> None:
-        """Copy a node and all before it, whatever the policy is. Other entries are evicted for that."""
+        """Queue a node and its ancestors for copying under any policy. Other entries are evicted for them."""
         self._wait(self._asked, *self._tree.path(node))
 
     def _wait(self, line: NodesInLine, *nodes: Node) -> None:
-        """Put nodes in line: they are copied as copies in flight end."""
+        """Queue nodes: they are copied as copies in flight end."""
         for node in nodes:
             line.put(node)
         self.has_news = True
 
     def take(self, node: Node, group: int, columns: Int64) -> Int64:
-        """Evicted pages that the host lacks go to a transfer. While copies are late none do: the request that needs
-        the room would wait for each of them."""
+        """Hand evicted pages that the host lacks to a transfer. While copies are late hand over none: the request that
+        needs the room would wait for each."""
         if node.namespace.weights != self._tree.weights or not self._has_copies(node):
             return columns[:0]
         new = ~self._host.pages[group].has(node.keys_at(columns))
@@ -136,13 +136,13 @@ class Backup:
         return taken
 
     def _has_copies(self, node: Node) -> bool:
-        """Whether the policy wants copies of a node."""
+        """Return whether the policy wants copies of a node."""
         return self._policy is not WritePolicy.SELECTIVE or node.hits > 0
 
     # -- copying --------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Begin what there is to copy. Called in every iteration."""
+        """Begin pending copies. Called in every iteration."""
         self.has_news = False
         self._give_up_late_ones()
         self._begin_rescue()
@@ -151,7 +151,7 @@ class Backup:
         self._copy_some_of(self._waiting, self._room_ahead)
 
     def _look_for_more(self) -> None:
-        """Walk over all nodes once there is room for more copies: some had to make room, or storage is new."""
+        """Walk over all nodes once there is room for more copies, because copies were evicted or storage is new."""
         if any(pages.is_incomplete and self._room_ahead(pages) > 0 for pages in self._host.pages):
             for pages in self._host.pages:
                 pages.is_incomplete = False
@@ -160,7 +160,7 @@ class Backup:
             self.look_again(node)
 
     def _copy_some_of(self, line: NodesInLine, room_in: Callable[[HostPages], int]) -> None:
-        """Copy some nodes of a line. A node that finds no room goes to its end."""
+        """Copy some nodes of a line. A node without room goes to its end."""
         if not line.backoff.is_over(self._transfers.now):
             return
         busy = self._transfers.count(Kind.BACKUP)
@@ -170,14 +170,14 @@ class Backup:
                 return
             node = line.pop()
             if node.pins[PinKind.BACKUP]:
-                line.put(node)  # what is left of it follows
+                line.put(node)  # the rest of it follows
             elif self._is_in_tree(node):
                 busy += self._copy(node, room, line)
             self.has_news |= node not in line and len(line) > 0
 
     def _room_ahead(self, pages: HostPages) -> int:
-        """How many pages copies ahead of eviction may take: only free ones, since entries are of more use. With storage
-        behind the host they may take some more, until those are stored."""
+        """Return how many pages copies ahead of eviction may take: only free ones, since entries are more useful. With
+        storage behind the host they may take more, until those are stored."""
         through = 0
         if self._host.leads_to_storage:
             through = pages.pool.capacity // OWED_SHARE + 1 - int(np.count_nonzero(pages.given.owed))
@@ -187,8 +187,8 @@ class Backup:
         return node.parent is not None and node.namespace.weights == self._tree.weights
 
     def _copy(self, node: Node, room: Sequence[int], line: NodesInLine) -> bool:
-        """Copy what the host lacks of a node, at most `room` pages of each group -> whether a copy has begun. If pages
-        are left, the node waits in `line` again."""
+        """Copy what the host lacks of a node, at most `room` pages of each group. Return whether a copy has begun. If
+        pages are left, the node waits in `line` again."""
         sources: list[Int32] = []
         keys: list[list[bytes]] = []
         for group, pages in enumerate(node.pages):
@@ -216,8 +216,8 @@ class Backup:
         return True
 
     def _lacking(self, node: Node, group: int, there: Int64) -> Int64:
-        """Columns, among `there` [n], that the host lacks. If the host is full and on the way to storage: that storage
-        lacks, too."""
+        """Return the columns among `there` [n] that the host lacks. If the host is full and leads to storage, storage
+        must lack them, too."""
         pages, keys = self._host.pages[group], node.keys_at(there)
         lacking = ~pages.has(keys)
         if pages.pool.free_count == 0 and self._host.leads_to_storage:
@@ -225,7 +225,7 @@ class Backup:
         return there[lacking]
 
     def _tell_of(self, group: int, node: Node, columns: Int64) -> None:
-        """They will be copied: followers will want to know what they are."""
+        """Announce copies to the event log, which needs the tokens of the pages."""
         events = self._host.pages[group].events
         if events is not None:
             events.copied(node, columns)
@@ -233,7 +233,7 @@ class Backup:
     def _room_for(
         self, number: int, sources: Sequence[Int32], keys: Sequence[list[bytes]]
     ) -> tuple[list[Int32], list[Int32], list[list[bytes]]]:
-        """Host pages for as many of `sources` as there is room for -> those, and the sources and keys."""
+        """Allocate host pages for as many of `sources` as fit. Return them with the remaining sources and keys."""
         by = owner.transfer(number)
         host = [pages.allocate(len(part), by) for pages, part in zip(self._host.pages, sources, strict=True)]
         counts = [len(part) for part in host]
@@ -258,8 +258,7 @@ class Backup:
         self._transfers.begin(Order(number, Kind.BACKUP, host, kept, keys), self._arrive, device=kept, host=host)
 
     def _finish(self, transfer: Transfer, outcome: Outcome) -> None:
-        """End a copy that was made ahead. Entries that were asked for are owed, so that other copies don't replace
-        them."""
+        """End a copy made ahead. Requested entries are owed to storage, so that other copies don't replace them."""
         self._arrive(transfer, outcome)
         node, line = self._copied.pop(transfer.order.number)
         if line is self._asked:
@@ -279,20 +278,20 @@ class Backup:
         self._give_back(transfer)
 
     def _try_again(self, node: Node, line: NodesInLine) -> None:
-        """Copy a node again after a pause, and all before it: it may have been cut since."""
+        """Retry a node and its ancestors after a pause: it may have been cut since."""
         line.backoff.failed(self._transfers.now)
         if self._is_in_tree(node):
             self._wait(line, *self._tree.path(node))
 
     def _give_back(self, transfer: Transfer) -> None:
-        """What a backup has on the device."""
+        """Release what a backup holds on the device."""
         for pool, pages in zip(self._tree.pools, transfer.device, strict=True):
             pool.free(pages, transfer.owner, transfer.fence)
         if transfer.hold is not None:
             transfer.hold.drop(self._tree)
 
     def give_up(self) -> bool:
-        """Memory is short: give up the newest copy, so that its pages can be evicted -> whether there was one."""
+        """Abandon the newest copy so that its pages can be evicted. Return whether there was one."""
         ours = [one for one in self._transfers if one.order.kind is Kind.BACKUP and one.hold is not None]
         if ours:
             self._abandon(ours[-1])
@@ -307,8 +306,8 @@ class Backup:
         self._is_stalled = bool(late)
 
     def _abandon(self, transfer: Transfer) -> None:
-        """Give its device pages back: they may be overwritten, so nothing that it copies is believed. Host pages stay
-        with it for as long as somebody may write to them."""
+        """Release the device pages of a copy. They may be overwritten, so its result is discarded. Its host pages stay
+        allocated while the mover may write to them."""
         self.abandoned += sum(transfer.order.page_counts)
         self._give_back(transfer)
         self._transfers.let_go(transfer, self._discard)
@@ -321,7 +320,7 @@ class Backup:
             pages.arrived(keys)
 
     def portrait(self) -> list[tuple[int, bytes]]:
-        """What waits, in order: where prefixes end, with the key of their last page."""
+        """Return what waits, in order: the ends of prefixes, with the key of their last page."""
         evicted = [(0, key) for parts in self._rescued for keys, _ in parts for key in keys]
         waiting = [(node.end, node.keys[-1]) for line in (self._asked, self._waiting) for node in line]
         return [*waiting, *evicted]
@@ -329,12 +328,12 @@ class Backup:
     # -- for counting ---------------------------------------------------------------------------------
 
     def rescued_pages(self, group: int) -> Int32:
-        """Device pages that were evicted and are not in an order yet."""
+        """Return device pages that were evicted and are not in an order yet."""
         return np.concatenate([np.empty(0, np.int32), *(pages for _, pages in self._rescued[group])])
 
     @property
     def queued_pages(self) -> int:
-        """Pages of nodes that wait to be looked at, and of evictions that wait to be copied."""
+        """Pages of nodes waiting to be examined, and of evictions waiting to be copied."""
         evicted = sum(len(self.rescued_pages(group)) for group in range(len(self._rescued)))
         return self._asked.page_count + self._waiting.page_count + evicted
 

@@ -1,4 +1,4 @@
-"""What the tiers have done so far, for metrics and for operators."""
+"""Counters of the tiers, for metrics and operators."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class TierCounts:
 
 
 def count_tiers(tiers: Tiers) -> TierCounts:
-    """Counters count from the start."""
+    """Return all counts since startup."""
     storage, backup, host = tiers.storage, tiers.backup, tiers.host
     flying = Counter(transfer.order.kind for transfer in tiers.transfers)
     for kind, counts in tiers.transfers.counts.items():
@@ -61,7 +61,7 @@ def count_tiers(tiers: Tiers) -> TierCounts:
 
 
 def describe_tiers(tiers: Tiers) -> dict[str, Any]:
-    """The same with the ages of host pages, in steps, when they were loaded and when they were evicted."""
+    """Return the counts, with the ages of host pages in steps when loaded and when evicted."""
     ages = {
         group.name: pages.ages.as_dict()
         for group, pages in zip(tiers.host.groups, tiers.host.pages, strict=True)

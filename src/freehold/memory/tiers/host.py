@@ -1,4 +1,4 @@
-"""The host tier: pages of prefixes in host memory, found by what they contain."""
+"""The host tier: pages of prefixes in host memory, found by their content."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ from freehold.memory.ledger.pool import PagePool, Tier
 from freehold.memory.prefix.history import PageAges
 from freehold.memory.tiers.given import Given
 
-ENTRIES_AT_ONCE = 128  # looked at in a slice
+ENTRIES_AT_ONCE = 128  # in a slice
 CLEARED_AT_ONCE = 64
 
 
 class HostPages:
-    """The host pages of one cache group. An *entry* is a page under its key, a *mirror* one that the device has too.
+    """The host pages of one cache group. An *entry* is a page under its key; a *mirror* is an entry that the device has
+    too.
 
-    Device and host are one cache: pages that the device evicts come to the host. So when room is short, mirrors are
+    Device and host form one cache: pages that the device evicts move to the host. So when room is short, mirrors are
     evicted first, the newest first, since the device keeps those longest; then the others, least recently used first;
-    then mirrors that are owed to storage. An entry that a transfer reads stays.
+    then mirrors owed to storage. An entry being read by a transfer stays.
     """
 
     def __init__(self, capacity: int, page_size: int, epochs: Epochs):
@@ -36,7 +37,7 @@ class HostPages:
         self.ages = PageAges()
         self.events: EventLog | None = None
         self.given = Given(capacity)
-        self.is_incomplete = False  # a page of the device may lack a copy without waiting for one
+        self.is_incomplete = False  # a device page may lack a copy without being queued for one
         self._mirrors: OrderedDict[bytes, int] = OrderedDict()
         self._alone: OrderedDict[bytes, int] = OrderedDict()
         self._on_device: set[bytes] = set()  # keys of pages that the device has
@@ -52,7 +53,7 @@ class HostPages:
         return key in self._mirrors or key in self._alone
 
     def is_mirror(self, key: bytes) -> bool:
-        """Whether the device has the page of an entry as well."""
+        """Return whether the device has the page of an entry as well."""
         return key in self._mirrors
 
     def entries(self) -> Iterator[tuple[bytes, int]]:
@@ -60,31 +61,31 @@ class HostPages:
         yield from self._alone.items()
 
     def pages_of_entries(self) -> Iterator[Int32]:
-        """Those of all entries, int32 [n] for each slice."""
+        """Yield the pages of all entries, int32 [n] per slice."""
         for first in range(1, self.pool.capacity + 1, ENTRIES_AT_ONCE):
             part = range(first, min(first + ENTRIES_AT_ONCE, self.pool.capacity + 1))
             yield np.array([page for page in part if self._page_of(self._keys[page]) == page], np.int32)
 
     def _page_of(self, key: bytes) -> int:
-        """That of an entry; 0 if there is none."""
+        """Return the page of an entry; 0 if there is none."""
         return self._mirrors.get(key) or self._alone.get(key, 0)
 
     def has(self, keys: Sequence[bytes]) -> Bool:
-        """Which of `keys` have an entry, bool [n]."""
+        """Return which of `keys` have an entry, bool [n]."""
         found: Bool = np.fromiter(map(self._mirrors.__contains__, keys), np.bool_, len(keys))
         return found | np.fromiter(map(self._alone.__contains__, keys), np.bool_, len(keys))
 
     @property
     def readers(self) -> Int32:
-        """Transfers that read each page, int32 [pages + 1]."""
+        """How many transfers read each page, int32 [pages + 1]."""
         return self._readers
 
     def pages_of(self, keys: Sequence[bytes]) -> Int32:
-        """The pages of the entries of `keys`, int32 [n]; 0 for a key without an entry."""
+        """Return the pages of the entries of `keys`, int32 [n]; 0 for a key without an entry."""
         return np.fromiter(map(self._page_of, keys), np.int32, len(keys))
 
     def keys_of(self, pages: Int32) -> list[bytes]:
-        """The keys of the entries in `pages` [n]."""
+        """Return the keys of the entries in `pages` [n]."""
         return [self._keys[page] for page in pages.tolist()]
 
     @property
@@ -93,8 +94,9 @@ class HostPages:
         return len(self._mirrors)
 
     def add(self, keys: Sequence[bytes], pages: Int32, source: int, are_stored: bool = False) -> None:
-        """`pages` [n], which `source` owns, become entries; `are_stored`: storage has them. The first page of a prefix
-        counts as used last, since the others are useless without it. Pages of keys that have an entry are freed."""
+        """Make entries of `pages` [n], owned by `source`; `are_stored`: storage has them. The first page of a prefix
+        counts as used last, since the others are useless without it. Pages of keys that have an entry already are
+        freed."""
         is_new = np.zeros(len(pages), np.bool_)
         for at in range(len(keys))[::-1]:
             if keys[at] not in self:
@@ -113,8 +115,8 @@ class HostPages:
     def settle(
         self, keys: Sequence[bytes], pages: Int32, whole: Bool, source: int, are_stored: bool = False
     ) -> list[bytes]:
-        """A transfer to `pages` [n] has ended: those that are `whole` [n] become entries, the others are freed -> the
-        keys of the former."""
+        """End a transfer to `pages` [n]: make entries of the `whole` [n] ones and free the others. Return the keys of
+        the new entries."""
         arrived = [key for key, is_whole in zip(keys, whole, strict=True) if is_whole]
         self.pool.free(pages[~whole], source, fence=0)
         self.add(arrived, pages[whole], source, are_stored)
@@ -122,20 +124,20 @@ class HostPages:
         return arrived
 
     def arrived(self, keys: Sequence[bytes]) -> None:
-        """No transfer brings these keys any more."""
+        """Note that no transfer brings these keys any more."""
         self.given.arrived(keys)
         if self.events is not None:
             self.events.arrived(keys)
 
     def appeared(self, keys: Sequence[bytes]) -> None:
-        """The device has pages with these keys now."""
+        """Note that the device has pages with these keys."""
         self._on_device.update(keys)
         for key in keys:
             if (page := self._alone.pop(key, None)) is not None:
                 self._mirrors[key] = page
 
     def vanished(self, keys: Sequence[bytes]) -> None:
-        """The device has them no longer."""
+        """Note that the device no longer has these pages."""
         self._on_device.difference_update(keys)
         self.given.left_device(keys)
         for key in reversed(keys):
@@ -143,7 +145,7 @@ class HostPages:
                 self._alone[key] = page
 
     def cleared(self) -> None:
-        """The device has none of them any more."""
+        """Note that the device has none of the pages any more."""
         self.given.device_cleared()
         self._on_device.clear()
         self._alone.update(self._mirrors)
@@ -156,20 +158,20 @@ class HostPages:
                 self._alone.move_to_end(key)
 
     def hold(self, keys: Sequence[bytes]) -> Int32:
-        """Entries stay for as long as somebody reads them -> their pages. That is no use of them: storing reads, too.
-        Raises KeyError."""
+        """Keep entries while a transfer reads them. Return their pages. This is no use of them, since storing reads,
+        too. Raise KeyError."""
         pages = np.array([self._alone[key] if key in self._alone else self._mirrors[key] for key in keys], np.int32)
         self._readers[pages] += 1
         return pages
 
     def drop(self, pages: Int32) -> None:
-        """The end of `hold`. Raises LeaseError if nobody reads one of the pages."""
+        """End a `hold`. Raise LeaseError if a page has no reader."""
         if len(pages) and int(self._readers[pages].min()) < 1:
-            raise LeaseError("a host page that nobody reads is dropped")
+            raise LeaseError("a host page without a reader is dropped")
         self._readers[pages] -= 1
 
     def loaded(self, pages: Int32) -> None:
-        """The device has got these pages, which the caller holds."""
+        """Count these pages, held by the caller, as loaded to the device."""
         self._count_ages(self.ages.hit, pages)
         self._used_at[pages] = self._epochs.submitted
 
@@ -178,7 +180,7 @@ class HostPages:
             counts[PageAges.bucket(age)] += 1
 
     def allocate(self, count: int, by: int) -> Int32:
-        """At most `count` pages for `by`: free ones, then those of entries."""
+        """Allocate at most `count` pages for `by`: free ones, then those of evicted entries."""
         if count > self.pool.free_count:
             self._evict(count - self.pool.free_count)
         return self.pool.allocate(np.full(min(count, self.pool.free_count), by, np.int64))
@@ -190,7 +192,7 @@ class HostPages:
         self._forget(going)
 
     def _in_turn(self) -> Iterator[tuple[bytes, int]]:
-        """Entries in the order in which they go."""
+        """Yield entries in eviction order."""
         mirrors = self._mirrors.items()
         yield from ((key, page) for key, page in reversed(mirrors) if not self.given.owed[page])
         yield from self._alone.items()
@@ -209,7 +211,7 @@ class HostPages:
         self._count_ages(self.ages.evicted, pages)
 
     def clearing(self) -> Iterator[None]:
-        """Forget, in slices, the present entries that are no mirrors and that no transfer reads."""
+        """Forget, in slices, present entries that are not mirrors and that no transfer reads."""
         pages = self.pool.pages_of(owner.ENTRY)
         for first in range(0, len(pages), CLEARED_AT_ONCE):
             there = [key for key in self.keys_of(pages[first : first + CLEARED_AT_ONCE]) if key in self._alone]
@@ -227,11 +229,11 @@ class HostTier:
         self.leads_to_storage = False
 
     def free(self, pages: Sequence[Int32], source: int) -> None:
-        """Give pages of each group back that `source` owns."""
+        """Free pages of each group owned by `source`."""
         for one, part in zip(self.pages, pages, strict=True):
             one.pool.free(part, source, fence=0)
 
     def clearing(self) -> Iterator[None]:
-        """Forget, in slices, the present entries that are no mirrors and that no transfer reads."""
+        """Forget, in slices, present entries that are not mirrors and that no transfer reads."""
         for pages in self.pages:
             yield from pages.clearing()

@@ -1,7 +1,7 @@
-"""Bringing prefixes back to the device.
+"""Loading prefixes back to the device.
 
-A load belongs to the tree, not to a request: a request waits for it, and matches again. So an abort undoes nothing,
-and several requests wait for one load.
+A load belongs to the tree, not to a request: a request waits for it, then matches again. So an abort undoes nothing,
+and several requests can wait for one load.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from freehold.memory.tiers.reach import Reach
 from freehold.memory.tiers.transfer import Hold, Transfer, TransferTable
 
 LEARNED_FROM = 5  # loads
-DECLINED_MAX = 32  # of so many loads that would not pay, one begins
-# A load takes a 32nd of the host at most, within these bounds in columns.
+DECLINED_MAX = 32  # one of so many unprofitable loads begins anyway
+# A load takes at most 1/32 of the host, within these bounds in columns.
 PIECES, PIECE_LEAST, PIECE_MAX = 32, 4, 4096
 
 
 class RoomMaker(Protocol):
-    """What a load needs of `Room`, which explains it."""
+    """The part of `Room` that a load needs; documented there."""
 
     def make_for(self, needed: Sequence[int], may_unpin: bool = False, keep: Tail | None = None) -> bool: ...
 
 
 @dataclass(frozen=True)
 class LoadPlan:
-    """With `columns` [n] of each group from the host, every group can go on from the first `boundary` tokens."""
+    """Loading `columns` [n] of each group from the host lets every group resume from `boundary` tokens."""
 
     match: Match
     keys: KeyChain
@@ -57,7 +57,7 @@ class LoadPlan:
 
 
 class Loads:
-    """Loads from the host to the device: `loaded_pages` so far. How long they take is learned from the last few."""
+    """Loads from the host to the device: `loaded_pages` so far. Their speed is learned from the last few."""
 
     def __init__(
         self, page_bytes: Sequence[int], tree: PrefixTree, host: HostTier, transfers: TransferTable, reach: Reach,
@@ -69,17 +69,17 @@ class Loads:
         self._host = host
         self._transfers = transfers
         self._room = room
-        self._underway: dict[bytes, int] = {}  # a key of which a load brings a page -> the load's number
+        self._underway: dict[bytes, int] = {}  # by the key of a page being loaded: the load's number
         self._speeds: deque[float] = deque(maxlen=LEARNED_FROM)  # seconds per byte
-        self._declined = 0  # loads that would not have paid, since one of them began
+        self._declined = 0  # unprofitable loads since one of them began
         self.loaded_pages = 0
 
     def plan(self, match: Match, keys: KeyChain, limit: int) -> LoadPlan | None:
-        """What of the host would take a sequence further than `match`, with at most `limit` tokens."""
+        """Plan a load from the host that takes a sequence further than `match`, with at most `limit` tokens."""
         return finished(self.planning(match, keys, limit))
 
     def planning(self, match: Match, keys: KeyChain, limit: int) -> Generator[None, None, LoadPlan | None]:
-        """The same in slices; it can be begun as long as nothing has changed meanwhile."""
+        """Plan a load in slices; it can begin as long as nothing has changed meanwhile."""
         on_device, on_host = yield from self._reach.looking(match, keys, limit)
         boundary = self._reach.boundary(on_device, on_host)
         if boundary <= match.length:
@@ -87,14 +87,14 @@ class Loads:
         return LoadPlan(match, keys, boundary, self._reach.needed(boundary, on_host))
 
     def seconds(self, plan: LoadPlan) -> float:
-        """Estimate how long a load will take: the median of the last loads; 0 until there are two, since the first one
-        touches memory for the first time."""
+        """Estimate how long a load will take: the median of the last loads. Return 0 until there are two, since the
+        first one touches memory for the first time."""
         speeds = sorted(self._speeds)
         return self._bytes(plan) * speeds[(len(speeds) - 1) // 2] if len(speeds) > 1 else 0.0
 
     def pays(self, plan: LoadPlan, token_seconds: float) -> bool:
-        """Whether to load rather than to compute, which takes `token_seconds` a token (0: unknown). One of DECLINED_MAX
-        loads that would not pay begins all the same: nothing else would show that loads are fast again."""
+        """Return whether to load rather than compute, at `token_seconds` a token (0: unknown). One of DECLINED_MAX
+        unprofitable loads begins anyway: otherwise it would go unnoticed when loads get fast again."""
         if self.seconds(plan) <= plan.gain * token_seconds or token_seconds == 0:
             return True
         self._declined = (self._declined + 1) % DECLINED_MAX
@@ -104,8 +104,8 @@ class Loads:
         return sum(count * each for count, each in zip(plan.page_counts, self._page_bytes, strict=True))
 
     def piece_of(self, plan: LoadPlan) -> LoadPlan:
-        """The first columns of a plan that would take too much of the host at once: what is evicted for a load needs
-        room there, too. Pages of bounded groups come with the last piece."""
+        """Return the first columns of a plan that would take too much of the host at once: pages evicted for a load
+        need room there, too. Pages of bounded groups come with the last piece."""
         size, full = self._tree.page_size, self._reach.full
         if not full:
             return plan
@@ -117,12 +117,12 @@ class Loads:
         return replace(plan, boundary=end * size, columns=columns)
 
     def underway(self, plan: LoadPlan) -> int | None:
-        """The number of a load that brings the first of these pages, if there is one."""
+        """Return the number of a load that brings the first of these pages, or None."""
         return self._underway.get(plan.keys[min(int(part[0]) for part in plan.columns if len(part))])
 
     def begin(self, plan: LoadPlan, is_alone: bool, keep: Tail | None = None) -> int | None:
-        """Load what is planned -> the transfer's number; None if there is no room. `is_alone`: no request runs, so that
-        even operators' pins give way; `keep` does not."""
+        """Begin the planned load. Return the transfer's number; None if there is no room. `is_alone`: no request runs,
+        so even operators' pins give way; `keep` does not."""
         match = plan.match
         hold = self._hold_base(match, plan.boundary)
         names = [plan.keys.at(part.tolist()) for part in plan.columns]
@@ -152,7 +152,7 @@ class Loads:
         return number
 
     def _hold_base(self, match: Match, boundary: int) -> Hold | None:
-        """Protect what the device has of the first `boundary` tokens."""
+        """Hold what the device has of the first `boundary` tokens."""
         size, length = self._tree.page_size, min(match.known, boundary)
         node = match.last
         if node is None or length == 0:
@@ -174,7 +174,7 @@ class Loads:
             hold.drop(self._tree)
 
     def _finish(self, plan: LoadPlan, transfer: Transfer, outcome: Outcome) -> None:
-        """All of it comes into the tree, or nothing does. What the tree has by now is freed."""
+        """Insert the whole load into the tree, or nothing. Free what the tree already has by now."""
         tree, size, namespace = self._tree, self._tree.page_size, plan.match.namespace
         for key in {key for part in transfer.order.keys for key in part}:
             self._underway.pop(key, None)

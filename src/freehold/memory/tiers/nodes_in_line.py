@@ -1,4 +1,4 @@
-"""Nodes that wait for a copy, with their pages counted."""
+"""A queue of nodes waiting for a copy, with their pages counted."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from freehold.memory.tiers.backoff import Backoff
 
 
 class NodesInLine:
-    """First in, first out. `page_count`: page columns of the nodes, each as long as it was when it was put last.
-    `backoff`: the pause of the whole line after a copy that failed."""
+    """First in, first out. `page_count`: page columns of the nodes, each as of its last `put`. `backoff`: the pause of
+    the whole line after a failed copy."""
 
     def __init__(self, backoff: Backoff):
         self.backoff = backoff
@@ -28,18 +28,18 @@ class NodesInLine:
         return node.serial in self._nodes
 
     def put(self, node: Node) -> None:
-        """Add a node at the end; one that waits already keeps its place."""
+        """Add a node at the end; a waiting one keeps its place."""
         _, before = self._nodes.get(node.serial, (node, 0))
         self._nodes[node.serial] = node, node.page_count
         self.page_count += node.page_count - before
 
     def remove(self, node: Node) -> None:
-        """Take a node out, if it waits."""
+        """Remove a node, if it waits."""
         _, pages = self._nodes.pop(node.serial, (node, 0))
         self.page_count -= pages
 
     def pop(self) -> Node:
-        """Take the first one out. Raises KeyError if there is none."""
+        """Remove and return the first node. Raise KeyError if there is none."""
         _, (node, pages) = self._nodes.popitem(last=False)
         self.page_count -= pages
         return node

@@ -1,4 +1,4 @@
-"""Where the pages of a sequence are."""
+"""Which tiers have the pages of a sequence."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from freehold.memory.prefix.node import Match
 from freehold.memory.prefix.tree import PrefixTree
 from freehold.memory.tiers.host import HostTier
 
-COLUMNS_AT_ONCE = 512  # of a slice
+COLUMNS_AT_ONCE = 512  # in a slice
 
 Present = list[Bool]  # for each group, bool [columns]
 
@@ -28,7 +28,7 @@ class Reach:
         self.full = [number for number, group in enumerate(groups) if not group.is_bounded]
 
     def on_device(self, match: Match, columns: int) -> Present:
-        """Where the device has a page: bool [columns] of each group. The match knows `columns` pages at most."""
+        """Return where the device has a page: bool [columns] of each group. The match knows at most `columns` pages."""
         present: Present = []
         for group in range(len(self._groups)):
             found: Bool = np.zeros(columns, np.bool_)
@@ -39,7 +39,7 @@ class Reach:
         return present
 
     def on_host(self, keys: KeyChain, on_device: Present, first: int = 0) -> Present:
-        """Which columns that the device lacks the host has. `on_device` begins with column `first`."""
+        """Return the columns that the host has and the device lacks. `on_device` begins with column `first`."""
         present: Present = []
         for pages, known in zip(self._host.pages, on_device, strict=True):
             found: Bool = np.zeros(len(known), np.bool_)
@@ -49,14 +49,14 @@ class Reach:
         return present
 
     def hash_some(self, match: Match, keys: KeyChain, limit: int) -> bool:
-        """Make keys that `looking` asks for, COLUMNS_AT_ONCE at most -> whether more are lacking."""
+        """Make keys for `looking`, at most COLUMNS_AT_ONCE. Return whether more are lacking."""
         if self.lacks_keys(match, keys, limit):
             _ = keys[min(keys.made + COLUMNS_AT_ONCE, limit // self._tree.page_size, len(keys)) - 1]
         return self.lacks_keys(match, keys, limit)
 
     def lacks_keys(self, match: Match, keys: KeyChain, limit: int) -> bool:
-        """Whether `looking` asks for keys that are not made: behind the first that a full group lacks nothing counts,
-        so if the newest one is nowhere they are enough."""
+        """Return whether `looking` needs more keys. Nothing behind the first column that a full group lacks counts, so
+        the keys suffice if the newest one is nowhere."""
         known, most = match.known // self._tree.page_size, min(limit // self._tree.page_size, len(keys))
         is_known = known >= most and len(self.full) == len(self._groups)
         if is_known or keys.made >= most:
@@ -64,8 +64,8 @@ class Reach:
         return keys.made <= known or all(keys[keys.made - 1] in self._host.pages[group] for group in self.full)
 
     def looking(self, match: Match, keys: KeyChain, limit: int) -> Generator[None, None, tuple[Present, Present]]:
-        """Look the first `limit` tokens up, in slices -> where the device has a page, and where only the host has one.
-        They end with the first column that a full group lacks: behind it nothing counts."""
+        """Look the first `limit` tokens up, in slices. Return where the device has a page, and where only the host has
+        one. Both end with the first column that a full group lacks: nothing behind it counts."""
         while self.hash_some(match, keys, limit):
             yield
         size = self._tree.page_size
@@ -84,12 +84,12 @@ class Reach:
         return on_device, on_host
 
     def boundary(self, *present: Present) -> int:
-        """The most tokens from which every group can go on, with pages that are here or there."""
+        """Return the most tokens from which every group can resume, with the pages of all `present` combined."""
         either = [np.logical_or.reduce(parts) for parts in zip(*present, strict=True)]
         return longest_boundary(self._groups, self._tree.page_size, either) if len(either[0]) else 0
 
     def needed(self, boundary: int, present: Present) -> list[Int64]:
-        """The columns of each group, among those present, that it needs to go on from a boundary."""
+        """Return the columns of each group, among those present, that it needs to resume from a boundary."""
         size, wanted = self._tree.page_size, list[Int64]()
         for group, found in zip(self._groups, present, strict=True):
             first = group.first_column(boundary, size)

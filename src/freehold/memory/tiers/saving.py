@@ -1,4 +1,4 @@
-"""Copying a sequence to the deepest tier, whatever the write policy is."""
+"""Copying a sequence to the deepest tier, under any write policy."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from freehold.memory.tiers.host import HostTier
 from freehold.memory.tiers.reach import Present, Reach
 from freehold.memory.tiers.storage import Storage
 
-COLUMNS_AT_ONCE = 256  # of a slice
+COLUMNS_AT_ONCE = 256  # in a slice
 
 
 @dataclass(frozen=True)
 class Saved:
-    """How many tokens of a sequence each tier has: `host` alone; `storage`, as far as it was given them, None without
-    storage; and `tokens`, device and host together, or storage if pages are on their way from device to host."""
+    """Tokens of a sequence on each tier: `host` alone; `storage`, as far as it was given them, None without storage;
+    and `tokens`, device and host together, or storage if pages are being copied from device to host."""
 
     tokens: int
     host: int
@@ -30,12 +30,12 @@ class Saved:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the deepest tier has all that there is."""
+        """Whether the deepest tier has all of it."""
         return self.tokens == (self.host if self.storage is None else self.storage)
 
 
 class Saving:
-    """Has one sequence copied. Nothing is copied twice: look again to see the end of it."""
+    """Copies one sequence. Nothing is copied twice: look again to see whether it has finished."""
 
     def __init__(
         self, tree: PrefixTree, host: HostTier, reach: Reach, backup: Backup, storage: Storage | None,
@@ -51,7 +51,7 @@ class Saving:
         self._believed: list[Int64] = []
 
     def looking(self) -> Generator[None, None, Saved]:
-        """Ask for what the deeper tiers lack, in slices -> how far they reach now."""
+        """Request copies of what the deeper tiers lack, in slices. Return how far they reach now."""
         match = self._tree.match(self._namespace, self._keys.tokens, len(self._keys.tokens))
         on_device, _ = yield from self._reach.looking(match, self._keys, len(self._keys.tokens))
         on_host, stored = yield from self._deeper(len(on_device[0]))
@@ -65,8 +65,7 @@ class Saving:
         return Saved(max(whole, reached or 0), self._reach.boundary(on_host), reached)
 
     def asking(self) -> Generator[None, None, bool]:
-        """Ask storage whether it still has what it was given, as of the last `looking`. What it has lost is stored
-        again."""
+        """Ask storage whether it still has what it was given, as of the last `looking`. Lost pages are stored again."""
         assert self._storage is not None
         for first in range(0, len(self._keys), COLUMNS_AT_ONCE):
             part = [one[(one >= first) & (one < first + COLUMNS_AT_ONCE)] for one in self._believed]
@@ -78,7 +77,7 @@ class Saving:
         return True
 
     def _deeper(self, columns: int) -> Generator[None, None, tuple[Present, Present]]:
-        """Where the host has a page, and where storage has been given it."""
+        """Return where the host has a page, and where storage was given it."""
         on_host: Present = [np.zeros(columns, np.bool_) for _ in self._host.pages]
         stored: Present = [np.zeros(columns, np.bool_) for _ in self._host.pages]
         for first in range(0, columns, COLUMNS_AT_ONCE):
@@ -91,14 +90,14 @@ class Saving:
         return on_host, stored
 
     def _lacks(self, boundary: int, on_device: Present, on_host: Present, stored: Present) -> bool:
-        """Whether the device alone has something that is needed to go on from a boundary."""
+        """Return whether only the device has a page needed to resume from a boundary."""
         lacking: list[Bool] = [
             there & ~(copied | given) for there, copied, given in zip(on_device, on_host, stored, strict=True)
         ]
         return any(len(part) for part in self._reach.needed(boundary, lacking))
 
     def _store(self, storage: Storage, on_host: Present, stored: Present, boundary: int) -> Generator[None, None, None]:
-        """Store what the host has and storage has not been given."""
+        """Store what the host has and storage was not given."""
         lacking: list[Bool] = [there & ~copied for there, copied in zip(on_host, stored, strict=True)]
         for group, needed in enumerate(self._reach.needed(boundary, lacking)):
             columns: list[int] = needed.tolist()

@@ -1,4 +1,4 @@
-"""Storage: what goes there from the host, and what is fetched for requests that wait."""
+"""Storage: copying pages there from the host, and fetching them for waiting requests."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from freehold.memory.tiers.host import HostPages, HostTier
 from freehold.memory.tiers.reach import Present, Reach
 from freehold.memory.tiers.transfer import LATE_S, Transfer, TransferTable
 
-PROBED_COLUMNS = 256  # asked for at a time
+PROBED_COLUMNS = 256  # per probe
 FETCHED_PAGES = 64  # in one order, of each group
-FETCHES_IN_FLIGHT = 4  # as many as there are threads. Pieces that wait own no pages.
+FETCHES_IN_FLIGHT = 4  # one for each thread. Waiting pieces own no pages.
 STORED_PAGES = 64
-ORDER_BYTES = 32 << 20  # of an order, unless one page is more: a slow store does it in its deadline
+ORDER_BYTES = 32 << 20  # per order, unless one page is larger: a slow store can do it before its deadline
 STORES_IN_FLIGHT = 2
-QUEUE_MAX = 16384  # pages; others that are owed are looked for when the queue is empty
+QUEUE_MAX = 16384  # pages; other owed pages are looked for when the queue is empty
 PREFETCHES_MAX = 256
 FETCHED_SHARE = 2  # half of the host is for what was fetched for requests that wait
 TIMEOUT_S = 1.0
 
 
 class PrefetchPolicy(StrEnum):
-    """How long a request waits for what is fetched from storage."""
+    """How long a request waits for a prefetch from storage."""
 
     BEST_EFFORT = "best_effort"  # not at all: it uses what has arrived
-    WAIT_COMPLETE = "wait_complete"  # to the end, but no longer than a fetch may take
-    TIMEOUT = "timeout"  # TIMEOUT_S at most
+    WAIT_COMPLETE = "wait_complete"  # until it completes, up to a fetch's deadline
+    TIMEOUT = "timeout"  # at most TIMEOUT_S
 
 
 _PATIENCE_S = {
@@ -49,11 +49,10 @@ _PATIENCE_S = {
 
 @dataclass(eq=False)
 class Prefetch:
-    """The prefix of a sequence on its way from storage to the host: first storage is asked what it has (`found`), then
-    that is fetched in pieces. `was_there`: tokens that could be had without it; `boundary`: with it. `wanted_by` counts
-    requests that wait: once that is 0 nothing more is fetched, and the pages of an order in flight stay with it until
-    it ends. `begun`: when its newest order did, in seconds of the scheduler's clock. `taken`: host pages of each group
-    that were fetched for it, int64 [groups]."""
+    """Fetches a sequence's prefix from storage to the host: first storage is probed (`found`), then the pages are
+    fetched in pieces. `was_there`: tokens available without it; `boundary`: with it. `wanted_by` counts requests that
+    wait; at 0 no more is fetched, and an order in flight keeps its pages until it ends. `begun`: when its newest order
+    began, in seconds of the scheduler's clock. `taken`: host pages of each group fetched for it, int64 [groups]."""
 
     namespace: Namespace
     keys: KeyChain
@@ -63,22 +62,22 @@ class Prefetch:
     probed: int  # columns
     taken: Int64
     boundary: int = 0
-    pieces: int = 0  # that wait or are in flight
+    pieces: int = 0  # waiting or in flight
     wanted_by: int = 0
-    is_cut: bool = False  # a piece was not fetched: those behind it are of no use
+    is_cut: bool = False  # a piece was not fetched: later ones are useless
     is_over: bool = False
 
 
 @dataclass
 class Question:
-    """Whether storage has some pages. `has_all`: None until it has answered."""
+    """Whether storage has some pages. `has_all` is None until it answers."""
 
     has_all: bool | None = None
 
 
 class Storage:
-    """Pages are stored when they have come to the host, and fetched by their keys. `group_keys`: the fingerprints
-    of the groups; `page_bytes`: the sizes of their pages."""
+    """Stores pages that reach the host, and fetches them by key. `group_keys`: the fingerprints of the groups;
+    `page_bytes`: the sizes of their pages."""
 
     def __init__(
         self, policy: PrefetchPolicy, group_keys: Sequence[bytes], page_bytes: Sequence[int], tree: PrefixTree,
@@ -92,13 +91,13 @@ class Storage:
         self._transfers = transfers
         self._reach = reach
         self._queue: OrderedDict[tuple[int, bytes], None] = OrderedDict()  # group and key
-        self._owes_more = True  # pages that are not in the queue
+        self._owes_more = True  # pages owed that are not in the queue
         self._backoff = Backoff()
         self._is_detached = False
-        self._known_from = 0  # what orders before this number have moved may be gone from storage
+        self._known_from = 0  # pages moved by orders up to this number may be gone from storage
         self._underway: dict[bytes, Prefetch] = {}  # by the first key that device and host lack
-        self._pieces: deque[tuple[Prefetch, list[Int64]]] = deque()  # pieces that wait, with their columns
-        self._fetched_for: list[Prefetch] = []  # of requests that waited a moment ago
+        self._pieces: deque[tuple[Prefetch, list[Int64]]] = deque()  # waiting pieces, with their columns
+        self._fetched_for: list[Prefetch] = []  # for requests that waited a moment ago
         self.has_news = True
         self.stored = self.fetched = self.dropped = 0  # pages
         host.leads_to_storage = True
@@ -107,14 +106,14 @@ class Storage:
             pages.is_incomplete = True
 
     def detach(self) -> None:
-        """Begin nothing more. Transfers in flight end as ever."""
+        """Begin nothing more. Transfers in flight end as usual."""
         self._is_detached = True
         self._host.leads_to_storage = False
         self.forget_stored()
 
     def forget_stored(self) -> None:
-        """Storage no longer has anything of what the host has, nor of what orders in flight move. None of that is
-        stored again unless it is asked for."""
+        """Assume storage has lost all host pages and those that orders in flight move. None is stored again unless
+        asked for."""
         self._known_from = self._transfers.next_number()
         self._queue.clear()
         for pages in self._host.pages:
@@ -123,7 +122,7 @@ class Storage:
     # -- to storage -----------------------------------------------------------------------------------
 
     def enqueue(self, group: int, keys: Sequence[bytes]) -> None:
-        """The host has these pages now."""
+        """Queue pages that reached the host."""
         pages = self._host.pages[group]
         pages.given.owe(pages.pages_of(keys))
         room = QUEUE_MAX - len(self._queue)
@@ -132,7 +131,7 @@ class Storage:
         self.has_news = True
 
     def begin(self) -> None:
-        """Store what there is. Called in every iteration."""
+        """Begin pending fetches and stores. Called in every iteration."""
         self.has_news = False
         self._fetch_next()
         while self._transfers.count(Kind.STORE) < STORES_IN_FLIGHT and self._has_next():
@@ -148,7 +147,7 @@ class Storage:
                 self._transfers.begin(order, self._stored, reads=reads)
 
     def _has_next(self) -> bool:
-        """Whether a page is queued. If none is, queue some that did not fit in before, or that were not stored."""
+        """Return whether a page is queued. If none is, queue owed pages that did not fit before or failed to store."""
         may_look = self._owes_more and not self._is_detached and self._backoff.is_over(self._transfers.now)
         if not self._queue and may_look:
             for group, pages in enumerate(self._host.pages):
@@ -158,7 +157,7 @@ class Storage:
         return len(self._queue) > 0
 
     def _names(self, keys: Sequence[Sequence[bytes]]) -> list[list[bytes]]:
-        """What storage knows the pages of each group by."""
+        """Return the keys of each group's pages in storage."""
         return [[key_in_group(key, group) for key in part] for part, group in zip(keys, self._group_keys, strict=True)]
 
     def _stored(self, transfer: Transfer, outcome: Outcome) -> None:
@@ -176,11 +175,11 @@ class Storage:
 
     @property
     def queued_pages(self) -> int:
-        """Pages that wait to be stored."""
+        """Pages waiting to be stored."""
         return sum(len(_to_store(pages)) for pages in self._host.pages)
 
     def ask(self, keys: Sequence[Sequence[bytes]]) -> Question:
-        """Ask storage whether it has the pages of these keys, of each group. What it has lost is stored again."""
+        """Ask storage whether it has the pages of these keys, for each group. Lost ones are stored again."""
         question = Question()
 
         def finish(transfer: Transfer, outcome: Outcome) -> None:
@@ -200,7 +199,7 @@ class Storage:
     def prefetching(
         self, namespace: Namespace, keys: KeyChain, limit: int, now: float
     ) -> Generator[None, None, Prefetch | None]:
-        """Fetch what storage has of a sequence; arguments and result are those of `looking_up`."""
+        """Fetch what storage has of a sequence; arguments and result as for `looking_up`."""
         prefetch = yield from self.looking_up(namespace, keys, limit, now)
         if prefetch is not None:
             self.join(prefetch)
@@ -209,9 +208,9 @@ class Storage:
     def looking_up(
         self, namespace: Namespace, keys: KeyChain, limit: int, now: float
     ) -> Generator[None, None, Prefetch | None]:
-        """Find in slices what would fetch at most `limit` tokens of a sequence -> a prefetch to join, which may be
-        underway for another one. None if nothing is lacking, or if storage has too much to do already. Moves nothing.
-        `now`: seconds of the scheduler's clock: the last iteration may be long ago."""
+        """Find, in slices, the prefetch for at most `limit` tokens of a sequence. Return it to be joined; it may be
+        under way for another sequence. Return None if nothing is lacking, or if storage is too busy. Moves nothing.
+        `now`: seconds of the scheduler's clock, as the last iteration may be long ago."""
         self._transfers.now = now
         match = self._tree.match(namespace, keys.tokens, limit)
         on_device, on_host = yield from self._reach.looking(match, keys, limit)
@@ -232,7 +231,7 @@ class Storage:
         return prefetch
 
     def join(self, prefetch: Prefetch) -> None:
-        """A request wants it from now on. Begin it if it is not underway."""
+        """Count a request that wants the prefetch. Begin it if it is not under way."""
         key = self._key(prefetch)
         if key not in self._underway:
             self._underway[key] = prefetch
@@ -240,16 +239,16 @@ class Storage:
         prefetch.wanted_by += 1
 
     def is_coming(self, prefetch: Prefetch) -> bool:
-        """Whether it goes on, and is not late."""
+        """Return whether the prefetch is under way and not late."""
         return not prefetch.is_over and self._transfers.now - prefetch.begun <= LATE_S[Kind.FETCH]
 
     @property
     def patience(self) -> float:
-        """Seconds that a request waits for what is fetched."""
+        """Seconds that a request waits for a prefetch."""
         return _PATIENCE_S[self._policy]
 
     def _go_on(self, prefetch: Prefetch) -> None:
-        """Ask storage for the next columns; if it has no more, fetch."""
+        """Probe storage for the next columns; once all are probed, fetch."""
         end = min(prefetch.probed + PROBED_COLUMNS, len(prefetch.found[0]))
         if prefetch.probed == end:
             self._fetch(prefetch)
@@ -268,7 +267,7 @@ class Storage:
         ends = [int(asked[part[0]]) for part in holes if len(part)]
         if outcome.error is not None:
             ends.append(int(asked[0]))
-        if ends:  # behind the first that a full group lacks nothing counts
+        if ends:  # nothing behind the first column that a full group lacks counts
             prefetch.probed = min(ends)
             prefetch.found = [found[: prefetch.probed] for found in prefetch.found]
         is_wanted = prefetch.wanted_by > 0 and not self._is_detached
@@ -278,7 +277,7 @@ class Storage:
             self._end(prefetch)
 
     def _fetch(self, prefetch: Prefetch) -> None:
-        """Only what is needed to go on from the longest boundary."""
+        """Queue pieces with only the pages needed to resume from the longest boundary."""
         keys, columns = prefetch.keys, len(prefetch.found[0])
         match = self._tree.match(prefetch.namespace, keys.tokens, columns * self._tree.page_size)
         on_device = self._reach.on_device(match, columns)
@@ -296,7 +295,7 @@ class Storage:
         self._fetch_next()
 
     def _fetch_next(self) -> None:
-        """Begin to fetch pieces that wait. Pieces behind one that is not fetched are of no use."""
+        """Begin waiting pieces. Pieces behind one that was not fetched are useless."""
         while self._pieces:
             prefetch, columns = self._pieces[0]
             is_wanted = prefetch.wanted_by > 0 and not self._is_detached and not prefetch.is_cut
@@ -326,7 +325,7 @@ class Storage:
             self._end(prefetch)
 
     def _fetch_piece(self, prefetch: Prefetch, columns: Sequence[Int64]) -> bool:
-        """-> whether there was room."""
+        """Begin to fetch a piece. Return whether there was room."""
         number = self._transfers.next_number()
         by = owner.transfer(number)
         host = [pages.allocate(len(part), by) for pages, part in zip(self._host.pages, columns, strict=True)]
@@ -351,7 +350,7 @@ class Storage:
     def _fetched(
         self, prefetch: Prefetch, keys: Sequence[Sequence[bytes]], transfer: Transfer, outcome: Outcome
     ) -> None:
-        """What has arrived whole is found from now on."""
+        """Make the pages that arrived whole findable."""
         are_stored = transfer.order.number > self._known_from
         prefix = prefetch.keys.at(range(prefetch.boundary // self._tree.page_size))
         for pages, host, names, whole in zip(self._host.pages, transfer.host, keys, outcome.whole, strict=True):
@@ -365,10 +364,10 @@ class Storage:
         del self._underway[self._key(prefetch)]
 
     def _key(self, prefetch: Prefetch) -> bytes:
-        """The first that device and host lack."""
+        """Return the key of the first column that device and host lack."""
         return prefetch.keys[prefetch.was_there // self._tree.page_size]
 
 
 def _to_store(pages: HostPages) -> Int32:
-    """Pages of entries that are owed to storage and that no transfer reads, int32 [n]."""
+    """Return pages owed to storage that no transfer reads, int32 [n]."""
     return np.flatnonzero(pages.given.owed & (pages.readers == 0)).astype(np.int32)

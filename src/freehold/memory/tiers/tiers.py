@@ -1,4 +1,4 @@
-"""The tiers below the device, as the rest of the engine sees them."""
+"""The tiers below the device: host and storage."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from freehold.memory.tiers.transfer import Hold, TransferTable
 @dataclass(frozen=True)
 class TierPlan:
     """`page_counts`: host pages of each cache group, `page_bytes` the size of each, `group_keys` a fingerprint of each.
-    `identity`: a fingerprint of all that the bytes of a page depend on but group, namespace, weights and tokens. With a
-    `prefetch_policy` there is storage behind the host from the start."""
+    `identity`: a fingerprint of everything the bytes of a page depend on except group, namespace, weights and tokens.
+    With a `prefetch_policy` there is storage behind the host from the start."""
 
     page_counts: tuple[int, ...]
     page_bytes: tuple[int, ...]
@@ -39,7 +39,7 @@ class TierPlan:
 
 
 class Tiers:
-    """Host memory and storage under a prefix tree. `weights`: a fingerprint of the weights that compute now."""
+    """Host memory and storage under a prefix tree. `weights`: a fingerprint of the current weights."""
 
     def __init__(
         self, plan: TierPlan, groups: Sequence[CacheGroup], tree: PrefixTree, epochs: Epochs, mover: Mover,
@@ -62,23 +62,23 @@ class Tiers:
         tree.rescuer = self.backup
 
     def seed(self, namespace: Namespace) -> bytes:
-        """Where the keys of a namespace begin."""
+        """Return the seed of the keys of a namespace."""
         named = {"salt": namespace.salt, "adapter": namespace.adapter}
         return fingerprint({**named, "identity": self.plan.identity, "weights": self.weights})
 
     def keys(self, namespace: Namespace, tokens: Int32) -> KeyChain:
-        """Those of a sequence in `namespace`, which is one of the weights that compute now."""
+        """Return the keys of a sequence in `namespace`, which must be of the current weights."""
         return KeyChain(self.seed(namespace), tokens, self._tree.page_size)
 
     def attach(self, policy: PrefetchPolicy) -> None:
-        """There is storage from now on, to which the mover has its way. It gets what the host has."""
+        """Add storage, which the mover can reach. It gets what the host has."""
         plan = self.plan
         self.storage = Storage(
             policy, plan.group_keys, plan.page_bytes, self._tree, self.host, self.transfers, self.reach
         )
 
     def detach(self) -> None:
-        """There is none from now on. Transfers in flight end as ever; nobody waits for them."""
+        """Remove storage. Transfers in flight end as usual; nothing waits for them."""
         if self.storage is not None:
             self.storage.detach()
             self._confirming.forget()
@@ -89,13 +89,13 @@ class Tiers:
             self.storage.enqueue(group, keys)
 
     def saving(self, namespace: Namespace, tokens: Int32) -> Saving:
-        """Copying what device and host have of `tokens` [n] to the deepest tier."""
+        """Return an object that copies what device and host have of `tokens` [n] to the deepest tier."""
         keys = self.keys(namespace, tokens)
         return Saving(self._tree, self.host, self.reach, self.backup, self.storage, namespace, keys)
 
     def settle(self, now: float) -> None:
-        """The one place where transfers end and backups begin: called in every iteration, before anything is planned,
-        whether anybody computes or not. `now`: seconds of the scheduler's clock."""
+        """End transfers and begin backups; nothing else does. Called in every iteration before planning, even when
+        nothing is computed. `now`: seconds of the scheduler's clock."""
         self.transfers.settle_all(now)
         for node in () if self.storage is None else self._confirming.go_on(self.storage, now):
             self.backup.look_again(node)
@@ -105,13 +105,13 @@ class Tiers:
 
     @property
     def has_work(self) -> bool:
-        """Whether `settle` would bring anything on."""
+        """Whether `settle` would make progress."""
         is_to_store = self.storage is not None and self.storage.has_news
         return bool(self.transfers.outcomes) or self.backup.has_news or is_to_store
 
     def returning(self) -> Int64:
-        """Device pages of each group that evictions have promised and that are still being copied. Late copies have
-        given theirs back."""
+        """Return device pages of each group that were evicted but are still being copied. Late copies have released
+        theirs."""
         counts = np.array([len(self.backup.rescued_pages(group)) for group in range(len(self.host.pages))], np.int64)
         for transfer in self.transfers:
             if transfer.order.kind is Kind.BACKUP:
@@ -120,7 +120,7 @@ class Tiers:
 
     @property
     def holds(self) -> list[Hold]:
-        """What transfers hold on the device."""
+        """The device holds of transfers."""
         return [transfer.hold for transfer in self.transfers if transfer.hold is not None]
 
     @property
@@ -133,5 +133,5 @@ class Tiers:
         )
 
     def device_pages(self, group: int) -> int:
-        """Pages that transfers own on the device."""
+        """Return how many device pages transfers own."""
         return len(self.backup.rescued_pages(group)) + sum(len(one.device[group]) for one in self.transfers)

@@ -1,4 +1,4 @@
-"""Transfers: pages on their way between two tiers. Each has one end, `TransferTable.settle_all`."""
+"""Transfers: pages moving between two tiers. All end in `TransferTable.settle_all`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from freehold.memory.ledger.epochs import Epochs
 from freehold.memory.prefix.node import Node, PinKind
 from freehold.memory.prefix.tree import PrefixTree
 
-# After so many seconds nobody counts on a transfer any more.
+# Deadlines in seconds: nothing waits for a later transfer.
 LATE_S = {Kind.BACKUP: 2.0, Kind.LOAD: 2.0, Kind.STORE: 10.0, Kind.FETCH: 10.0, Kind.PROBE: 10.0}
 
 
 @dataclass(frozen=True)
 class Hold:
-    """A node is pinned, and pages of bounded groups (`borrowed`, one array for each) have one more reader."""
+    """A pin on a node, and one reader more for pages of bounded groups (`borrowed`, one array for each)."""
 
     node: Node
     kind: PinKind
@@ -41,8 +41,8 @@ class Hold:
 
 @dataclass(frozen=True)
 class Transfer:
-    """It owns `device` and `host` pages (int32 [n] for each group), and what it reads is held. Steps up to `fence` may
-    still read its device pages. `begun`: seconds of the scheduler's clock. `finish` says what becomes of all that."""
+    """Owns `device` and `host` pages (int32 [n] for each group) and holds what it reads. Steps up to `fence` may still
+    read its device pages. `begun`: seconds of the scheduler's clock. `finish` handles the outcome."""
 
     order: Order
     begun: float
@@ -60,7 +60,7 @@ class Transfer:
 
 @dataclass
 class TransferCounts:
-    """Transfers of one kind. `seconds`: how long the mover's threads were busy with those that have ended."""
+    """Transfers of one kind. `seconds`: how long the mover's threads spent on ended ones."""
 
     in_flight: int = 0
     ended: int = 0
@@ -69,7 +69,7 @@ class TransferCounts:
 
 
 class TransferTable:
-    """The transfers in flight. Their numbers are their own: a slow copy must not hold up the numbering of steps."""
+    """The transfers in flight. Their numbers are separate: a slow copy must not hold up the numbering of steps."""
 
     def __init__(self, mover: Mover, group_count: int, epochs: Epochs):
         self.outcomes = Outcomes()
@@ -91,7 +91,7 @@ class TransferTable:
         return sum(transfer.order.kind is kind for transfer in self)
 
     def is_awaited(self, number: int) -> bool:
-        """Whether a transfer is in flight and not late."""
+        """Return whether a transfer is in flight and not late."""
         transfer = self._transfers.get(number)
         return transfer is not None and not self.is_late(transfer)
 
@@ -99,7 +99,7 @@ class TransferTable:
         return self.now - transfer.begun > LATE_S[transfer.order.kind]
 
     def next_number(self) -> int:
-        """Of a transfer that is about to begin: the owner of its pages must be known first."""
+        """Return the number of a transfer about to begin: the owner of its pages must be known first."""
         self._serial += 1
         return self._serial
 
@@ -120,21 +120,21 @@ class TransferTable:
         self._mover.begin(order, self.outcomes.report)
 
     def let_go(self, transfer: Transfer, finish: Callable[[Transfer, Outcome], None]) -> None:
-        """The transfer goes on without what it has on the device, which is the caller's to give back."""
+        """Let the transfer continue without its device pages and hold, which the caller gives back."""
         self._transfers[transfer.order.number] = replace(transfer, device=self._nothing, hold=None, finish=finish)
 
     @property
     def are_awaited(self) -> bool:
-        """Whether there are transfers that are not late."""
+        """Whether any transfer is not late."""
         return any(not self.is_late(transfer) for transfer in self)
 
     def wait(self, seconds: float) -> None:
-        """Until an outcome comes, but no longer than that."""
+        """Wait for an outcome, at most `seconds`."""
         self._mover.wait(seconds)
 
     def settle_all(self, now: float) -> None:
-        """End the transfers whose outcome has come. Called in every iteration, before anything is planned. What
-        is reported a second time is ignored."""
+        """End the transfers that have an outcome. Called in every iteration before planning. Repeated outcomes are
+        ignored."""
         self.now = now
         for outcome in self.outcomes.take():
             transfer = self._transfers.pop(outcome.number, None)
