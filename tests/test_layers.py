@@ -12,7 +12,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "freehold"
 # What each layer may import of freehold, besides itself. Leaves are single modules without a layer.
 LEAVES = {
     "arrays", "errors", "automaton", "stop_regex", "sampling_params", "step", "config", "conversation", "vocabulary",
-    "options", "engine_options", "mover", "prefix_keys", "constraint", "adapter", "slices", "whole",
+    "options", "engine_options", "mover", "prefix_keys", "constraint", "adapter", "slices", "whole", "lost_kernels",
 }  # fmt: skip
 MAY_IMPORT = {
     "memory": set(),
