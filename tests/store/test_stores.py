@@ -360,8 +360,22 @@ class Failing:
             raise StoreUnavailable("down")
         return [None] * len(keys)
 
+    def check(self, deadline):
+        self.get([], deadline)
+
     def stats(self):
         return StoreStats(0, 0, 0)
+
+
+def test_a_store_that_does_not_answer_is_in_trouble_until_a_call_succeeds():
+    store = Failing()
+    breaker = Breaker(lambda: store)
+    with pytest.raises(StoreUnavailable, match="down"):
+        breaker.check(SECOND)
+    assert breaker.stats().trouble == "down"
+    store.fails = False
+    assert list(breaker.get([b""], SECOND)) == [None]
+    assert breaker.stats().trouble is None
 
 
 def test_a_store_that_fails_is_left_alone_and_tried_again():
