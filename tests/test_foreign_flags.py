@@ -34,6 +34,7 @@ def test_what_has_another_name_is_something_here_and_nothing_is_said_twice():
             '--allowed-origins ["*","b"] --allowed-origins c',
             "--allowed-origins * --allowed-origins b --allowed-origins c",
         ),
+        ("--tool-call-parser", "--tool-call-parser"),
         ("--port 1 -- --tp 2", "--port 1 -- --tp 2"),
     ],
 )

@@ -88,10 +88,12 @@ def check(
     from freehold import assembly
     from freehold.server.launch import check_options
     from freehold.terminal import show_plan
+    from freehold.tier_plan import check_tiers
 
     try:
         check_options(http)
-        show_plan(assembly.check(_chosen(config, model_name)), sources(context))
+        plan = assembly.check(_chosen(config, model_name))
+        show_plan(plan, check_tiers(plan.config, plan) or (), sources(context))
     except (ValueError, OSError) as error:
         fail(error)
 

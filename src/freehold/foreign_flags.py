@@ -138,7 +138,7 @@ def _one(argument: str, rest: Iterator[str], switches: Collection[str]) -> list[
     flag = RENAMED.get(flag, flag)
     if flag in VALUES or flag == "--allowed-origins":
         given = [value] if equals else list(islice(rest, 1))
-        return [part for one in given for part in _named_here(flag, one)]
+        return _named_here(flag, given[0]) if given else [flag]
     if flag == "--swap-space":
         value = value if equals else next(rest, "")
         return ["--enable-hierarchical-cache", "--hicache-size", f"{value}GiB"] if value not in ("", "0") else []
