@@ -85,6 +85,7 @@ def test_a_key_of_the_file_that_is_no_option_is_refused(tmp_path):
         (("--watchdog-timeout", "inf"), "watchdog_timeout must be a positive number, not inf"),
         (("--schedule-policy", "random"), "schedule_policy must be one of ('fcfs', 'lpm', 'priority'), not 'random'"),
         (("--port", "70000"), "port must be between 0 and 65535, not 70000"),
+        (("--session-store-recover",), "session_store_recover needs session_store"),
         (("--priority-scheduling-preemption-threshold", "2"), "needs schedule_policy 'priority'"),
     ],
 )
