@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from numba import njit
+from numba.core import caching
 
 from freehold.engine.cpu import kernel_cache, operation
 from freehold.engine.cpu.kernel_cache import content_of, parts_of
@@ -50,6 +52,13 @@ def test_what_changes_in_a_part_changes_the_kernels_that_are_made_of_it(copy, pa
 def test_kernels_are_kept_by_content():
     cache = operation.address._cache
     assert cache._impl.locator.get_source_stamp() == content_of(FOLDER / "operation.py")
+
+
+def test_kernels_that_can_not_be_kept_are_told_with_what_to_do(monkeypatch):
+    kinds = caching.CacheImpl._locator_classes
+    monkeypatch.setattr(caching.CacheImpl, "_locator_classes", kinds[-1:])
+    with pytest.raises(PermissionError, match="Set NUMBA_CACHE_DIR"):
+        njit(cache=True)(contents)
 
 
 KERNEL = """
