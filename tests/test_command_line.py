@@ -62,7 +62,7 @@ def folder(tmp_path_factory):
         ("bench serve --url localhost:9", "does not answer"),
         ("generate ''", "must have at least one token"),
         ("serve --gpu-memory-utilization 0.9", "use --kv-cache-memory-bytes"),
-        ("serve --tensor-parallel-size 2", "can't be 2 here"),
+        ("serve --tensor-parallel-size 2", "a model is computed by one process"),
         ("simulate --trace {folder}/foreign.gguf", "foreign.gguf"),
     ],
 )

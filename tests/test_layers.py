@@ -11,7 +11,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "freehold"
 
 # What each room may import of freehold, besides itself, the contract and the options. Modules without a room count as
 # rooms.
-LEAVES = {"contract", "config", "options"}
+LEAVES = {"contract", "config", "options", "lost_kernels"}
 MAY_IMPORT = {
     "contract": set(),
     "options": set(),

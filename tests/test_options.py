@@ -48,6 +48,11 @@ def test_the_plan_is_that_of_the_configuration():
     assert "7 requests at most" in shown
     assert "num_pages = 100 (from flag)" in shown
     assert "longer than the pool" in shown
+    assert "host memory" not in shown
+    tiers = ("--enable-hierarchical-cache", "--hicache-ratio", "3", "--hicache-storage-backend", "file")
+    shown = check("--num-pages", "100", *tiers, "--hicache-storage-capacity", "2GiB")
+    assert "MiB, 300 pages" in shown
+    assert "file, 2.0 GiB at most" in shown
 
 
 @pytest.mark.parametrize(("name", "text"), [("a.toml", "num-pages = 90\npage_size = 4\n"),
@@ -80,6 +85,7 @@ def test_a_key_of_the_file_that_is_no_option_is_refused(tmp_path):
         (("--watchdog-timeout", "inf"), "watchdog_timeout must be a positive number, not inf"),
         (("--schedule-policy", "random"), "schedule_policy must be one of ('fcfs', 'lpm', 'priority'), not 'random'"),
         (("--port", "70000"), "port must be between 0 and 65535, not 70000"),
+        (("--session-store-recover",), "session_store_recover needs session_store"),
         (("--priority-scheduling-preemption-threshold", "2"), "needs schedule_policy 'priority'"),
     ],
 )

@@ -2,6 +2,8 @@
 
 import ast
 import re
+import subprocess
+import sys
 
 import pytest
 from bugs_of_memory import BUGS as OF_MEMORY
@@ -61,3 +63,9 @@ def test_what_has_changed_is_tried_first():
 
 def test_a_seed_gives_the_same_sample():
     assert sample(5, 7, ("store",)) == sample(5, 7, ("store",)) != sample(5, 8, ("store",))
+
+
+def test_a_name_that_no_bug_has_is_refused():
+    asked = subprocess.run([sys.executable, ROOT / "tests/mutants", "no such bug"], text=True, capture_output=True)
+    assert (asked.returncode, asked.stdout) == (1, "")
+    assert "no bug has one of these in its name: no such bug" in asked.stderr

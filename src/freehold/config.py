@@ -228,3 +228,5 @@ class EngineConfig:
             raise ValueError("priority_scheduling_preemption_threshold needs schedule_policy 'priority'")
         if self.hicache_storage_backend is not None and not self.enable_hierarchical_cache:
             raise ValueError("hicache_storage_backend needs enable_hierarchical_cache: pages pass through the host")
+        if self.hicache_storage_location is not None and self.hicache_storage_backend is None:
+            raise ValueError("hicache_storage_location needs hicache_storage_backend: file, redis or s3")

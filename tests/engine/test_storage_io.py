@@ -16,6 +16,7 @@ from freehold.runtime.storage_backend import Backend, StorageBackend
 from freehold.runtime.tier_plan import open_storage
 from freehold.store.disk import DiskStore
 from freehold.store.store import StoreUnavailable
+from freehold.store.upkeep import examine
 
 KEYS = [[bytes([n]) * 32 for n in range(3)]]
 PAGES = [np.array([1, 2, 3], np.int32)]
@@ -295,3 +296,12 @@ def test_what_failed_is_said(backend, tmp_path):
     assert "out of reach" in settled(storage)["error"]
     storage.detach()
     settled(storage)
+
+
+def test_entries_say_what_they_are(tmp_path):
+    store = DiskStore(tmp_path, 1 << 20, free_floor_bytes=0)
+    io = StorageIO(store, [np.zeros((4, 4), np.uint8)], [b"llama, full"])
+    put = begun(io, 1, Kind.STORE)
+    until(lambda: put)
+    assert {found.about for found in examine(store)} == {"llama, full"}
+    io.close()

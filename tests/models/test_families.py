@@ -205,6 +205,9 @@ def test_a_download_that_fails_says_what_to_do(tmp_path, monkeypatch):
     with pytest.raises(bundled.ModelUnavailable, match=r"Check the network .* or pass --model"):
         bundled.bundled_model(tmp_path)
     assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").write_text("")
+    with pytest.raises(bundled.ModelUnavailable, match=r"can't be kept in .*file.* pass --model"):
+        bundled.bundled_model(tmp_path / "file" / "models")
 
 
 def test_new_weights_are_those_that_compute(tmp_path):

@@ -126,6 +126,7 @@ def test_host_memory_is_what_was_asked_for(folder):
 
 @pytest.mark.parametrize(("options", "message"), [
     ({"hicache_storage_backend": "file"}, "needs enable_hierarchical_cache"),
+    ({"hicache_storage_location": "kv"}, "hicache_storage_location needs hicache_storage_backend"),
     ({**OPTIONS, "hicache_storage_backend": "tape"}, "hicache_storage_backend must be one of"),
     ({**OPTIONS, "hicache_write_policy": "never"}, "hicache_write_policy must be one of"),
     ({**OPTIONS, "hicache_ratio": 0.0}, "hicache_ratio"),

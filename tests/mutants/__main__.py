@@ -38,7 +38,10 @@ def chosen(options: argparse.Namespace) -> list[Mutant]:
     if options.names:
         files = dict.fromkeys(name.partition(":")[0] for name in options.names if ":" in name)
         every: list[Mutant] = [*PLANTED, *(mutant for file in files for mutant in mutants_of(file))]
-        return [mutant for mutant in every if any(name in mutant.name for name in options.names)]
+        found = [mutant for mutant in every if any(name in mutant.name for name in options.names)]
+        if not found:
+            raise SystemExit(f"no bug has one of these in its name: {', '.join(options.names)}")
+        return found
     number, _, count = options.share.partition("/")
     planted = [bug for bug in PLANTED if bug.isa in available()][int(number) - 1 :: int(count)] if int(number) else []
     pairs = zip_longest(planted, sample(options.sample, options.seed, tuple(options.folders), changed_lines()))
@@ -70,7 +73,9 @@ def shares(verdicts: list[Verdict]) -> str:
 def main(options: argparse.Namespace) -> int:
     console, end = Console(highlight=False, markup=False, soft_wrap=True), time.monotonic() + 60 * options.minutes
     mutants, workers = chosen(options), options.workers
-    console.print(f"{len(mutants)} mutants, seed {options.seed}: measuring which tests run which lines")
+    console.print(
+        f"{len(mutants)} mutants, seed {options.seed}: measuring which tests run which lines, if they changed"
+    )
     covering = CoverageMap([mutant.edit for mutant in mutants], workers)
     tests = [covering.tests_of(mutant.edit) for mutant in mutants]
     verdicts: list[Verdict] = []

@@ -3,7 +3,7 @@
 from planted import PlantedBug
 
 BUGS = [
-    # The mission's five: recorded lengths, whole pages, rejected matches, drained acknowledgements, one thread.
+    # What must never be wrong: recorded lengths, whole pages, rejected matches, drained acknowledgements, one thread.
     PlantedBug(
         "length inferred at release instead of recorded",
         "Lease.release",

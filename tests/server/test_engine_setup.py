@@ -4,6 +4,7 @@ import asyncio
 import gc
 import os
 import shutil
+import sys
 import threading
 import time
 from pathlib import Path
@@ -178,6 +179,32 @@ def test_the_cause_of_a_start_that_failed_is_kept(folders, tmp_path):
             while engine.failure is None:
                 await asyncio.sleep(0.05)
             assert str(gone) in engine.failure
+        finally:
+            await engine.shutdown()
+
+    asyncio.run(run())
+
+
+@pytest.mark.timeout(100)
+@pytest.mark.parametrize("has_served", [False, True])
+def test_a_system_that_starts_no_process_is_a_failure_that_is_told(folders, monkeypatch, has_served):
+    """Not a server that says for ever that it is loading."""
+
+    async def run():
+        engine = AsyncEngine(folders[0], max_restarts=1, num_pages=60)
+        if has_served:
+            await engine.start()
+        monkeypatch.setattr(sys, "executable", "/gone/python")
+        try:
+            if has_served:
+                engine._child.kill()
+                await engine._tasks[0]
+            else:
+                await engine.start()
+        except EngineUnavailable:
+            assert "can't be started: [Errno 2]" in (engine.failure or "")
+        else:
+            pytest.fail("it has been started")
         finally:
             await engine.shutdown()
 

@@ -272,10 +272,27 @@ def test_session_and_azure_traces(tmp_path):
     arrivals = read_trace(azure, scale=4)
     assert [len(arrival.prompt) for arrival in arrivals] == [1202, 795]
     assert abs(arrivals[1].at - 0.052) < 1e-3
-    other = tmp_path / "other.jsonl"
-    other.write_text('{"a": 1}\n')
-    with pytest.raises(ValueError, match="no known format"):
-        read_trace(other, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("a.jsonl", '{"a": 1}', "input_length"),
+        ("a.jsonl", '{"timestamp": 1, "input_length": 9, "hash_ids": []}', "output_length"),
+        ("a.jsonl", '{"requests": [{"in": 4}]}', "out"),
+        ("a.jsonl", "7", "not iterable"),
+        ("a.jsonl", "seven", "Expecting value"),
+        ("a.csv", "a,b\n1,2", "TIMESTAMP"),
+        ("a.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\nnow,1,2", "isoformat"),
+    ],
+)
+def test_a_trace_of_another_format_is_refused_with_what_is_missing(tmp_path, name, text, said):
+    (tmp_path / name).write_text(text + "\n")
+    with pytest.raises(ValueError, match=rf"no known format \(.*{said}.*\). A trace has"):
+        read_trace(tmp_path / name, 1)
+    (tmp_path / name).write_text("")
+    with pytest.raises(ValueError, match="has no requests"):
+        read_trace(tmp_path / name, 1)
 
 
 def test_generated_scenarios_differ():

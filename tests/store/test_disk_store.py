@@ -231,7 +231,7 @@ def test_a_folder_has_one_writer_and_any_reader(store):
 
 def test_a_folder_that_is_none_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(StoreUnavailable, match="file"):
+    with pytest.raises(StoreUnavailable, match="that is no folder"):
         opened(tmp_path / "file")
 
 

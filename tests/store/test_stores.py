@@ -360,8 +360,22 @@ class Failing:
             raise StoreUnavailable("down")
         return [None] * len(keys)
 
+    def check(self, deadline):
+        self.get([], deadline)
+
     def stats(self):
         return StoreStats(0, 0, 0)
+
+
+def test_a_store_that_does_not_answer_is_in_trouble_until_a_call_succeeds():
+    store = Failing()
+    breaker = Breaker(lambda: store)
+    with pytest.raises(StoreUnavailable, match="down"):
+        breaker.check(SECOND)
+    assert breaker.stats().trouble == "down"
+    store.fails = False
+    assert list(breaker.get([b""], SECOND)) == [None]
+    assert breaker.stats().trouble is None
 
 
 def test_a_store_that_fails_is_left_alone_and_tried_again():
@@ -599,8 +613,18 @@ def test_an_address_that_can_not_be_is_said_when_a_store_is_opened(location, end
 
 def test_a_bucket_that_is_not_there_is_said_when_a_store_is_opened(s3_server):
     open_storage("s3://bucket/kv", MANY).close()
-    with pytest.raises(ValueError, match="hicache_storage_location: s3://none/kv"):
+    with pytest.raises(ValueError, match=r"hicache_storage_location: s3://none/kv: .*NoSuchBucket: "):
         open_storage("s3://none/kv", MANY)
+
+
+def test_credentials_that_are_missing_are_named(monkeypatch):
+    """The library then asks the cloud that it believes to run in, of which its message speaks alone."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delitem(os.environ, name, raising=False)
+    store = ObjectStore("bucket", timeout=1)
+    with pytest.raises((ValueError, StoreUnavailable), match="AWS_ACCESS_KEY_ID"):
+        store.check(10 * SECOND)
+    store.close()
 
 
 @pytest.mark.parametrize("place", ["127.0.0.1:{port}/99999", ":secret@127.0.0.1:{port}/0", "127.0.0.1:port/0"])

@@ -87,11 +87,13 @@ def check(
     """Validate a configuration, print the memory plan, and exit. No weights are loaded, no storage is opened."""
     from freehold.cli.terminal import show_plan
     from freehold.runtime import assembly
+    from freehold.runtime.tier_plan import check_tiers
     from freehold.server.launch import check_options
 
     try:
         check_options(http)
-        show_plan(assembly.check(_chosen(config, model_name)), sources(context))
+        plan = assembly.check(_chosen(config, model_name))
+        show_plan(plan, check_tiers(plan.config, plan) or (), sources(context))
     except (ValueError, OSError) as error:
         fail(error)
 

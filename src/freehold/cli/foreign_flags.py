@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterator, Sequence
+from itertools import islice
 
 RENAMED = {
     "--model-path": "--model",
@@ -51,8 +53,15 @@ LIMITED = {
     "-tp": ({"1"}, _ONE_PROCESS),
     "--pipeline-parallel-size": ({"1"}, _ONE_PROCESS),
     "--pp-size": ({"1"}, _ONE_PROCESS),
+    "--expert-parallel-size": ({"1"}, _ONE_PROCESS),
+    "--ep-size": ({"1"}, _ONE_PROCESS),
     "--data-parallel-size": ({"1"}, "start several servers, and balance between them"),
     "--dp-size": ({"1"}, "start several servers, and balance between them"),
+    "--dp": ({"1"}, "start several servers, and balance between them"),
+    "-dp": ({"1"}, "start several servers, and balance between them"),
+    "--nnodes": ({"1"}, _ONE_PROCESS),
+    "--cpu-offload-gb": ({"0"}, "weights lie in the memory of the CPU"),
+    "--tokenizer-mode": ({"auto"}, "the tokenizer comes with the model"),
     "--dtype": ({"auto"}, _FORMAT),
     "--load-format": ({"auto"}, "the format is that of the file"),
     "--device": ({"auto", "cpu"}, "models are computed on the CPU"),
@@ -78,6 +87,22 @@ HINTS = {
     "--lora": "use --enable-lora and --lora-modules name=folder",
     "--attention-backend": "kernels are chosen for the processor; --cpu-isa lowers that",
 }
+
+# Values that have another name here, by the option's own name.
+VALUES = {
+    "--kv-cache-dtype": {"auto": "bfloat16"},
+    "--tool-call-parser": {
+        "qwen": "hermes", "qwen25": "hermes", "llama3": "llama3_json", "deepseekv3": "deepseek_v3",
+        "deepseekv31": "deepseek_v31", "gpt-oss": "gpt_oss", "openai": "gpt_oss",
+    },
+}  # fmt: skip
+
+# Options with a value that say how GPUs are used, or are limits that there are none of here. They change no answer.
+WITHOUT_EFFECT = frozenset({
+    "--max-lora-rank", "--hicache-mem-layout", "--hicache-io-backend", "--schedule-conservativeness",
+    "--cuda-graph-max-bs", "--cuda-graph-bs", "--max-seq-len-to-capture", "--distributed-executor-backend",
+    "--max-parallel-loading-workers", "--tokenizer-worker-num", "--sampling-backend", "--max-cpu-loras",
+})  # fmt: skip
 
 _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
 
@@ -106,6 +131,14 @@ def _one(argument: str, rest: Iterator[str], switches: Collection[str]) -> list[
         if value not in granted:
             raise ForeignFlag(f"{flag} can't be {value or 'empty'} here: {reason}")
         return []
+    if flag in WITHOUT_EFFECT:
+        if not equals:
+            next(rest, "")
+        return []
+    flag = RENAMED.get(flag, flag)
+    if flag in VALUES or flag == "--allowed-origins":
+        given = [value] if equals else list(islice(rest, 1))
+        return _named_here(flag, given[0]) if given else [flag]
     if flag == "--swap-space":
         value = value if equals else next(rest, "")
         return ["--enable-hierarchical-cache", "--hicache-size", f"{value}GiB"] if value not in ("", "0") else []
@@ -118,4 +151,15 @@ def _one(argument: str, rest: Iterator[str], switches: Collection[str]) -> list[
         return [flag] if flag in switches and is_on else []
     if flag.startswith("--no-") and f"--{flag[5:]}" in switches:
         return []
-    return [RENAMED.get(flag, flag) + equals + value]
+    return [flag + equals + value]
+
+
+def _named_here(flag: str, value: str) -> list[str]:
+    """A flag with the name that its value has here. vLLM's origins are a list in JSON; here the flag is repeated."""
+    if flag in VALUES:
+        return [flag, VALUES[flag].get(value, value)]
+    try:
+        listed = json.loads(value) if value.startswith("[") else [value]
+    except ValueError:
+        raise ForeignFlag(f"{flag}: {value} is no list in JSON; repeat the flag for several") from None
+    return [part for origin in listed for part in (flag, str(origin))]

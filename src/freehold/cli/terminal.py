@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -81,8 +81,9 @@ def show_answer(body: dict[str, Any]) -> None:
     console.print(table, highlight=False, markup=False)
 
 
-def show_plan(plan: MemoryPlan, sources: Mapping[str, str]) -> None:
-    """The memory plan of a configuration, and which options were given where."""
+def show_plan(plan: MemoryPlan, host_counts: Sequence[int], sources: Mapping[str, str]) -> None:
+    """The memory plan of a configuration, and which options were given where. `host_counts`: pages of each cache group,
+    none without a host tier."""
     shape, spec = plan.shape, plan.spec
     tokens = shape.page_count * shape.page_size
     table = Table(title="Memory plan", show_header=False)
@@ -93,6 +94,14 @@ def show_plan(plan: MemoryPlan, sources: Mapping[str, str]) -> None:
         name = "pages" if len(shape.groups) == 1 else f"pages, {group.name}"
         table.add_row(name, f"{count:,} of {shape.page_size} tokens, {cost:,} bytes each")
     table.add_row("capacity", f"{tokens:,} tokens")
+    if host_counts:
+        size = sum(count * cost for count, cost in zip(host_counts, plan.page_bytes, strict=True))
+        table.add_row(
+            "host memory", f"{size / 2**20:,.1f} MiB, {' and '.join(f'{count:,}' for count in host_counts)} pages"
+        )
+    if plan.config.hicache_storage_backend is not None:
+        limit = plan.config.hicache_storage_capacity / 2**30
+        table.add_row("storage", f"{plan.config.hicache_storage_backend}, {limit:,.1f} GiB at most")
     table.add_row("longest request", f"{min(shape.token_limit, tokens + 1):,} tokens, prompt and output")
     table.add_row("batch", f"{shape.row_count:,} requests at most")
     for name, share in (("hints may retain", shape.retained_share), ("operators may pin", shape.pinned_share)):

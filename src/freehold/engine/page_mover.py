@@ -19,10 +19,17 @@ from freehold.store.store import Store
 class PageMover:
     """Implements `contract.orders.Mover`. `device` copies pages of each cache group; the host gets `page_counts` pages
     of each, and page 0, which nobody uses. Memory is touched only when written. With `storage` pages go on to a store;
-    orders that it was given end there, whatever is attached later."""
+    orders that it was given end there, whatever is attached later. `about` describes stored pages of each group."""
 
-    def __init__(self, device: Sequence[PageBytes], page_counts: Sequence[int], store: Store | None = None):
+    def __init__(
+        self,
+        device: Sequence[PageBytes],
+        page_counts: Sequence[int],
+        store: Store | None = None,
+        about: Sequence[str] = (),
+    ):
         self._device = device
+        self._about = [one.encode() for one in about]
         self.host: list[UInt8] = [
             np.empty((count + 1, one.page_bytes), np.uint8) for one, count in zip(device, page_counts, strict=True)
         ]
@@ -39,7 +46,7 @@ class PageMover:
     def attach(self, store: Store) -> None:
         """Orders for storage go to this store from now on."""
         assert self.storage is None
-        self.storage = StorageIO(store, self.host)
+        self.storage = StorageIO(store, self.host, self._about)
 
     def detach(self) -> StorageIO | None:
         """-> what was attached, for the caller to close: that waits for orders which it was given."""

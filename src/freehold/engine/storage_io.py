@@ -22,11 +22,13 @@ Run = Callable[[Callable[[Order], list[Bool]]], None]
 
 class StorageIO:
     """One store, and its threads. Asking, fetching and storing have threads of their own, so that none waits for
-    another. `host`: uint8 [pages + 1, bytes of a page] of each cache group."""
+    another. `host`: uint8 [pages + 1, bytes of a page] of each cache group. `about`: what the entries of each say of
+    themselves to people, nothing if not given."""
 
-    def __init__(self, store: Store, host: Sequence[UInt8]):
+    def __init__(self, store: Store, host: Sequence[UInt8], about: Sequence[bytes] = ()):
         self._store = store
         self._host = host
+        self._about = about or [b""] * len(host)
         self._is_closing = False
         self._asking = ThreadPoolExecutor(ASKERS, "kv-ask")
         self._fetching = ThreadPoolExecutor(READERS, "kv-fetch")
@@ -74,8 +76,8 @@ class StorageIO:
 
     def _put(self, order: Order) -> list[Bool]:
         items = [
-            Item(key, b"", host[page].data)
-            for host, pages, keys in zip(self._host, order.host, order.keys, strict=True)
+            Item(key, about, host[page].data)
+            for about, host, pages, keys in zip(self._about, self._host, order.host, order.keys, strict=True)
             for page, key in zip(pages.tolist(), keys, strict=True)
         ]
         return _by_group(order, self._store.put(items, STORE_DEADLINE_S))

@@ -100,9 +100,8 @@ class AsyncEngine:
             raise EngineUnavailable(self._why_not() or "the engine is loading the model")
 
     def _why_not(self) -> str | None:
-        if self.failure:
-            return f"the engine has failed: {self.failure}"
-        return "the server is shutting down" if self.draining else None
+        closing = "the server is shutting down" if self.draining else None
+        return f"the engine has failed: {self.failure}" if self.failure else closing
 
     # -- life -------------------------------------------------------------------------------------------
 
@@ -124,7 +123,11 @@ class AsyncEngine:
 
     async def _spawn(self) -> None:
         address = f"ipc://{self._folder.name}/engine-{self.restarts}"
-        self._child = await EngineChild.spawn(self._context, address, self.setup)
+        try:
+            self._child = await EngineChild.spawn(self._context, address, self.setup)
+        except EngineUnavailable as error:
+            self.failure = str(error)
+            raise
         self._listening = asyncio.create_task(self._listen(self._child))
 
     def _load_tokenizer(self) -> Tokenizer:
@@ -138,11 +141,8 @@ class AsyncEngine:
         tokenizer = self.tokenizer
         least = len(text) // tokenizer.longest_piece
         if is_prompt and least > self.context_length:
-            raise InvalidParameter(
-                "prompt",
-                f"the prompt has {len(text)} characters, at least {least} tokens; "
-                f"the maximum context length is {self.context_length} tokens",
-            )
+            limit = f"the maximum context length is {self.context_length} tokens"
+            raise InvalidParameter("prompt", f"the prompt has {len(text)} characters, at least {least} tokens; {limit}")
         if len(text) < LONG_TEXT:
             return tokenizer.encode(text, add_special_tokens)
         async with self._long_texts:

@@ -29,12 +29,17 @@ class EngineChild:
 
     @classmethod
     async def spawn(cls, context: zmq.asyncio.Context, address: str, setup: EngineSetup) -> EngineChild:
+        """Raises EngineUnavailable if the system starts no process."""
         socket = context.socket(zmq.PAIR)
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.SNDHWM, 0)
         socket.bind(address)
         command = [sys.executable, "-m", "freehold.ipc.engine_process", address, setup.encode(), str(os.getpid())]
-        process = await asyncio.create_subprocess_exec(*command, start_new_session=True)
+        try:
+            process = await asyncio.create_subprocess_exec(*command, start_new_session=True)
+        except OSError as error:
+            socket.close()
+            raise EngineUnavailable(f"its process can't be started: {error}") from error
         return cls(socket, process)
 
     @property

@@ -31,6 +31,10 @@ TOKEN_SPACE = 1 << 30
 MOONCAKE_BLOCK = 512
 SESSION_BLOCK = 64
 SESSIONS_START_WITHIN_S = 4 * 3600.0
+FORMATS = (
+    "A trace has rows of JSON with timestamp, input_length, output_length and hash_ids, or with requests of t, in, out "
+    "and hash_ids; or it is a .csv with TIMESTAMP, ContextTokens and GeneratedTokens"
+)
 
 
 @dataclass(frozen=True)
@@ -45,25 +49,23 @@ class Arrival:
 def read_trace(path: Path, scale: int) -> list[Arrival]:
     """Return all requests by time of arrival. Raise ValueError for an unknown format."""
     with _open(path) as file:
-        if ".csv" in path.suffixes:
-            arrivals = list(_azure(file, scale))
-        else:
-            try:
-                rows = [json.loads(line) for line in file if line.strip()]
-            except ValueError as error:
-                raise ValueError(f"trace: {path.name} has a line that is not JSON: {error}") from None
-            if rows and "hash_ids" in rows[0]:
-                arrivals = [_mooncake(row, scale) for row in rows]
-            elif rows and "requests" in rows[0]:
-                starts = random.Random(0)
-                arrivals = [
-                    arrival
-                    for i, row in enumerate(rows)
-                    for arrival in _session(row, i, starts.random() * SESSIONS_START_WITHIN_S, scale)
-                ]
-            else:
-                raise ValueError(f"trace: {path.name} has an unknown format (see `freehold simulate --help`)")
+        try:
+            arrivals = list(_azure(file, scale) if ".csv" in path.suffixes else _json_lines(file, scale))
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            said = f"there is no {error}" if isinstance(error, KeyError) else error
+            raise ValueError(f"trace: {path.name} has an unknown format ({said}). {FORMATS}") from error
+    if not arrivals:
+        raise ValueError(f"trace: {path.name} has no requests")
     return sorted(arrivals, key=lambda arrival: arrival.at)
+
+
+def _json_lines(file: TextIO, scale: int) -> Iterator[Arrival]:
+    starts = random.Random(0)
+    for number, row in enumerate(json.loads(line) for line in file if line.strip()):
+        if "requests" in row:
+            yield from _session(row, number, starts.random() * SESSIONS_START_WITHIN_S, scale)
+        else:
+            yield _mooncake(row, scale)
 
 
 def _open(path: Path) -> TextIO:

@@ -100,7 +100,10 @@ def assemble(config: EngineConfig, checkpoint: Checkpoint | None = None, weights
     runner = Runner(config, checkpoint, kv_shape, device, tokenizer.eos_tokens, loaded)
     engine = StepThread(runner)
     engine.wait_until_warm()
-    mover = None if tiers is None else PageMover(runner.page_bytes(), tiers.page_counts, store)
+    # True of whatever weights of this shape compute, with whatever adapter.
+    kind = f"{checkpoint.spec.architecture}, {checkpoint.spec.layer_count} layers, {config.kv_cache_dtype}"
+    about = [f"{kind}, {group.name}, {shape.page_size} tokens" for group in shape.groups]
+    mover = None if tiers is None else PageMover(runner.page_bytes(), tiers.page_counts, store, about)
     publisher = _publisher(config)
     memory = Memory(shape, tiers, mover, None if publisher is None else EventLog(shape.page_size))
     if tiers is not None:

@@ -110,6 +110,8 @@ class ServerConfig:
         check_limits(self)
         if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
             raise ValueError("ssl_keyfile: TLS needs both --ssl-keyfile and --ssl-certfile")
+        if self.session_store_recover and self.session_store is None:
+            raise ValueError("session_store_recover needs session_store: the file to recover")
         if self.root_path and (not self.root_path.startswith("/") or self.root_path.endswith("/")):
             raise ValueError(f"root_path: must begin with / and not end with it, not '{self.root_path}'")
 

@@ -16,9 +16,11 @@ from numba import njit
 
 from freehold.contract.adapter import Adapter
 from freehold.contract.arrays import Float32, Float64, Int32
+from freehold.lost_kernels import compile_what_is_lost
 from freehold.scheduler.request import Request
 
 UInt64 = npt.NDArray[np.uint64]
+compile_what_is_lost()
 
 
 def seed_of(namespace: str, adapter: Adapter | None = None) -> np.uint64:

@@ -46,7 +46,9 @@ class Cell:
         for cell in matrix():
             if str(cell) == text:
                 return cell
-        raise ValueError(f"cell: '{text}' is not one of the matrix, such as {next(matrix())}")
+        axes = ":".join("|".join(map(str, axis)) for axis in (("overlap", "sync"), *AXES[1:-1]))
+        groups = "|".join(name for name in GROUPS if name != "full")
+        raise ValueError(f"cell: '{text}' is not one of the matrix: {axes}, then nothing or :{groups}")
 
     def cache_groups(self, scenario: Scenario) -> tuple[CacheGroup, ...]:
         """Return the model's cache groups. In a tight pool there are few bounded pages, too."""

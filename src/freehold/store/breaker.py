@@ -65,6 +65,7 @@ class Breaker:
         self._store: Store | None = None
         self._is_closed = False
         self._unopened: str | None = "it has not been opened yet"
+        self._checked: str | None = None  # why it did not answer when it was asked last
         self._asking, self._reading, self._writing = Circuit(clock), Circuit(clock), Circuit(clock)
 
     def _opened(self, deadline: float) -> Store:
@@ -91,11 +92,16 @@ class Breaker:
     def trouble(self) -> str | None:
         """Why some calls are not passed on, or None."""
         open_ones = (one for one in (self._asking, self._reading, self._writing) if one.is_open)
-        return self._unopened or next((one.trouble for one in open_ones), None)
+        return self._unopened or self._checked or next((one.trouble for one in open_ones), None)
 
     def check(self, deadline: float) -> None:
         end = time.monotonic() + deadline
-        self._opened(deadline).check(max(end - time.monotonic(), 0))
+        try:
+            self._opened(deadline).check(max(end - time.monotonic(), 0))
+        except Exception as error:
+            self._checked = str(error)
+            raise
+        self._checked = None
 
     def contains(self, keys: Sequence[bytes], deadline: float) -> list[bool]:
         return self._pass(self._asking, lambda store: store.contains(keys, deadline), deadline)
@@ -105,7 +111,7 @@ class Breaker:
         try:
             for number, payload in enumerate(self._opened(deadline).get(keys, deadline), 1):
                 if number == len(keys):  # the caller need not exhaust the iterator
-                    self._reading.succeeded()
+                    self._succeeded(self._reading)
                 yield payload
         except Exception as error:
             self._reading.failed(error)
@@ -140,6 +146,10 @@ class Breaker:
             if self._store is not None:
                 self._store.close()
 
+    def _succeeded(self, circuit: Circuit) -> None:
+        self._checked = None
+        circuit.succeeded()
+
     def _pass(self, circuit: Circuit, call: Callable[[Store], Result], deadline: float) -> Result:
         circuit.admit()
         try:
@@ -147,5 +157,5 @@ class Breaker:
         except Exception as error:
             circuit.failed(error)
             raise
-        circuit.succeeded()
+        self._succeeded(circuit)
         return result

@@ -65,6 +65,8 @@ class DiskStore:
             if is_read_only and not folder.is_dir():
                 raise StoreUnavailable(f"{folder}: there is no such folder")
             if not is_read_only:
+                if folder.exists() and not folder.is_dir():
+                    raise StoreUnavailable(f"{folder}: that is no folder")
                 folder.mkdir(parents=True, exist_ok=True)
                 self._lock_file = _locked(folder)
             self._inode = os.stat(folder).st_ino

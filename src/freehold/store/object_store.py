@@ -24,6 +24,7 @@ OURS = re.compile(r"([0-9a-f]{2})/(\1[0-9a-f]{62})")
 MISSING = (FileNotFoundError, PermissionDeniedError)
 BYTES = [f"{byte:02x}" for byte in range(256)]
 REFUSED = re.compile(r"status code: 40[0134]")  # the server does not know the access key or bucket
+REASON = re.compile(r"<Code>(.*?)</Code>(?:\s*<Message>(.*?)</Message>)?", re.DOTALL)
 
 Result = TypeVar("Result")
 
@@ -58,7 +59,7 @@ class ObjectStore:
             if "AccessDenied" in str(error):
                 return  # without the right to list, it can still be read and written
             kind = ValueError if REFUSED.search(str(error)) else StoreUnavailable
-            raise kind(f"s3: {_first_line(error)}") from error
+            raise kind(f"s3: {_said(error)}") from error
         except BaseException as error:  # a panic: the address is malformed
             raise ValueError(f"s3: the bucket or AWS_ENDPOINT is not a valid address: {error}") from error
 
@@ -101,7 +102,7 @@ class ObjectStore:
         try:
             self._store.put(path, raw)
         except (BaseError, OSError) as error:
-            return _first_line(error)
+            return _said(error)
         return None
 
     def _each(self, lane: Lane, calls: Iterable[Callable[[], Result]], deadline: float) -> Iterator[Result]:
@@ -110,7 +111,7 @@ class ObjectStore:
         except (StoreUnavailable, GeneratorExit, KeyboardInterrupt):
             raise
         except BaseException as error:  # a panic of the library, too
-            raise StoreUnavailable(f"s3: {_first_line(error)}") from error
+            raise StoreUnavailable(f"s3: {_said(error)}") from error
 
     def clear(self, deadline: float) -> None:
         end = time.monotonic() + deadline
@@ -133,16 +134,16 @@ class ObjectStore:
             for folder in BYTES:
                 yield from (bytes.fromhex(name.rpartition("/")[2]) for name in self._ours(folder))
         except BaseError as error:
-            raise StoreUnavailable(f"s3: {_first_line(error)}") from error
+            raise StoreUnavailable(f"s3: {_said(error)}") from error
 
     def foreign(self) -> Iterator[str]:
         try:
             for found in self._store.list():
                 yield from (one["path"] for one in found if not OURS.fullmatch(one["path"]))
         except InvalidPathError as error:
-            yield f"and more: {_first_line(error)}"
+            yield f"and more: {_said(error)}"
         except BaseError as error:
-            raise StoreUnavailable(f"s3: {_first_line(error)}") from error
+            raise StoreUnavailable(f"s3: {_said(error)}") from error
 
     def raw(self, key: bytes) -> bytes | None:
         try:
@@ -150,13 +151,13 @@ class ObjectStore:
         except MISSING:
             return None
         except BaseError as error:
-            raise StoreUnavailable(f"s3: {_first_line(error)}") from error
+            raise StoreUnavailable(f"s3: {_said(error)}") from error
 
     def discard(self, keys: Collection[bytes]) -> None:
         try:
             self._store.delete([_path(key) for key in keys])
         except (BaseError, OSError) as error:
-            raise StoreUnavailable(f"s3: {_first_line(error)}") from error
+            raise StoreUnavailable(f"s3: {_said(error)}") from error
 
     def stats(self) -> StoreStats:
         """Return counts; the contents of a bucket are unknown without listing it."""
@@ -167,9 +168,15 @@ class ObjectStore:
             lane.close()
 
 
-def _first_line(error: BaseException) -> str:
-    """Return the library's message without its source trace."""
-    return str(error).partition("\n")[0]
+def _said(error: BaseException) -> str:
+    """Return the library's message without its source trace, and the reason that the server gives."""
+    text = str(error)
+    said = text.partition("\n")[0].partition("<?xml")[0].rstrip(": ")
+    if reason := REASON.search(text):
+        said = f"{said}: {': '.join(filter(None, reason.groups()))}"
+    if "//169.254." in said:  # where a machine in a cloud asks for credentials
+        return f"neither AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY nor credentials of the machine: {said}"
+    return said
 
 
 def _path(key: bytes) -> str:

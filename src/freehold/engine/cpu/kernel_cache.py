@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -55,24 +54,21 @@ def _by_content(kind: Any) -> Any:
     return ByContent
 
 
+class Nowhere:
+    """The last locator, in place of an error of Numba's that does not say what to do."""
+
+    @classmethod
+    def from_function(cls, py_func: Any, py_file: str) -> Any:
+        where = f"neither {Path(py_file).parent} nor the user's cache folder can be written to"
+        raise PermissionError(f"compiled kernels can't be kept: {where}. Set NUMBA_CACHE_DIR to a folder that can")
+
+
 def keep_kernels_by_content() -> None:
     """Before the first kernel is declared. Numba's first three locators look for files: where the user says, beside the
     source, and in the user's cache folder."""
     kinds = _caching.CacheImpl._locator_classes
     kinds[:0] = [_by_content(kind) for kind in kinds[:3]]
-    _caching.IndexDataCacheFile._load_index = _tolerant(_caching.IndexDataCacheFile._load_index)
-
-
-def _tolerant(load: Callable[[Any], dict[Any, str]]) -> Callable[[Any], dict[Any, str]]:
-    """Take an index that names types of an earlier version for an empty one."""
-
-    def load_index(self: Any) -> dict[Any, str]:
-        try:
-            return load(self)
-        except (ImportError, AttributeError):
-            return {}
-
-    return load_index
+    kinds.append(Nowhere)
 
 
 def is_kept(kernel: Any) -> bool:

