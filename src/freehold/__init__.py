@@ -19,7 +19,7 @@ _HOMES = {"LLM": "freehold.llm", "Completion": "freehold.llm", "AsyncEngine": "f
 
 
 def __getattr__(name: str) -> Any:
-    """Import the engine when it is asked for: `freehold --help` should not wait for it."""
+    """Import engine classes on first use, so that `freehold --help` stays fast."""
     if name not in _HOMES:
         raise AttributeError(f"module 'freehold' has no attribute '{name}'")
     import importlib

@@ -1,4 +1,4 @@
-"""`python -m freehold`: the command."""
+"""Run the command line with `python -m freehold`."""
 
 from freehold.cli import app
 

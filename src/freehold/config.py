@@ -1,4 +1,4 @@
-"""Everything about the engine that can be chosen at start-up, in one place."""
+"""The engine's start-up options."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _SECONDS = Limits(above=0)
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """Options of `freehold serve` and `freehold.LLM`; the names are those of the flags, and `freehold serve --help`
-    explains them. Raises ValueError naming the option."""
+    """Options of `freehold serve` and `freehold.LLM`, named as the flags; `freehold serve --help` explains them. Raises
+    ValueError naming the option."""
 
     model: str | None = option(
         None, "A GGUF file, a Hugging Face directory or a hub id. Default: SmolLM2-135M, fetched once.", MODEL
@@ -45,11 +45,11 @@ class EngineConfig:
     )  # fmt: skip
     chat_template: str | None = option(None, "File with a Jinja chat template, in place of the model's own.", MODEL)
     linear_compute: str = option(
-        "int16", "What inputs of quantized weights are rounded to: int16, int8, or float32 (not at all).", MODEL,
+        "int16", "Type that inputs of quantized weights are rounded to: int16, int8, or float32 (no rounding).", MODEL,
         Limits(choices=LINEAR_COMPUTE),
     )  # fmt: skip
     quantize: str | None = option(
-        None, "Format that float weights are converted to while loading: q8_0, q4_1 or q4_k. Default: none.", MODEL,
+        None, "Quantize float weights while loading: q8_0, q4_1 or q4_k. Default: none.", MODEL,
         Limits(choices=QUANTIZED),
     )  # fmt: skip
     page_size: int = option(16, "Tokens in a page.", MEMORY, _POSITIVE, flags=("--block-size",))
@@ -58,22 +58,22 @@ class EngineConfig:
     )
     kv_cache_memory_bytes: int = option(
         KV_BYTES_DEFAULT,
-        "Bytes of KV memory, such as 8GB. Without effect if --num-pages is given.",
+        "Bytes of KV memory, such as 8GB. Ignored if --num-pages is given.",
         MEMORY,
         is_size=True,
     )
     kv_cache_dtype: str = option(
-        "bfloat16", "What keys and values are stored as: float32, bfloat16, or int8 (with scales).", MEMORY,
+        "bfloat16", "Type of stored keys and values: float32, bfloat16, or int8 (with scales).", MEMORY,
         Limits(choices=KV_CACHE_DTYPES),
     )  # fmt: skip
     audit_interval: int = option(
-        0, "Recount all pages after every k-th step. 0: only when the engine is idle.", MEMORY, Limits(least=0)
+        0, "Audit all pages every k steps. 0: only when the engine is idle.", MEMORY, Limits(least=0)
     )
     max_running_requests: int = option(
         64, "Maximum number of running requests.", SCHEDULING, _POSITIVE, flags=("--max-num-seqs",)
     )
     max_queued_requests: int = option(
-        4096, "Maximum number of waiting requests. More get HTTP 503.", SCHEDULING, _POSITIVE
+        4096, "Maximum number of waiting requests. Further ones get HTTP 503.", SCHEDULING, _POSITIVE
     )
     chunked_prefill_size: int = option(512, "Maximum number of prompt tokens in a step.", SCHEDULING, _POSITIVE)
     target_itl_ms: float | None = option(
@@ -85,53 +85,51 @@ class EngineConfig:
         Limits(choices=SCHEDULE_POLICIES),
     )  # fmt: skip
     max_overtaken: int = option(
-        64, "How many later requests may be admitted before one that waits.", SCHEDULING,
+        64, "Maximum number of later requests admitted ahead of a waiting one.", SCHEDULING,
         _POSITIVE,
     )  # fmt: skip
     fair_decode_rows: int | None = option(
-        None, "Rows that a client may decode in every step, whatever others ask for. Default: learned.",
+        None, "Rows each client may decode in every step under any load. Default: learned.",
         SCHEDULING, _POSITIVE,
     )  # fmt: skip
     priority_scheduling_preemption_threshold: int | None = option(
-        None, "With --schedule-policy priority: preempt requests whose priority is lower by at least this.",
+        None, "With --schedule-policy priority: minimum priority difference for preemption.",
         SCHEDULING, _POSITIVE,
     )  # fmt: skip
     stream_interval: int = option(
-        1, "Tokens that are streamed together, after the first. More cost the server less.", SCHEDULING, _POSITIVE
+        1, "Tokens per streamed chunk after the first. More reduces overhead.", SCHEDULING, _POSITIVE
     )
     stream_hold_ms: float | None = option(
-        None, "Milliseconds that a token may wait to be sent with those that follow; first tokens and ends never wait. "
+        None, "Milliseconds a token may be held to be sent with later ones; first tokens and ends are never held. "
         "Default: 10 if the kernels use all cores, else 0.", SCHEDULING, Limits(least=0),
     )  # fmt: skip
-    disable_overlap_schedule: bool = option(False, "Plan a step only after the one before it is done.", SCHEDULING)
-    request_timeout: float | None = option(None, "Seconds after which a request is ended.", SCHEDULING, _SECONDS)
+    disable_overlap_schedule: bool = option(False, "Plan each step only after the previous one ended.", SCHEDULING)
+    request_timeout: float | None = option(None, "Seconds after which a request times out.", SCHEDULING, _SECONDS)
     waiting_timeout: float | None = option(
-        None, "Seconds that a request may wait to be scheduled.", SCHEDULING, _SECONDS
+        None, "Maximum seconds a request waits to be scheduled.", SCHEDULING, _SECONDS
     )
-    running_timeout: float | None = option(
-        None, "Seconds that a request may run once it is scheduled.", SCHEDULING, _SECONDS
-    )
-    watchdog_timeout: float = option(300.0, "Seconds after which a step counts as lost.", SCHEDULING, _SECONDS)
+    running_timeout: float | None = option(None, "Maximum seconds a scheduled request runs.", SCHEDULING, _SECONDS)
+    watchdog_timeout: float = option(300.0, "Seconds after which a step counts as hung.", SCHEDULING, _SECONDS)
     forward_retract_interval: int = option(
         0, "For tests: retract a running request every k steps.", SCHEDULING, Limits(least=0)
     )
-    disable_radix_cache: bool = option(False, "Keep no prefixes for later requests.", SESSIONS_AND_CACHE)
+    disable_radix_cache: bool = option(False, "Cache no prefixes for later requests.", SESSIONS_AND_CACHE)
     eviction_policy: str = option(
         "reuse", "Which cached pages are evicted first: reuse (learned), lru, lfu, fifo or priority.",
         SESSIONS_AND_CACHE, Limits(choices=EVICTION_POLICIES), flags=("--radix-eviction-policy",),
     )  # fmt: skip
     checkpoint_interval: int = option(
-        0, "Keep the state of a long prompt every so many tokens, for models with recurrent layers. A multiple of the "
+        0, "Checkpoint recurrent state every so many prompt tokens. A multiple of the "
         "page size; 0: only where prompts end or branch.", SESSIONS_AND_CACHE, Limits(least=0),
     )  # fmt: skip
     cache_tenant_quota: float | None = option(
-        None, "Share of the pool. Tenants (cache_salt) that cache more are evicted first.", SESSIONS_AND_CACHE, _SHARE
+        None, "Share of the pool per tenant (cache_salt). Evict tenants above it first.", SESSIONS_AND_CACHE, _SHARE
     )
     cache_retained_share: float = option(
         0.5, "Share of the pool that clients' hints may retain.", SESSIONS_AND_CACHE, _SHARE
     )
     cache_pinned_share: float = option(0.25, "Share of the pool that operators may pin.", SESSIONS_AND_CACHE, _SHARE)
-    enable_hierarchical_cache: bool = option(False, "Keep cached prefixes in host memory as well.", DEEPER_CACHE)
+    enable_hierarchical_cache: bool = option(False, "Also cache prefixes in host memory.", DEEPER_CACHE)
     hicache_ratio: float = option(
         2.0, "Host memory for KV, as a multiple of the device's.", DEEPER_CACHE, Limits(above=0)
     )
@@ -143,7 +141,7 @@ class EngineConfig:
         "they are used again) or write_back (when they are evicted).", DEEPER_CACHE, Limits(choices=WRITE_POLICIES),
     )  # fmt: skip
     hicache_storage_backend: str | None = option(
-        None, "Storage behind the host: file, redis or s3. Cached prefixes survive a restart.", DEEPER_CACHE,
+        None, "Storage tier below host memory: file, redis or s3. Cached prefixes survive a restart.", DEEPER_CACHE,
         Limits(choices=STORAGE_BACKENDS),
     )  # fmt: skip
     hicache_storage_location: str | None = option(
@@ -158,27 +156,25 @@ class EngineConfig:
         "second).", DEEPER_CACHE, Limits(choices=PREFETCH_POLICIES),
     )  # fmt: skip
     kv_events_config: str | None = option(
-        None, "Publish what comes into the cache and leaves it, as vLLM does: JSON with enable_kv_cache_events, "
+        None, "Publish blocks stored in and removed from the cache, as vLLM does: JSON with enable_kv_cache_events, "
         "endpoint, replay_endpoint, topic.", DEEPER_CACHE,
     )  # fmt: skip
     grammar_backend: str = option(
-        "llguidance", "What follows grammars of constrained output: llguidance, or none.", STRUCTURED_OUTPUT,
+        "llguidance", "Grammar engine for constrained output: llguidance, or none.", STRUCTURED_OUTPUT,
         Limits(choices=GRAMMAR_BACKENDS),
     )  # fmt: skip
     grammar_compile_timeout: float = option(
-        5.0, "Seconds of computing that a grammar may take to compile.", STRUCTURED_OUTPUT, Limits(above=0)
+        5.0, "Maximum CPU seconds to compile a grammar.", STRUCTURED_OUTPUT, Limits(above=0)
     )
     grammar_cache_bytes: int = option(
-        64 << 20, "Bytes of compiled grammars that are kept, such as 64MB.", STRUCTURED_OUTPUT, is_size=True
+        64 << 20, "Size of the cache of compiled grammars, such as 64MB.", STRUCTURED_OUTPUT, is_size=True
     )
-    disable_forced_tokens: bool = option(
-        False, "Compute one by one the tokens that a grammar leaves no choice about.", STRUCTURED_OUTPUT
-    )
-    enable_lora: bool = option(False, "Take LoRA adapters while running. --lora-modules implies it.", ADAPTERS)
+    disable_forced_tokens: bool = option(False, "Compute tokens forced by a grammar one at a time.", STRUCTURED_OUTPUT)
+    enable_lora: bool = option(False, "Allow loading LoRA adapters at run time. --lora-modules implies it.", ADAPTERS)
     lora_modules: tuple[str, ...] = option(
-        (), "A LoRA adapter to load, as name=folder; clients choose it as their model. Give several.", ADAPTERS
+        (), "LoRA adapter to load, as name=folder; clients select it as the model. Repeatable.", ADAPTERS
     )
-    max_loras: int = option(8, "Maximum number of adapters that are loaded.", ADAPTERS, _POSITIVE)
+    max_loras: int = option(8, "Maximum number of loaded adapters.", ADAPTERS, _POSITIVE)
     speculative_algorithm: str | None = option(
         None, "ngram (prompt lookup) or draft (a second, smaller model).", SPECULATION,
         Limits(choices=SPECULATIVE_ALGORITHMS),
@@ -192,26 +188,26 @@ class EngineConfig:
     )
     cpu_isa: str = option(
         "auto",
-        "Instruction set of products: auto (the best there is), amx, avx512-bf16, avx512-vnni, avx-vnni, avx2, neon, "
-        "portable. Integer products and attention are the same bits with all, but for attention with amx where KV is "
-        "bfloat16: it adds in another order.",
+        "Instruction set of the kernels: auto (best available), amx, avx512-bf16, avx512-vnni, avx-vnni, avx2, neon, "
+        "portable. Integer products and attention are bit-identical on all, except amx attention with bfloat16 KV, "
+        "which adds in another order.",
         DEVICES, Limits(choices=CPU_ISAS),
     )  # fmt: skip
-    num_threads: int | None = option(None, "Threads of the kernels. Default: one for each core.", DEVICES, _POSITIVE)
+    num_threads: int | None = option(None, "Kernel threads. Default: one per core.", DEVICES, _POSITIVE)
 
     @property
     def forced_limit(self) -> int:
-        """How many tokens at a time are verified because a grammar leaves no choice about them."""
+        """Return the maximum number of tokens forced by a grammar that one step verifies."""
         return 0 if self.grammar_backend == "none" or self.disable_forced_tokens else FORCED_MAX
 
     @property
     def adapts(self) -> bool:
-        """Whether adapters may be loaded."""
+        """Return whether adapters may be loaded."""
         return self.enable_lora or bool(self.lora_modules)
 
     @property
     def adapter_paths(self) -> dict[str, str]:
-        """Those to load at the start: name to folder."""
+        """Adapters to load at start: name to folder."""
         return dict(module.split("=", 1) for module in self.lora_modules)
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Offline generation: the whole engine in one process, no HTTP."""
+"""Offline generation: the whole engine in one process, without HTTP."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ Messages = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Completion:
-    """One output. `token_ids` holds every generated token, the stop token included; `text` ends before
-    whatever stopped it. `finish_reason` is stop, length or error; then `error` says what happened."""
+    """One output. `token_ids` holds all generated tokens, the stop token included. `text` ends before the stop token or
+    stop string. `finish_reason` is stop, length or error; `error` explains the last."""
 
     text: str
     token_ids: list[int]
@@ -42,7 +42,7 @@ class Completion:
     prompt_tokens: int
     cached_tokens: int
     logprobs: list[TokenLogprobs] | None = None
-    prompt_logprobs: list[TokenLogprobs] | None = None  # of the tokens behind `prompt_logprobs_start`
+    prompt_logprobs: list[TokenLogprobs] | None = None  # of the tokens after `prompt_logprobs_start`
     matched: int | str | None = None
     error: str | None = None
     retractions: int = 0
@@ -52,10 +52,9 @@ class Completion:
 class LLM:
     """`LLM(model=None, **options).generate(prompts, SamplingParams(...))`.
 
-    Options are the fields of `freehold.config.EngineConfig`, the names of the server's flags;
-    `checkpoint` is a model that is open already. Streams may be read in turns, also beside `generate`; a second thread
-    that comes while one is inside waits. Raises EngineStuck if the engine does not answer. A context manager:
-    `close` ends the engine's thread.
+    Options are the fields of `freehold.config.EngineConfig`, named as the server's flags; `checkpoint` is a model
+    already open. Streams may be interleaved with each other and with `generate`; a lock serializes threads. Raises
+    EngineStuck if the engine does not answer. A context manager: `close` ends the engine's thread.
     """
 
     def __init__(
@@ -70,7 +69,7 @@ class LLM:
         self._assembly = assembly
         self._ids = itertools.count()
         self._lock = threading.RLock()
-        self._streams: dict[str, list[int]] = {}  # tokens of open streams that nobody has taken yet
+        self._streams: dict[str, list[int]] = {}  # tokens of open streams not yet taken
 
     def __enter__(self) -> LLM:
         return self
@@ -92,12 +91,11 @@ class LLM:
         on_progress: Callable[[int], None] = lambda finished: None,
         adapter: str | Sequence[str | None] | None = None,
     ) -> list[Completion]:
-        """Complete `prompts`: one string, one list of token ids, or a list of either; with a LoRA adapter that is
-        loaded, or one for each prompt.
+        """Complete `prompts`: one string, one list of token ids, or a list of either; with a loaded LoRA adapter, or
+        one per prompt.
 
-        -> completions in order, `n` adjacent ones for each prompt. `on_progress` is called with the
-        number of outputs finished so far. Raises ValueError, before anything has run, if a prompt can
-        never be served.
+        Return the completions in order, `n` adjacent ones for each prompt. `on_progress` is called with the number of
+        outputs finished so far. Raises ValueError before anything runs if a prompt can never be served.
         """
         requests = self.requests(_as_list(prompts), sampling_params, adapter)
         for request in requests:
@@ -109,8 +107,8 @@ class LLM:
         return [self._completion(request) for request in requests]
 
     def embed(self, prompts: Prompt | Sequence[Prompt], pooling: str = "last") -> list[Float32]:
-        """The final hidden state of each prompt's last token, or the mean of all [hidden_size], not normalized. Raises
-        as `generate`."""
+        """Return the final hidden state of each prompt's last token, or the mean of all [hidden_size], not normalized.
+        Raises as `generate`."""
         requests = self.requests(_as_list(prompts), SamplingParams(max_tokens=1, temperature=0, pooling=pooling))
         with self._working():
             for request in requests:
@@ -131,22 +129,22 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         on_progress: Callable[[int], None] = lambda finished: None,
     ) -> list[Completion]:
-        """Answer one conversation or several, each a list of {"role": ..., "content": ...}. Raises ChatTemplateError
-        if the model has no chat template, or if that does not take the messages; else as `generate`."""
+        """Answer one or several conversations, each a list of {"role": ..., "content": ...}. Raises ChatTemplateError
+        if the model has no chat template or the template rejects the messages; else as `generate`."""
         one = len(messages) and isinstance(messages[0], Mapping)
         conversations: Any = [messages] if one else messages
         return self.generate([self.render(each) for each in conversations], sampling_params, on_progress)
 
     def render(self, messages: Messages) -> list[int]:
-        """The prompt for the answer to a conversation. Raises ChatTemplateError."""
+        """Return the prompt tokens of a conversation. Raises ChatTemplateError."""
         template = self.tokenizer.chat_template
         if template is None:
             raise ChatTemplateError("the model has no chat template: give one (chat_template), or use generate")
         return self.tokenizer.encode(template.render(messages), add_special_tokens=False).tolist()
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams) -> Iterator[str | Completion]:
-        """Complete one prompt: its text, piece by piece, and last the whole completion. Leaving the
-        iteration early aborts the request."""
+        """Complete one prompt: yield its text piece by piece, then the whole completion. Closing the iterator early
+        aborts the request."""
         (request,) = self.requests([prompt], replace(sampling_params, n=1))
         detokenizer = Detokenizer(self.tokenizer, request.params)
         self._compile(request)
@@ -167,7 +165,7 @@ class LLM:
                 self._abandon([request])
 
     def _compile(self, request: Request) -> None:
-        """Have its grammar ready. Raises InvalidParameter."""
+        """Compile the request's grammar. Raises InvalidParameter."""
         constraint, grammars = request.params.constraint, self._assembly.grammars
         if constraint is None:
             return
@@ -176,7 +174,7 @@ class LLM:
         request.grammar = grammars.result(constraint)
 
     def _next_tokens(self, request: Request) -> list[int]:
-        """What has come for a stream since it was last asked; the other streams' tokens are kept for them."""
+        """Return a stream's new tokens, running a step if it has none. Tokens of other streams are kept for them."""
         with self._working():
             if not self._streams[request.id] and request.finish is None:
                 self._step()
@@ -185,13 +183,13 @@ class LLM:
 
     @contextlib.contextmanager
     def _working(self) -> Iterator[None]:
-        """Pages are moved by whoever works, one thread at a time."""
+        """Hold the lock and bind page moves to this thread."""
         with self._lock:
             self.scheduler.memory.epochs.bind_thread()
             yield
 
     def _step(self) -> StepOutput:
-        """Raises EngineStuck."""
+        """Run one step. Raises EngineStuck."""
         output = self.scheduler.step()
         self._deliver(output)
         self._publish()
@@ -200,7 +198,7 @@ class LLM:
         return output
 
     def _publish(self) -> None:
-        """Tell those who follow the cache."""
+        """Publish cache events to subscribers."""
         events = self.scheduler.memory.events
         if events is not None:
             self._assembly.publish(events.take())
@@ -216,7 +214,7 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None,
         adapter: str | Sequence[str | None] | None = None,
     ) -> list[Request]:
-        """The requests that `generate` would run, for those who drive the scheduler themselves."""
+        """Return the requests that `generate` would run, for callers that drive the scheduler themselves."""
         each = [params or SamplingParams()] * len(prompts) if not isinstance(params, Sequence) else list(params)
         adapters = [adapter] * len(prompts) if adapter is None or isinstance(adapter, str) else list(adapter)
         for name, given in (("sampling_params", each), ("adapter", adapters)):
@@ -234,11 +232,11 @@ class LLM:
         return None if name is None else self._taking_adapters().find(name)
 
     def load_adapter(self, name: str, path: str) -> None:
-        """Load a LoRA adapter that PEFT has saved. Raises InvalidParameter."""
+        """Load a LoRA adapter saved by PEFT. Raises InvalidParameter."""
         self._taking_adapters().load(name, path)
 
     def unload_adapter(self, name: str) -> None:
-        """Requests that began with it finish with it. Raises NotFound."""
+        """Unload an adapter. Requests that began with it finish with it. Raises NotFound."""
         self._taking_adapters().unload(name)
 
     def _taking_adapters(self) -> Adapters:
@@ -266,15 +264,15 @@ class LLM:
         self.scheduler.audit()
 
     def _abandon(self, requests: Sequence[Request]) -> None:
-        """After an exception (Ctrl-C): give back all that they have. After a normal end only the step that may still be
-        in flight is taken in."""
+        """Abort the requests after an exception (Ctrl-C) and free their resources. After a normal end, only collect the
+        step still in flight."""
         for request in requests:
             self.scheduler.abort(request.id)
         while self.scheduler.has_work and self.scheduler.stuck is None:
             self._deliver(self.scheduler.step())
             self._publish()
             if self.scheduler.requests:
-                return  # other streams are open: they go on when they are read
+                return  # other open streams continue when they are read
 
     def _completion(self, request: Request) -> Completion:
         assert request.finish is not None

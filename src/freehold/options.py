@@ -1,4 +1,4 @@
-"""Options declared once: what a field of a configuration means, its limits and its flag."""
+"""Options declared once: a configuration field's meaning, limits and flag."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, get_type_hints
 
 @dataclass(frozen=True)
 class Limits:
-    """What a value may be. `above` excludes the bound itself; None is allowed wherever it is the default."""
+    """Limits of a value. `above` excludes the bound itself. None is allowed where it is the default."""
 
     least: float | None = None
     most: float | None = None
@@ -18,7 +18,7 @@ class Limits:
     choices: tuple[str, ...] = ()
 
     def refuse(self, name: str, value: Any) -> None:
-        """Raises ValueError naming the option and its limits, if `value` is outside them."""
+        """Raise ValueError naming the option and its limits if `value` is outside them."""
         if self.choices and value not in self.choices:
             raise ValueError(f"{name} must be one of {self.choices}, not '{value}'")
         low = self.least is None or value >= self.least
@@ -37,8 +37,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Option:
-    """One field of a configuration. `flags` are its names on the command line, beside its own; a secret is never
-    shown."""
+    """One field of a configuration. `flags` are command-line names besides its own. A secret is never shown."""
 
     name: str
     type: Any
@@ -65,7 +64,7 @@ def option(
     is_secret: bool = False,
     is_size: bool = False,
 ) -> Any:
-    """The field of a dataclass, with what the command line and the documentation say of it."""
+    """Return a dataclass field with its command-line flag and documentation."""
     declared = {
         "help": help, "group": group, "limits": limits, "flags": flags, "is_secret": is_secret, "is_size": is_size,
     }  # fmt: skip
@@ -73,7 +72,7 @@ def option(
 
 
 def options_of(record: type) -> Iterator[Option]:
-    """The options that a dataclass declares, in order."""
+    """Yield the options that a dataclass declares, in order."""
     types = get_type_hints(record)
     for one in fields(record):
         if "option" in one.metadata:
@@ -82,7 +81,7 @@ def options_of(record: type) -> Iterator[Option]:
 
 
 def check_limits(record: Any) -> None:
-    """Raises ValueError for the first field of a dataclass that is outside its limits."""
+    """Raise ValueError for the first field of a dataclass outside its limits."""
     for one in options_of(type(record)):
         value = getattr(record, one.name)
         if value is not None:

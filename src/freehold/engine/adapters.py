@@ -1,4 +1,4 @@
-"""LoRA adapters of one model: those that are loaded, and which row computes with which."""
+"""LoRA adapters of one model: the loaded ones, and the rows that use them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from freehold.models.tensor import AdapterMatrices, Checkpoint
 
 
 class Adapters:
-    """By name, `limit` at most. Any thread may call it."""
+    """Adapters by name, at most `limit`. Thread-safe."""
 
     def __init__(self, model: PlacedModel, checkpoint: Checkpoint, limit: int):
         self._model = model
@@ -31,14 +31,14 @@ class Adapters:
         self._lock = threading.Lock()
 
     def find(self, name: str) -> Adapter:
-        """Raises NotFound."""
+        """Return an adapter. Raises NotFound."""
         adapter = self._loaded.get(name)
         if adapter is None:
             raise NotFound(f"the adapter '{name}' is not loaded", "lora_path")
         return adapter
 
     def load(self, name: str, path: str) -> None:
-        """From a folder that PEFT has written. Raises InvalidParameter."""
+        """Load an adapter from a PEFT folder. Raises InvalidParameter."""
         self._check(name)
         fingerprint, matrices = read_adapter(Path(path))
         factors = self._model.pack_adapter(self._by_tensor(path, matrices))
@@ -47,8 +47,8 @@ class Adapters:
             self._loaded[name] = Adapter(name, fingerprint, factors)
 
     def load_again(self, paths: Mapping[str, str]) -> None:
-        """Load the adapters of the previous process: folders by name. Leave out an adapter that can't be loaded;
-        requests for it are refused."""
+        """Load the previous process's adapters: folders by name. Skip adapters that can't be loaded; requests for them
+        are refused."""
         for name, path in paths.items():
             try:
                 self.load(name, path)
@@ -56,7 +56,7 @@ class Adapters:
                 print(f"freehold: serving without the adapter '{name}': {error}", file=sys.stderr, flush=True)
 
     def unload(self, name: str) -> None:
-        """New requests don't find it; requests that began with it finish with it. Raises NotFound."""
+        """Unload an adapter. New requests don't find it; running ones finish with it. Raises NotFound."""
         with self._lock:
             self.find(name)
             del self._loaded[name]
@@ -68,7 +68,8 @@ class Adapters:
             raise InvalidParameter("lora_name", f"{len(self._loaded)} adapters are loaded, the limit is {self._limit}")
 
     def _by_tensor(self, path: str, matrices: dict[str, AdapterMatrices]) -> dict[str, AdapterMatrices]:
-        """Raises InvalidParameter if the model lacks a module, or has another shape of it."""
+        """Return matrices by tensor. Raises InvalidParameter if the model lacks a module, or has it in another
+        shape."""
         found: dict[str, AdapterMatrices] = {}
         for module, pair in matrices.items():
             if module not in self._tensors:
@@ -81,20 +82,20 @@ class Adapters:
 
 
 class AdapterRows:
-    """A row keeps its adapter until another sequence takes it."""
+    """The adapters of rows. A row keeps its adapter until another sequence takes it."""
 
     def __init__(self) -> None:
         self._of: dict[int, Adapter] = {}
 
     def start(self, start: RowStart) -> None:
-        """A sequence takes a row."""
+        """Assign a row to a sequence."""
         if start.adapter is None:
             self._of.pop(start.row, None)
         else:
             self._of[start.row] = start.adapter
 
     def parts(self, rows: Int64, sizes: Int64) -> list[AdaptedPart]:
-        """The adapters of sequences of `sizes` [n] tokens in `rows` [n], and which of the tokens are theirs."""
+        """Return the adapters of sequences of `sizes` [n] tokens in `rows` [n], and the tokens they apply to."""
         if not self._of:
             return []
         tokens: dict[Adapter, list[Int64]] = {}

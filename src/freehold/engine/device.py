@@ -1,4 +1,4 @@
-"""What the engine needs of a kind of device. `assembly.py` alone chooses one."""
+"""The engine's interface to a kind of device. Only `assembly.py` chooses one."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from freehold.models.tensor import AdapterMatrices
 
 
 class Drawing(Protocol):
-    """Choosing tokens. One row of logits float32 [vocab] at a time: no row sees its neighbours."""
+    """Samples tokens. Takes one row of logits float32 [vocab] at a time, so that rows are independent."""
 
     def uniform(self, seed: np.uint64, position: int) -> float:
-        """A number in [0, 1) that depends on (seed, position) alone."""
+        """Return a number in [0, 1) that depends only on (seed, position)."""
         ...
 
     def draw(
@@ -31,7 +31,7 @@ class Drawing(Protocol):
         min_p: np.float32,
         chance: float,
     ) -> int:
-        """The token at `chance` in [0, 1) of the distribution that the filters leave."""
+        """Return the token at quantile `chance` in [0, 1) of the filtered distribution."""
         ...
 
     def mask(self, logits: Float32, legal: np.ndarray) -> None:
@@ -47,84 +47,83 @@ class Drawing(Protocol):
         presence: np.float32,
         frequency: np.float32,
     ) -> None:
-        """Change the logits in place for tokens of the prompt (bool [vocab]) and output `counts` int32 [vocab]."""
+        """Penalize logits in place for tokens of the prompt (bool [vocab]) and output `counts` int32 [vocab]."""
         ...
 
 
 class Device(Protocol):
-    """Owns KV, operations, batches, threads and the drawing of tokens."""
+    """Owns KV, operations, batches, threads and token sampling."""
 
     @property
     def drawing(self) -> Drawing: ...
 
     def prepare_thread(self) -> None:
-        """Called once, in the thread that runs the steps."""
+        """Prepare the thread that runs the steps. Called once, in that thread."""
         ...
 
     def preparation(self) -> AbstractContextManager[object]:
-        """Entered while the first steps run, which may compile kernels: tells the user why that takes time."""
+        """Return a context for the first steps, which may compile kernels. It tells the user why that takes time."""
         ...
 
     def backend(
         self, layouts: Sequence[CacheLayout], shape: KVShape, epsilon: float, compute: str, adapts: bool
     ) -> DeviceBackend:
-        """Caches for one model in the groups and pages of `shape`, and the operations on them. `epsilon` is that of its
-        norms; `compute` says what inputs of quantized weights are rounded to, `adapts` whether adapters may be
-        added."""
+        """Return a model's caches in the groups and pages of `shape`, with the operations on them. `epsilon` is that of
+        its norms; `compute` is the type that inputs of quantized weights are rounded to; `adapts` allows adapters."""
         ...
 
 
 class PageBytes(Protocol):
-    """Copies pages of one cache group from and to rows of `page_bytes` bytes. Called by threads that move pages, while
-    steps run: nobody writes to the pages meanwhile."""
+    """Copies pages of one cache group to and from rows of `page_bytes` bytes. Called by copy threads while steps run,
+    which never write to these pages."""
 
     @property
     def page_bytes(self) -> int: ...
 
     def gather(self, pages: Int32, out: UInt8, to: Int32) -> None:
-        """out[to[i]] = the bytes of page pages[i]; uint8 [rows, page_bytes]."""
+        """Copy page pages[i] to out[to[i]]; uint8 [rows, page_bytes]."""
         ...
 
     def scatter(self, pages: Int32, packed: UInt8, at: Int32) -> None:
-        """Page pages[i] gets the bytes packed[at[i]]."""
+        """Copy packed[at[i]] to page pages[i]."""
         ...
 
 
 class DeviceBackend(Backend[Any, Any, Any], Protocol):
-    """The operations of decoders, and the batches that they take."""
+    """The decoders' operations, and their batches."""
 
     def page_bytes(self) -> Sequence[PageBytes]:
-        """For each cache group."""
+        """Return the page copier of each cache group."""
         ...
 
     def batch(self, tables: Sequence[Int32], rows: Int64, starts: Int64, counts: Int64, proposed: Int64) -> Any:
-        """Sequence i has `counts[i]` new tokens from position `starts[i]`, the last `proposed[i]` of them drafts, its
-        pages of each cache group in `tables[group][rows[i]]`."""
+        """Build a batch. Sequence i has `counts[i]` new tokens from position `starts[i]`, the last `proposed[i]` of
+        them drafts, and its pages of each cache group in `tables[group][rows[i]]`."""
         ...
 
     def recorder(self, forward: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-        """What does `forward`, tokens and a batch to hidden states, and may remember what it does for so many tokens.
-        The next call may overwrite the result."""
+        """Wrap `forward`, which maps tokens and a batch to hidden states. Its steps may be captured and replayed by
+        token count. The next call may overwrite the result."""
         ...
 
     def row_recorder(self, compute: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """The same for a function of rows, each by itself."""
+        """Wrap a row-wise function likewise."""
         ...
 
     @property
     def adaptable(self) -> Mapping[str, tuple[int, int]]:
-        """The tensors that adapters may change, and their rows and columns."""
+        """Tensors that adapters may change, with their rows and columns."""
         ...
 
     def pack_adapter(self, matrices: Mapping[str, AdapterMatrices]) -> Any:
-        """What an adapter adds to `adaptable` tensors, as the kernels want it. Any thread may call it."""
+        """Pack an adapter's changes of `adaptable` tensors for the kernels. Thread-safe."""
         ...
 
     def adapting(self, parts: Sequence[tuple[Any, Int64]]) -> AbstractContextManager[None]:
-        """Entered while a batch is computed: packed adapters, and their tokens int64 [n], ascending."""
+        """Return a context for computing a batch with packed adapters and their tokens int64 [n], ascending."""
         ...
 
     def settle(self, batch: Any, written: Int64) -> None:
-        """The drafts of a batch were verified: the first `written[i]` tokens of sequence i are right. States are left
-        as those after so many."""
+        """Commit verified drafts: the first `written[i]` tokens of sequence i are right. States are set to those after
+        that many."""
         ...

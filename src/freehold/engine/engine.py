@@ -1,4 +1,4 @@
-"""The engine: a thread that launches steps in the order they were submitted, once its kernels are warm."""
+"""The engine: a thread that launches steps in submission order, once its kernels are warm."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from freehold.contract.step import Step, StepResult
 
 
 class StepRunner(Protocol):
-    """What the thread drives."""
+    """The runner that the thread drives."""
 
     def prepare_thread(self) -> None: ...
 
     def warm_up(self) -> None: ...
 
     def launch(self, step: Step) -> Future[StepResult]:
-        """Give a step to the device. A device with queues may still be computing when this returns: the next step is
-        launched all the same, before the result of this one is read back."""
+        """Launch a step. A device with queues may still be computing on return: the next step is launched before this
+        result is read back."""
         ...
 
     def load_weights(self, source: str) -> bytes: ...
 
 
 class StepThread:
-    """Implements `freehold.contract.step.Engine` around a runner. Kernels release the interpreter lock, so that
-    the scheduler plans the next step meanwhile."""
+    """Implements `freehold.contract.step.Engine` around a runner. Kernels release the GIL, so that the scheduler plans
+    the next step meanwhile."""
 
     def __init__(self, runner: StepRunner):
         self._runner = runner
@@ -39,7 +39,7 @@ class StepThread:
         self._thread.start()
 
     def wait_until_warm(self) -> None:
-        """Until the kernels are compiled. Raises what preparing raised: then the thread has ended."""
+        """Wait until the kernels are compiled. Raises what preparation raised; then the thread has ended."""
         self._warm.result()
 
     def execute(self, step: Step) -> Future[StepResult]:
@@ -54,7 +54,7 @@ class StepThread:
         return result
 
     def shutdown(self) -> None:
-        """Launch what is queued, then end the thread. The results of a device's last steps come by themselves."""
+        """Launch what is queued, then end the thread. The results of a device's last steps arrive on their own."""
         self._queue.put(None)
         self._thread.join()
 
@@ -70,21 +70,21 @@ class StepThread:
             launch, result = item
             try:
                 pending = launch()
-            except BaseException as error:  # whatever it is, the next step comes
+            except BaseException as error:  # any failure: continue with the next step
                 result.set_exception(as_exception(error))
             else:
                 pending.add_done_callback(lambda done, result=result: _pass_on(done, result))
 
 
 def completed(value: Any) -> Future[Any]:
-    """A result that is there already."""
+    """Return a completed future."""
     future: Future[Any] = Future()
     future.set_result(value)
     return future
 
 
 def _pass_on(done: Future[Any], result: Future[Any]) -> None:
-    """Called by the thread that completed `done`, or at once if it was complete."""
+    """Copy the outcome of `done` to `result`, in the thread that completed it."""
     if (error := done.exception()) is not None:
         result.set_exception(as_exception(error))
     else:

@@ -1,4 +1,4 @@
-"""Host memory for pages, and the threads that move their bytes between device, host and storage."""
+"""Host memory for pages, and the threads that copy them between device, host and storage."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from freehold.store.store import Store
 
 
 class PageMover:
-    """Implements `contract.orders.Mover`. `device` copies pages of each cache group; the host gets `page_counts` pages
-    of each, and page 0, which nobody uses. Memory is touched only when written. With `storage` pages go on to a store;
-    orders that it was given end there, whatever is attached later. `about` describes stored pages of each group."""
+    """Implements `contract.orders.Mover`. `device` copies pages of each cache group; the host has `page_counts` pages
+    of each, and an unused page 0. Memory is touched only when written. With a `store`, pages are also copied there;
+    orders stay with the store that they were given to. `about` describes stored pages of each group."""
 
     def __init__(
         self,
@@ -34,22 +34,22 @@ class PageMover:
             np.empty((count + 1, one.page_bytes), np.uint8) for one, count in zip(device, page_counts, strict=True)
         ]
         nothing = np.zeros(1, np.int32)
-        for one, host in zip(device, self.host, strict=True):  # compiled now, the first copies are not slower
+        for one, host in zip(device, self.host, strict=True):  # compile now, so that the first copies are not slower
             one.gather(nothing, host, nothing)
             one.scatter(nothing, host, nothing)
-        self._copying = ThreadPoolExecutor(1, "kv-copy")  # in turn
+        self._copying = ThreadPoolExecutor(1, "kv-copy")  # one at a time
         self._reported = threading.Event()
         self.storage: StorageIO | None = None
         if store is not None:
             self.attach(store)
 
     def attach(self, store: Store) -> None:
-        """Orders for storage go to this store from now on."""
+        """Send storage orders to this store from now on."""
         assert self.storage is None
         self.storage = StorageIO(store, self.host, self._about)
 
     def detach(self) -> StorageIO | None:
-        """-> what was attached, for the caller to close: that waits for orders which it was given."""
+        """Detach and return the storage. The caller closes it, which waits for its orders."""
         storage, self.storage = self.storage, None
         return storage
 
@@ -69,7 +69,7 @@ class PageMover:
         before = time.perf_counter()
         try:
             whole, error = move(order), None
-        except BaseException as failure:  # an order ends, whatever it meets
+        except BaseException as failure:  # an order must end, even after a failure
             whole, error = _all(order, False), f"{type(failure).__name__}: {failure}"
         report(Outcome(order.number, whole, time.perf_counter() - before, error))
         self._reported.set()
@@ -89,7 +89,7 @@ class PageMover:
         return _all(order, True)
 
     def shutdown(self) -> None:
-        """Forget what is queued."""
+        """Drop queued orders."""
         self._copying.shutdown(wait=False, cancel_futures=True)
         if self.storage is not None:
             self.storage.abandon()

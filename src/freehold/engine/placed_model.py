@@ -20,8 +20,8 @@ PageUpdate = tuple[Int32, Int32, Int32]
 
 
 class PlacedModel:
-    """Owns no page: every slot it touches was named by the scheduler. `layouts`: its cache groups, those of `shape`.
-    `adapts`: adapters may be added."""
+    """Owns no page: the scheduler names every slot. `layouts`: its cache groups, those of `shape`. `adapts` allows
+    adapters."""
 
     def __init__(
         self,
@@ -43,22 +43,22 @@ class PlacedModel:
         return self._decoder.spec
 
     def load(self, checkpoint: Checkpoint) -> None:
-        """Compute with other weights of the same shape from now on. Whatever is raised, the old ones stay."""
+        """Switch to other weights of the same shape. On any exception, the old ones stay."""
         decoder: Decoder[Any, Any, Any] = Decoder(checkpoint, self._backend, self._layouts)
         forward, logits = self._backend.recorder(decoder.forward), self._backend.row_recorder(decoder.logits)
         self._decoder, self._forward, self._logits = decoder, forward, logits
 
     @property
     def adaptable(self) -> Mapping[str, tuple[int, int]]:
-        """The tensors that adapters may change, and their rows and columns."""
+        """Tensors that adapters may change, with their rows and columns."""
         return self._backend.adaptable
 
     def pack_adapter(self, matrices: Mapping[str, AdapterMatrices]) -> object:
-        """What an adapter adds to `adaptable` tensors. Any thread may call it."""
+        """Pack an adapter's changes of `adaptable` tensors. Thread-safe."""
         return self._backend.pack_adapter(matrices)
 
     def page_bytes(self) -> Sequence[PageBytes]:
-        """How pages of each group are copied."""
+        """Return the page copier of each group."""
         return self._backend.page_bytes()
 
     @property
@@ -66,29 +66,30 @@ class PlacedModel:
         return len(self._tables)
 
     def update_pages(self, updates: Sequence[PageUpdate]) -> None:
-        """Write to the page table of each group: (rows, columns, pages), in order."""
+        """Update each group's page table: (rows, columns, pages), in order."""
         for table, (rows, columns, pages) in zip(self._tables, updates, strict=True):
             table[rows, columns] = pages
 
     def batch(self, rows: Int64, starts: Int64, counts: Int64, proposed: Int64 | None = None) -> Any:
-        """`counts` [n] tokens from positions `starts` [n] of `rows` [n], the last `proposed` [n] of them drafts."""
+        """Build a batch: `counts` [n] tokens from positions `starts` [n] of `rows` [n], the last `proposed` [n] of them
+        drafts."""
         proposed = np.zeros_like(counts) if proposed is None else proposed
         return self._backend.batch(self._tables, rows, starts, counts, proposed)
 
     def forward(self, tokens: Int32, batch: Any, adapted: Sequence[AdaptedPart] = ()) -> Float32:
-        """The tokens of a batch, flat, and which of them adapters change -> hidden states [tokens, features], which
-        the next call may overwrite."""
+        """Compute a batch's flat tokens, with adapters on some -> hidden states [tokens, features]. The next call may
+        overwrite the result."""
         with self._backend.adapting([(adapter.factors, of) for adapter, of in adapted]):
             return self._forward(tokens, batch)
 
     def settle(self, batch: Any, written: Int64) -> None:
-        """Of each sequence of the batch, the first `written` [n] tokens are right: its other drafts were not."""
+        """Commit verified drafts: the first `written` [n] tokens of each sequence are right."""
         self._backend.settle(batch, written)
 
     def final(self, hidden: Float32) -> Float32:
-        """Hidden states behind the last norm, [n, features]."""
+        """Return the hidden states after the last norm, [n, features]."""
         return self._decoder.final(np.ascontiguousarray(hidden))
 
     def logits(self, hidden: Float32) -> Float32:
-        """[n, features] -> [n, vocab], which the next call may overwrite"""
+        """Map hidden states [n, features] to logits [n, vocab]. The next call may overwrite the result."""
         return self._logits(np.ascontiguousarray(hidden))

@@ -1,4 +1,4 @@
-"""Runs steps: the engine's own copy of page tables, its last tokens, the model and the sampler."""
+"""Runs steps with the engine's own page tables, last tokens, model and sampler."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from freehold.models.tensor import Checkpoint
 COST_TOKENS = 8
 TIMED_ROWS = 16
 TIMED_TOKENS = 16
-SCORED_AT_ONCE = 64  # positions whose logits are in memory at a time
-OVERHEAD_TOKENS_MAX = 64.0  # more than that is noise
+SCORED_AT_ONCE = 64  # positions whose logits are in memory at once
+OVERHEAD_TOKENS_MAX = 64.0  # larger measurements are noise
 
 
 class Runner:
-    """Executes one step at a time. Owns no page: every slot it touches was named by the scheduler. `weights` compute in
-    place of the model's own; what drafts, and the names that adapters know, stay those of the model."""
+    """Executes one step at a time. Owns no page: the scheduler names every slot. `weights` replace the model's; the
+    draft model and adapters' tensor names remain the model's."""
 
     def __init__(
         self, config: EngineConfig, checkpoint: Checkpoint, shape: KVShape, device: Device,
@@ -53,16 +53,16 @@ class Runner:
         self._sequences = Sequences(shape.row_count, shape.token_limit)
         self._speculator = make_speculator(config, checkpoint, shape, device, self._sampler)
         self._forced_limit = config.forced_limit
-        self.draft_cost: DraftCost | None = None  # known after `warm_up`
+        self.draft_cost: DraftCost | None = None  # set by `warm_up`
         self.timings: list[StepTiming] = []  # likewise
 
     def prepare_thread(self) -> None:
-        """Called once, in the thread that runs the steps."""
+        """Prepare the thread that runs the steps. Called once, in that thread."""
         self._device.prepare_thread()
 
     def warm_up(self) -> None:
-        """Compile every kernel, with a step on the padding page: nobody owns it, nobody reads it. Measure a few
-        steps and, if there is any, speculation."""
+        """Compile all kernels with a step on the padding page, which is never read. Measure a few steps and, if
+        enabled, speculation."""
         params = SamplingParams(temperature=1.0, top_p=0.9, min_p=0.1, presence_penalty=0.1, logprobs=1)
         with self._device.preparation():
             self._device.drawing.mask(np.zeros(32, np.float32), np.zeros(1, np.uint32))
@@ -72,7 +72,7 @@ class Runner:
                 self.draft_cost = self._measure()
 
     def _sizes(self) -> list[tuple[int, int]]:
-        """Rows and tokens of each of the steps to measure."""
+        """Return the rows and tokens of the steps to measure."""
         return [(1, 1), (min(TIMED_ROWS, self._config.max_running_requests), 1), (1, TIMED_TOKENS)]
 
     def _time(self, rows: int, tokens: int) -> StepTiming:
@@ -81,7 +81,7 @@ class Runner:
         return StepTiming(rows, 0, seconds) if tokens == 1 else StepTiming(0, tokens, seconds)
 
     def _measure(self) -> DraftCost:
-        """A step of n tokens takes about `base + n * more`."""
+        """Measure draft costs. A step of n tokens takes about `base + n * more`."""
         greedy = SamplingParams(temperature=0)
         one, many = (_seconds(lambda n=n: self._run(_padding_step(1, n, greedy))) for n in (1, COST_TOKENS))
         more = max(many - one, one / 1000) / (COST_TOKENS - 1)
@@ -94,21 +94,20 @@ class Runner:
         )
 
     def load_weights(self, source: str) -> bytes:
-        """-> the fingerprint of their content, if pages are kept under it: it takes reading them all. Raises
-        ModelUnavailable, or ValueError if the model has another shape; then nothing has changed."""
+        """Load other weights. Return their content's fingerprint if pages are keyed by it, since it requires reading
+        them all. Raises ModelUnavailable, or ValueError for another shape, leaving everything unchanged."""
         checkpoint = open_weights(source, self._model.spec)
         found = content_fingerprint(checkpoint.path) if self._config.enable_hierarchical_cache else b""
         self._model.load(checkpoint)
         return found
 
     def page_bytes(self) -> list[PageBytes]:
-        """How pages of each cache group are copied, a draft model's last."""
+        """Return the page copier of each cache group, a draft model's last."""
         drafts = [] if self._speculator is None else self._speculator.page_bytes()
         return [*self._model.page_bytes(), *drafts]
 
     def launch(self, step: Step) -> Future[StepResult]:
-        """Compute all new tokens of the step, sample where asked. On a device without queues that is done when this
-        returns."""
+        """Compute all new tokens of the step, and sample where requested. A device without queues is done on return."""
         return completed(self._run(step))
 
     def _run(self, step: Step) -> StepResult:
@@ -127,8 +126,8 @@ class Runner:
         return self._conclude(work, batch, hidden, None if masks is None else masks.result(), started)
 
     def _propose(self, step: Step) -> tuple[Int32, Int64]:
-        """-> drafts int32 [sequences, k], their counts [sequences]. What a grammar leaves no choice about comes first,
-        else what is guessed."""
+        """Return drafts int32 [sequences, k] and their counts [sequences]: tokens forced by a grammar, or else
+        guesses."""
         speculator, rows = self._speculator, step.rows
         if speculator is not None:
             if updates := step.page_updates[self._model.group_count :]:
@@ -151,7 +150,7 @@ class Runner:
     def _conclude(
         self, work: Work, batch: Any, hidden: Float32, masks: Masks | None, started: float
     ) -> StepResult:  # fmt: skip
-        """Sample, append, and report how far each sequence has come in a step that `started` then."""
+        """Sample, append, and report each sequence's progress in a step that began at `started`."""
         counts, tokens, logprobs = np.zeros(len(work.rows), np.int64), np.empty(0, np.int32), {}
         written = work.starts + work.counts
         refused = {} if masks is None else {int(work.chosen[i]): why for i, why in masks.refused.items()}
@@ -176,13 +175,13 @@ class Runner:
     def _observe(
         self, work: Work, hidden: Float32
     ) -> tuple[dict[int, list[TokenLogprobs]], dict[int, tuple[int, Float64]]]:
-        """Scores and pooled states of the step's prompt tokens."""
+        """Return scores and pooled states of the step's prompt tokens."""
         if not self._sequences.observed:
             return {}, {}
         return self._scores(work, hidden), self._pooled(work, hidden)
 
     def _pooled(self, work: Work, hidden: Float32) -> dict[int, tuple[int, Float64]]:
-        """Sums of hidden states of prompt tokens, by sequence."""
+        """Return sums of hidden states of prompt tokens, by sequence."""
         pooled: dict[int, tuple[int, Float64]] = {}
         ends = work.starts + work.counts
         for i in np.flatnonzero(ends > self._sequences.pooled_from[work.rows]).tolist():
@@ -195,7 +194,7 @@ class Runner:
         return pooled
 
     def _scores(self, work: Work, hidden: Float32) -> dict[int, list[TokenLogprobs]]:
-        """Log-probabilities of prompt tokens, by sequence, a few positions at a time: logits are large."""
+        """Return log-probabilities of prompt tokens, by sequence, in small chunks because logits are large."""
         scores: dict[int, list[TokenLogprobs]] = {}
         ends = work.starts + work.counts
         for i in np.flatnonzero(ends > self._sequences.scored_from[work.rows]).tolist():
@@ -211,7 +210,7 @@ class Runner:
 
 
 def _padding_step(rows: int, count: int, params: SamplingParams) -> Step:
-    """`count` tokens in each of `rows` rows, whose KV goes to the padding page."""
+    """Return a step of `count` tokens in each of `rows` rows, whose KV goes to the padding page."""
     return Step(
         number=0,
         rows=np.arange(rows),
@@ -225,7 +224,7 @@ def _padding_step(rows: int, count: int, params: SamplingParams) -> Step:
 
 
 def _seconds(run: Callable[[], object]) -> float:
-    """The best of a few."""
+    """Return the best of three timings."""
     times: list[float] = []
     for _ in range(3):
         before = time.perf_counter()

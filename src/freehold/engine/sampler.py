@@ -1,4 +1,4 @@
-"""From logits to tokens, with what each row's request asked for."""
+"""Samples tokens from logits, with each row's parameters."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from freehold.engine.grammar.matchers import Masks, UInt32
 
 @dataclass
 class _Row:
-    """What one row needs beyond plain greedy choice."""
+    """Data of a row that needs more than plain greedy choice."""
 
     params: SamplingParams
     seed: np.uint64
@@ -37,7 +37,7 @@ class Sampler:
         self._rows: list[_Row | None] = [None] * row_count
 
     def start(self, start: RowStart) -> None:
-        """A new sequence takes the row."""
+        """Assign a row to a new sequence."""
         params = start.params
         plain = params.temperature == 0 and not params.penalizes and not params.logit_bias
         if plain and params.logprobs is None and not params.min_tokens:
@@ -62,16 +62,15 @@ class Sampler:
         self, rows: Int64, positions: Int64, logits: Float32, drafts: Int32, proposed: Int64,
         masks: Masks | None = None,
     ) -> tuple[Int32, Int64, dict[int, TokenLogprobs]]:  # fmt: skip
-        """Sample a token at `positions` [n] of `rows` [n], and one more for each of the first `proposed` [n]
-        `drafts` [n, k] that is what was sampled. `logits` float32 [sum of proposed + 1, vocab] (changed in
-        place) are those of each row's positions, one after the other. `masks` say what is legal there; nothing is
-        sampled for rows that they refuse.
+        """Sample a token at `positions` [n] of `rows` [n], and one more after each of the first `proposed` [n] `drafts`
+        [n, k] that equals its sample. `logits` float32 [sum of proposed + 1, vocab] (changed in place) are consecutive
+        for each row. `masks` give the legal tokens; rows that they refuse are not sampled.
 
-        -> tokens int32 flat, counts int64 [n], log-probabilities by index of tokens where asked for.
+        Return tokens int32 flat, counts int64 [n], and log-probabilities by token index where requested.
 
-        A draft is a guess of what the sampler will choose, and is kept if it does. For a proposal without
-        randomness that is rejection sampling (Leviathan et al. 2023: accept with probability p(draft)), and
-        because the random number belongs to the position, the very tokens are those of plain decoding.
+        A draft guesses the sampler's choice and is kept if it matches. For a deterministic proposal that is rejection
+        sampling (Leviathan et al. 2023: accept with probability p(draft)), and because the random number belongs to the
+        position, the tokens equal those of plain decoding.
         """
         if masks is None and not drafts.shape[1] and all(self._rows[row] is None for row in rows.tolist()):
             return logits.argmax(axis=1).astype(np.int32), np.ones(len(rows), np.int64), {}
@@ -99,7 +98,7 @@ class Sampler:
         return np.array(tokens, np.int32), counts, logprobs
 
     def guess(self, number: int, position: int, logits: Float32) -> int:
-        """What row `number` would choose if these were the model's logits (changed in place)."""
+        """Return what row `number` would choose given these logits (changed in place)."""
         row = self._rows[number]
         if row is None:
             return int(logits.argmax())
@@ -110,7 +109,7 @@ class Sampler:
     def _next(
         self, row: _Row | None, position: int, logits: Float32, legal: UInt32 | None
     ) -> tuple[int, Float32]:  # fmt: skip
-        """-> the token, and the logits that its log-probability is of: what the model would say unbound"""
+        """Return the token, and the unmasked logits for its log-probability."""
         scored = logits
         if row is not None:
             self._adjust(row, logits)
@@ -137,7 +136,7 @@ class Sampler:
             logits[row.bias_tokens] += row.bias
 
     def _ban_stops(self, row: _Row, position: int, logits: Float32) -> None:
-        """Before min_tokens are out, unless a grammar leaves nothing else."""
+        """Ban stop tokens before min_tokens, unless a grammar allows nothing else."""
         if position - row.prompt_length >= row.params.min_tokens:
             return
         before = logits[row.stop_tokens]
@@ -155,15 +154,15 @@ class Sampler:
         )
 
     def score(self, number: int, logits: Float32, following: Int32) -> list[TokenLogprobs]:
-        """What the model makes of prompt tokens: `following` int32 [n] come after the positions of `logits`
-        float32 [n, vocab] in row `number`."""
+        """Score prompt tokens: `following` int32 [n] come after the positions of `logits` float32 [n, vocab] in row
+        `number`."""
         row = self._rows[number]
         assert row is not None, "a row with log-probabilities"
         return [token_logprobs(row.params, int(token), one) for token, one in zip(following, logits, strict=True)]
 
 
 def token_logprobs(params: SamplingParams, token: int, logits: Float32) -> TokenLogprobs:
-    """Log-softmax of logits [vocab], divided by T unless greedy."""
+    """Return the log-softmax of logits [vocab], divided by the temperature unless greedy."""
     scaled = logits if params.temperature == 0 else logits / np.float32(params.temperature)
     highest = scaled.max()
     total = float(highest) + float(np.log(np.exp(scaled - highest, dtype=np.float32).sum(dtype=np.float64)))

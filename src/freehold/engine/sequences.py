@@ -1,7 +1,7 @@
-"""What the engine knows of the sequences in its rows: their tokens and how far they may go.
+"""The engine's sequences by row: their tokens and length limits.
 
-What runs in every step is compiled. A step's weights evict Python's code and data from the processor's caches, so that
-calls of NumPy are slow between steps.
+Per-step code is compiled. A step's weights evict Python's code and data from CPU caches, so that NumPy calls are slow
+between steps.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from freehold.contract.step import NOT_SCORED, RowStart, Step
 
 @dataclass(frozen=True)
 class Work:
-    """A step as it is really run: `counts[i]` given tokens of row `rows[i]` from position `starts[i]`, then
-    `proposed[i]` drafts. A count of 0 is a row that turned out to be full. The sequences with indices `chosen`
-    are sampled for, behind the tokens at `sampled_at` in `tokens`: the last given one and the drafts of each."""
+    """A step as actually run: `counts[i]` given tokens of row `rows[i]` from position `starts[i]`, then `proposed[i]`
+    drafts. A count of 0 is a row that turned out to be full. The sequences with indices `chosen` are sampled, after the
+    tokens at `sampled_at` in `tokens`: the last given one and each draft."""
 
     rows: Int64
     starts: Int64
     counts: Int64
-    decodes: Bool  # takes up its own last sample; the others are chunks of prompts
+    decodes: Bool  # continues from its own last sample; the others are prompt chunks
     proposed: Int64
     drafts: Int32  # [sequences, most proposed]
     tokens: Int32  # [sum of counts + proposed], flat
@@ -37,7 +37,7 @@ class Work:
 
 
 class Sequences:
-    """tokens int32 [rows, token_limit + 1], length and max_length int64 [rows]."""
+    """Token table int32 [rows, token_limit + 1], length and max_length int64 [rows]."""
 
     def __init__(self, row_count: int, token_limit: int):
         self.tokens: Int32 = np.zeros((row_count, token_limit + 1), np.int32)
@@ -46,7 +46,7 @@ class Sequences:
         self.prompt_length: Int64 = np.zeros(row_count, np.int64)
         self.scored_from: Int64 = np.full(row_count, NOT_SCORED, np.int64)
         self.pooled_from: Int64 = np.full(row_count, NOT_SCORED, np.int64)
-        self.observed: set[int] = set()  # rows of which prompt tokens are scored or pooled
+        self.observed: set[int] = set()  # rows whose prompt tokens are scored or pooled
 
     def start(self, start: RowStart) -> None:
         self.tokens[start.row, : len(start.tokens)] = start.tokens
@@ -60,37 +60,37 @@ class Sequences:
             self.observed.add(start.row)
 
     def end(self, row: int) -> None:
-        """Nothing more is computed for the sequence: steps that were planned before this was known find it full."""
+        """Stop the sequence: steps planned earlier find it full."""
         self.max_length[row] = self.length[row]
 
     def append(self, rows: Int64, counts: Int64, tokens: Int32) -> None:
-        """`counts` [n] tokens for each of `rows` [n], flat."""
+        """Append `counts` [n] tokens to each of `rows` [n], flat in `tokens`."""
         _append(self.tokens, self.length, rows, counts, tokens)
 
     def pooled_range(self, row: int, start: int, end: int) -> tuple[int, int]:
-        """Of the positions start .. end, those whose hidden states are to be added up."""
+        """Return the part of positions start .. end whose hidden states are pooled."""
         return max(start, int(self.pooled_from[row])), min(end, int(self.prompt_length[row]))
 
     def scored_range(self, row: int, start: int, end: int) -> tuple[int, int]:
-        """Of the positions start .. end, those from which the following prompt token is to be scored."""
+        """Return the part of positions start .. end whose next prompt token is scored."""
         return max(start, int(self.scored_from[row])), min(end, int(self.prompt_length[row]) - 1)
 
     def room(self, step: Step) -> Int64:
-        """How many drafts each sequence of the step may have, int64 [sequences]."""
+        """Return the maximum drafts of each sequence of the step, int64 [sequences]."""
         if not step.drafts.any():
             return step.drafts
         room = self.max_length[step.rows] - self.length[step.rows] - 1
         return np.where(step.decodes, np.clip(step.drafts, 0, np.maximum(room, 0)), 0)
 
     def take_up(self, step: Step, drafts: Int32, proposed: Int64) -> Work:
-        """Continue rows where they really are, which the scheduler may not know yet."""
+        """Resolve a step: continue rows from their actual length, which the scheduler may not know yet."""
         starts, counts, tokens, chosen, sampled_at = _take_up(
             self.tokens, self.length, self.max_length, step.planned, np.ascontiguousarray(drafts), proposed
         )
         return Work(step.rows, starts, counts, step.decodes, proposed, drafts, tokens, chosen, sampled_at)
 
 
-# Loops, not slices: those of Numba take seconds to compile.
+# Loops, not slices: Numba takes seconds to compile those.
 
 
 @njit(cache=True)
@@ -107,7 +107,7 @@ def _append(tokens, length, rows, counts, new):
 
 @njit(cache=True)
 def _take_up(known, length, max_length, planned, drafts, proposed):
-    """-> starts, counts, tokens, chosen, sampled_at of `Work`"""
+    """Return starts, counts, tokens, chosen and sampled_at of `Work`."""
     rows, decodes, samples = planned.rows, planned.decodes, planned.samples
     starts, counts = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
     total, choices, samplings = 0, 0, 0

@@ -1,4 +1,4 @@
-"""The threads that move bytes between host memory and a store."""
+"""The threads that copy between host memory and a store."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from freehold.contract.orders import Kind, Order
 from freehold.store.lane import until_failure
 from freehold.store.store import Item, Store, StoreUnavailable
 
-READERS = 4  # calls of the store that fetch, at a time
+READERS = 4  # concurrent fetches from the store
 ASKERS = 2
 FETCH_DEADLINE_S = 5.0
 STORE_DEADLINE_S = 10.0
@@ -21,9 +21,9 @@ Run = Callable[[Callable[[Order], list[Bool]]], None]
 
 
 class StorageIO:
-    """One store, and its threads. Asking, fetching and storing have threads of their own, so that none waits for
-    another. `host`: uint8 [pages + 1, bytes of a page] of each cache group. `about`: what the entries of each say of
-    themselves to people, nothing if not given."""
+    """One store and its threads. Lookups, fetches and writes have separate threads, so that none blocks another.
+    `host`: uint8 [pages + 1, bytes of a page] of each cache group. `about`: a description of the
+    stored entries of each, for people."""
 
     def __init__(self, store: Store, host: Sequence[UInt8], about: Sequence[bytes] = ()):
         self._store = store
@@ -35,7 +35,7 @@ class StorageIO:
         self._storing = ThreadPoolExecutor(1, "kv-store")
 
     def begin(self, order: Order, run: Run) -> None:
-        """`run` is called by a thread with what is to be done."""
+        """Queue an order. A thread calls `run` with the work."""
         if order.kind is Kind.STORE:
             self._storing.submit(run, self._put)
         elif order.kind is Kind.FETCH:
@@ -45,22 +45,22 @@ class StorageIO:
 
     @property
     def trouble(self) -> str | None:
-        """Why the store is left alone, if it is."""
+        """Why the store is not used, if so."""
         return self._store.stats().trouble
 
     def clear(self) -> Future[None]:
-        """Forget all that is stored, and what was queued before. The future raises StoreUnavailable."""
+        """Delete all stored pages, after the writes queued earlier. The future raises StoreUnavailable."""
         return self._storing.submit(self._store.clear, STORE_DEADLINE_S)
 
     def close(self) -> None:
-        """Wait for orders that have begun or are queued to be stored, then close the store. Other queued ones fail."""
+        """Finish queued writes and running orders, then close the store. Other queued orders fail."""
         self._is_closing = True
         for threads in self._threads:
             threads.shutdown()
         self._store.close()
 
     def abandon(self) -> None:
-        """Wait for nothing, and begin nothing that is queued."""
+        """Drop queued orders and close without waiting."""
         for threads in self._threads:
             threads.shutdown(wait=False, cancel_futures=True)
         self._store.close()
@@ -70,7 +70,7 @@ class StorageIO:
         return self._asking, self._fetching, self._storing
 
     def _check_open(self) -> None:
-        """Raise StoreUnavailable once the store is being closed: no request waits for the answer."""
+        """Raise StoreUnavailable if the store is closing: no request waits for the answer."""
         if self._is_closing:
             raise StoreUnavailable("the store is being closed")
 
@@ -89,7 +89,7 @@ class StorageIO:
         return _by_group(order, whole + [False] * (sum(order.page_counts) - len(whole)))
 
     def _taken(self, order: Order, found: Iterable[memoryview | None]) -> Iterator[bool]:
-        """Copy what is found to the pages of an order -> whether each is whole now."""
+        """Copy found pages to the order's host pages, yielding whether each is complete."""
         payloads = iter(found)
         for host, pages in zip(self._host, order.host, strict=True):
             for page in pages.tolist():

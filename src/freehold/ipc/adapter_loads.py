@@ -1,4 +1,4 @@
-"""Adapters are loaded in a thread of their own: steps go on meanwhile."""
+"""Adapters load in their own thread, so that steps continue meanwhile."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ class Adapters(Protocol):
 
 
 class AdapterLoads:
-    """`adapters` is None if the engine takes none."""
+    """Loads and finds adapters. `adapters` is None if the engine takes none."""
 
     def __init__(self, adapters: Adapters | None):
         self._adapters = adapters
         self._thread = ThreadPoolExecutor(1, "adapters")
 
     def find(self, name: str) -> Adapter | None:
-        """None for the model itself, which has no name here. Raises NotFound or InvalidParameter."""
+        """Return the adapter called `name`, or None for "", the base model. Raises NotFound or InvalidParameter."""
         return self._taking().find(name) if name else None
 
     def load(self, argument: dict[str, Any]) -> Future[None]:
-        """Raises InvalidParameter, also from the future."""
+        """Load an adapter. Raises InvalidParameter, also through the future."""
         return self._thread.submit(self._taking().load, argument["name"], argument["path"])
 
     def unload(self, name: str) -> None:
-        """Raises NotFound or InvalidParameter."""
+        """Unload an adapter. Raises NotFound or InvalidParameter."""
         self._taking().unload(name)
 
     def _taking(self) -> Adapters:

@@ -1,4 +1,4 @@
-"""The engine, as asyncio code sees it: a child process and streams of text."""
+"""The engine as seen by asyncio code: a child process and text streams."""
 
 from __future__ import annotations
 
@@ -32,19 +32,18 @@ from freehold.text.detokenizer import Detokenizer
 from freehold.text.loading import load_tokenizer
 from freehold.text.tokenizer import Tokenizer
 
-SILENCE_MAX_S = 5.0  # without a sign of life the engine counts as not answering
+SILENCE_MAX_S = 5.0  # without a heartbeat the engine counts as unresponsive
 GUARD_INTERVAL_S = 1.0
-DEADLINE_GRACE_S = 1.0  # for the engine to say itself that a request's time is up
-ENDED_WITH_CALLER = {"save"}  # the others go on: they are short, or change what the engine is
+DEADLINE_GRACE_S = 1.0  # time for the engine to report a timeout itself
+ENDED_WITH_CALLER = {"save"}  # the others continue: they are short, or change the engine
 LONG_TEXT = 20_000  # characters
-LONG_TEXTS = 2  # tokenized at a time: each takes 200 times its size in memory
+LONG_TEXTS = 2  # tokenized at once: each takes 200 times its size in memory
 
 
 class AsyncEngine:
-    """`AsyncEngine(model=None, **options)`; `await start()`, then `async for delta in stream(...)`;
-    `await shutdown()` ends the process. Options are those of `EngineConfig`. Use from one event loop. A process that
-    ends by itself is started again up to `max_restarts` times an hour; its requests end with EngineUnavailable.
-    """
+    """`AsyncEngine(model=None, **options)`; `await start()`, then `async for delta in stream(...)`; `await shutdown()`
+    ends the process. Options are those of `EngineConfig`. Use from one event loop. A crashed process is restarted up to
+    `max_restarts` times an hour; its requests end with EngineUnavailable."""
 
     def __init__(self, model: str | None = None, *, max_restarts: int = 0, **options: Unpack[EngineOptions]) -> None:
         self.setup = EngineSetup(EngineConfig(model=model, **options))
@@ -52,10 +51,10 @@ class AsyncEngine:
         self.ready: msg.Ready | None = None
         self.stats = msg.Stats()
         self.failure: str | None = None
-        self._last_words: str | None = None  # of a process that could not start
+        self._last_words: str | None = None  # error message of a process that could not start
         self.draining = False
-        self._streams: dict[str, Stream] = {}  # by the engine's name of each output
-        self._jobs: dict[str, dict[str, Stream]] = {}  # the same by the request id that the client knows
+        self._streams: dict[str, Stream] = {}  # by the engine's id of each output
+        self._jobs: dict[str, dict[str, Stream]] = {}  # the same by the client's request id
         self._calls: dict[int, tuple[msg.Call, asyncio.Future[msg.Reply]]] = {}
         self._call_numbers = itertools.count()
         self._tasks: list[asyncio.Task[None]] = []
@@ -64,7 +63,7 @@ class AsyncEngine:
 
     @property
     def config(self) -> EngineConfig:
-        """With the adapters and the storage that there are now."""
+        """Configuration with the current adapters and storage."""
         return self.setup.config
 
     @property
@@ -81,7 +80,7 @@ class AsyncEngine:
 
     @property
     def restarts(self) -> int:
-        """How often the process was started again."""
+        """Number of restarts of the process."""
         return self._restarts.count
 
     @property
@@ -95,7 +94,7 @@ class AsyncEngine:
         return is_loaded and self._why_not() is None and self.is_responsive and self.stats.unwell is None
 
     def _check_serving(self) -> None:
-        """Raises EngineUnavailable while no request can be taken."""
+        """Raise EngineUnavailable while no request can be accepted."""
         if self.ready is None or self._why_not():
             raise EngineUnavailable(self._why_not() or "the engine is loading the model")
 
@@ -103,7 +102,7 @@ class AsyncEngine:
         closing = "the server is shutting down" if self.draining else None
         return f"the engine has failed: {self.failure}" if self.failure else closing
 
-    # -- life -------------------------------------------------------------------------------------------
+    # -- lifecycle --------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Start the process and wait until it serves. Raises EngineUnavailable if it can't."""
@@ -132,12 +131,12 @@ class AsyncEngine:
 
     def _load_tokenizer(self) -> Tokenizer:
         tokenizer = load_tokenizer(open_checkpoint(resolve_model(self.config.model)), self.config.chat_template)
-        tokenizer.encode("")  # the first request need not wait for it
+        tokenizer.encode("")  # warms up, so that the first request need not wait
         return tokenizer
 
     async def encode(self, text: str, add_special_tokens: bool, is_prompt: bool = True) -> Int32:
-        """The tokens int32 [n] of a text, made in a thread if it is long. A prompt that can't fit is refused unread:
-        raises InvalidParameter."""
+        """Return a text's tokens int32 [n]. Long texts are tokenized in a thread. Raises InvalidParameter for a prompt
+        that can't fit, without tokenizing it."""
         tokenizer = self.tokenizer
         least = len(text) // tokenizer.longest_piece
         if is_prompt and least > self.context_length:
@@ -149,7 +148,7 @@ class AsyncEngine:
             return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens)
 
     async def shutdown(self) -> None:
-        """End the process, abandoning what runs. Idempotent."""
+        """End the process and abandon running requests. Idempotent."""
         if not self._tasks:
             return
         self.draining = True
@@ -164,10 +163,10 @@ class AsyncEngine:
         self._folder.cleanup()
 
     async def _watch(self) -> None:
-        """When the process ends, tell everybody who waits for it; start another one, if it may be."""
+        """When the process ends, fail everything pending and restart it if allowed."""
         while True:
             code = await self._child.wait()
-            await asyncio.sleep(0.1)  # its last words may still be on their way
+            await asyncio.sleep(0.1)  # its last messages may still be in transit
             self.ready = None
             self._listening.cancel()
             delay = self._restarts.delay(time.monotonic())
@@ -178,28 +177,28 @@ class AsyncEngine:
                 self._end_all(EngineUnavailable(self._why_not() or "the engine has ended"))
                 return
             self._restarts.add(time.monotonic())
-            self._end_all(EngineUnavailable(f"the engine's process ended with code {code}; it is started again"))
-            print(f"freehold: the engine's process ended with code {code}: starting it again in {delay:g} s "
+            self._end_all(EngineUnavailable(f"the engine's process ended with code {code}; restarting it"))
+            print(f"freehold: the engine's process ended with code {code}: restarting it in {delay:g} s "
                   f"({self._restarts})", file=sys.stderr, flush=True)  # fmt: skip
             self._child.close()
             await asyncio.sleep(delay)
             await self._spawn()
 
     async def _guard(self) -> None:
-        """End a process that gives no sign of life for the time that a step may take. A stop of this
-        process, such as Ctrl-Z, may have stopped the engine, too: its silence is counted anew."""
+        """Kill the process if it is silent for longer than a step may take. If this process was suspended (Ctrl-Z), the
+        engine may have been too, so reset its silence."""
         while True:
             before = time.monotonic()
             await asyncio.sleep(GUARD_INTERVAL_S)
             if time.monotonic() - before > GUARD_INTERVAL_S + SILENCE_MAX_S:
                 self._child.heard = time.monotonic()
             if self.ready is not None and self._child.silence > self.config.watchdog_timeout:
-                print("freehold: the engine's process does not answer: ending it", file=sys.stderr, flush=True)
+                print("freehold: the engine's process does not answer: killing it", file=sys.stderr, flush=True)
                 self._child.kill()
 
     @property
     def is_responsive(self) -> bool:
-        """Whether the process has given a sign of life lately."""
+        """Return whether the process has sent a heartbeat lately."""
         return self._child.silence < SILENCE_MAX_S
 
     def _end_all(self, error: EngineUnavailable) -> None:
@@ -208,7 +207,7 @@ class AsyncEngine:
         for _, future in self._calls.values():
             if not future.done():
                 future.set_exception(error)
-                future.exception()  # the caller may have left, and Python would write it to the log
+                future.exception()  # the caller may have left, and asyncio would log an unretrieved exception
         self._streams.clear()
         self._calls.clear()
 
@@ -219,15 +218,15 @@ class AsyncEngine:
         prompts: Sequence[Int32],
         params: SamplingParams,
         request_id: str | None = None,
-        options: msg.Options = msg.Options(),  # noqa: B008, it can't change
+        options: msg.Options = msg.Options(),  # noqa: B008, it is immutable
         skip_special_tokens: bool = True,
         marks: Mapping[int, str] = MappingProxyType({}),
     ) -> AsyncGenerator[Delta]:
-        """Complete each prompt int32 [n] `params.n` times. The deltas of all outputs, as they come. `marks`: what
-        stands for certain tokens in place of their text.
+        """Complete each prompt int32 [n] `params.n` times, yielding deltas of all outputs as they arrive. `marks` maps
+        certain tokens to the text that replaces them.
 
-        Raises InvalidParameter, QueueFull or EngineUnavailable. Closing the iterator aborts what has not
-        ended; the engine takes notice before its next step.
+        Raises InvalidParameter, QueueFull or EngineUnavailable. Closing the iterator aborts unfinished outputs; the
+        engine notices before its next step.
         """
         self._check_serving()
         base = request_id or uuid.uuid4().hex
@@ -263,12 +262,12 @@ class AsyncEngine:
             del self._jobs[base]
             for name, stream in streams.items():
                 if not stream.accepted.cancel() and not stream.accepted.cancelled():
-                    stream.accepted.exception()  # whoever waited has left for another one
+                    stream.accepted.exception()  # the caller has left: mark the exception as retrieved
                 if self._streams.pop(name, None) is not None:
                     self._child.send_soon(msg.Abort(name))
 
     def _set_deadline(self, streams: dict[str, Stream], timeout: float | None) -> asyncio.TimerHandle | None:
-        """End the streams after `timeout`, if an engine that has stopped does not."""
+        """Fail the streams after `timeout`, in case a hung engine does not."""
         limits = [limit for limit in (timeout, self.config.request_timeout) if limit is not None]
         if not limits:
             return None
@@ -283,40 +282,39 @@ class AsyncEngine:
 
     @property
     def is_busy(self) -> bool:
-        """Whether any request is on its way."""
+        """Return whether any request is in flight."""
         return bool(self._jobs)
 
     def abandon(self, reason: str) -> None:
-        """End all requests that are on their way with EngineUnavailable."""
+        """End all requests in flight with EngineUnavailable."""
         self._end_all(EngineUnavailable(reason))
 
     def is_running(self, request_id: str) -> bool:
-        """Whether an output of that request is on its way."""
+        """Return whether an output of this request is in flight."""
         return request_id in self._jobs
 
     def abort(self, request_id: str) -> None:
-        """End a request as if it had been finished: whoever waits for it gets what there is. Does nothing if there is
-        no such request."""
+        """End a request as if finished: its caller gets the output so far. Does nothing if there is no such request."""
         for name in self._jobs.get(request_id, ()):
             self._child.send_soon(msg.Abort(name))
 
     def abort_by_prefix(self, prefix: str) -> None:
-        """The same for all requests whose id begins like that."""
+        """Abort all requests whose id starts with `prefix`."""
         for request_id in self._jobs:
             if request_id.startswith(prefix):
                 self.abort(request_id)
 
     def forget_session(self, name: str) -> None:
-        """The engine need not keep anything for a session any more."""
+        """Tell the engine to drop what it keeps for a session."""
         if self.ready is not None and self._why_not() is None:
             self._child.send_soon(msg.Forget(name))
 
     async def call(self, procedure: str, argument: Any = None) -> Any:
-        """Call a procedure of the engine process (`procedures.py`) -> its result. Raises what it raises."""
+        """Call a procedure of the engine process (`procedures.py`) and return its result. Raises what it raises."""
         self._check_serving()
         call = msg.Call(next(self._call_numbers), procedure, argument)
         future: asyncio.Future[msg.Reply] = asyncio.get_running_loop().create_future()
-        self._calls[call.number] = call, future  # until it is answered, even if the caller leaves
+        self._calls[call.number] = call, future  # until answered, even if the caller leaves
         try:
             await self._child.send(call)
         except BaseException:
@@ -336,13 +334,13 @@ class AsyncEngine:
         return reply.value
 
     async def load_adapter(self, name: str, path: str) -> None:
-        """Serve it from now on, also when the process has to be started again. Raises InvalidParameter."""
+        """Load an adapter, and reload it if the process restarts. Raises InvalidParameter."""
         if not name or "=" in name:
             raise InvalidParameter("lora_name", "must be a name without =")
         await self.call("load_adapter", {"name": name, "path": path})
 
     async def unload_adapter(self, name: str) -> None:
-        """Requests that began with it finish with it. Raises NotFound."""
+        """Unload an adapter. Requests that began with it finish with it. Raises NotFound."""
         await self.call("unload_adapter", name)
 
     # -- reports ----------------------------------------------------------------------------------------
@@ -370,7 +368,7 @@ class AsyncEngine:
                 self.failure = report.message
 
     def _take_reply(self, reply: msg.Reply) -> None:
-        """What was done is part of the setup from now on, whether the caller still waits for it or not."""
+        """Record the change in the setup, even if the caller no longer waits."""
         if reply.number not in self._calls:
             return
         call, future = self._calls.pop(reply.number)
@@ -394,7 +392,7 @@ class AsyncEngine:
                 del self._streams[name]
             try:
                 stream.take(stream.news(name, where, end, progress))
-            except BaseException as error:  # whatever a library raises, a panic included
+            except BaseException as error:  # libraries raise anything, panics included
                 if self._streams.pop(name, None) is not None:
                     self._child.send_soon(msg.Abort(name))
                 stream.fail(as_freehold_error(error))

@@ -1,4 +1,4 @@
-"""The engine's process, and the socket to it."""
+"""The engine's process and the socket to it."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ STOP_TIMEOUT_S = 10.0
 
 
 class EngineChild:
-    """One process, with a socket of its own: what is on its way to one is lost with it."""
+    """One process with its own socket: messages in transit are lost with the process."""
 
     def __init__(self, socket: zmq.asyncio.Socket, process: asyncio.subprocess.Process):
         self._socket = socket
         self._process = process
-        self.heard = time.monotonic()  # when it last gave a sign of life
+        self.heard = time.monotonic()  # time of the last message from it
 
     @classmethod
     async def spawn(cls, context: zmq.asyncio.Context, address: str, setup: EngineSetup) -> EngineChild:
@@ -44,11 +44,11 @@ class EngineChild:
 
     @property
     def silence(self) -> float:
-        """Seconds since the last sign of life."""
+        """Seconds since the last message."""
         return time.monotonic() - self.heard
 
     async def wait(self) -> int:
-        """Until the process has ended -> its code."""
+        """Wait until the process ends and return its exit code."""
         return await self._process.wait()
 
     async def receive(self) -> msg.Report:
@@ -57,7 +57,8 @@ class EngineChild:
         return report
 
     async def send(self, command: msg.Command) -> None:
-        """Raises InvalidParameter for a number that the protocol can't hold, EngineUnavailable if the process ends."""
+        """Send a command. Raises InvalidParameter for an integer over 64 bits, EngineUnavailable if the process
+        ends."""
         try:
             message = msg.encode(command)
         except OverflowError:
@@ -69,23 +70,23 @@ class EngineChild:
         except zmq.ZMQError as error:
             raise EngineUnavailable(f"the engine's process can't be reached: {error}") from None
         except asyncio.CancelledError:
-            if sent.cancelled():  # the socket was closed: it is not our task that was cancelled
+            if sent.cancelled():  # the socket was closed; this task was not cancelled
                 raise EngineUnavailable("the engine's process has ended") from None
             raise
 
     def send_soon(self, command: msg.Command) -> None:
-        """From a place that must not wait; the socket is never full."""
+        """Send without waiting, from synchronous code. The socket is never full."""
         with contextlib.suppress(zmq.ZMQError):
             sent = asyncio.ensure_future(self._socket.send(msg.encode(command), zmq.NOBLOCK))
-            sent.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody is there to be told
+            sent.add_done_callback(lambda done: done.cancelled() or done.exception())  # no caller to report to
 
     def kill(self) -> None:
-        """Also a process that has been stopped."""
+        """Kill the process, even if it is suspended."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
     async def stop(self) -> None:
-        """Ask it to end, and see to it."""
+        """Ask the process to stop, and kill it after STOP_TIMEOUT_S."""
         if self._process.returncode is None:
             self.send_soon(msg.Stop())
         try:

@@ -1,4 +1,4 @@
-"""The process that schedules and computes. Run as a module by AsyncEngine; never by hand."""
+"""The process that schedules and computes. AsyncEngine runs it as a module; never run it by hand."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ from freehold.scheduler.scheduler import PauseMode, Scheduler
 from freehold.store.store import StoreUnavailable
 
 STATS_INTERVAL_S = 0.25
-RETRY_MS = 200  # between looks at an engine that is stuck
+RETRY_MS = 200  # between polls of a stuck engine
 IDLE_POLL_MS = 500
 TRANSFER_POLL_MS = 5
 HEARTBEAT_S = 1.0
-COMMANDS_MAX = 256  # taken between two iterations
-ORDERS = {"pause", "resume", "update_weights"}  # they wait for the steps in flight
+COMMANDS_MAX = 256  # handled between two iterations
+ORDERS = {"pause", "resume", "update_weights"}  # run once no step is in flight
 
 
 class EngineLoop:
-    """Takes commands, runs the scheduler, reports what came of it. Ends with its parent.
+    """Receives commands, runs the scheduler and reports its results. Ends with its parent.
 
-    Nothing here waits for the engine for long: while it computes, or hangs, commands are taken, and requests that
-    were aborted or whose time is up hear of it. Orders that need an engine at rest wait in a line of their own.
+    Nothing here waits long for the engine: while it computes or hangs, commands are still received, and aborted or
+    timed-out requests are answered. Orders, which need an idle engine, wait in their own queue.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class EngineLoop:
         self._scheduler = scheduler
         self._socket = socket
         self._parent = parent
-        self._publish = publish  # what comes into the cache and leaves it
+        self._publish = publish  # receives cache events
         self._woken, self._wake = os.pipe()
         os.set_blocking(self._woken, False)
         os.set_blocking(self._wake, False)
@@ -77,15 +77,15 @@ class EngineLoop:
         self._adapters = AdapterLoads(adapters)
         self._storage = storage
         self._procedures = Procedures(scheduler, storage, self._parked, self._adapters)
-        self._unanswered: dict[int, Future[Any]] = {}  # by the number of the call
+        self._unanswered: dict[int, Future[Any]] = {}  # by call number
         self._orders: deque[msg.Call] = deque()
-        self._order: Future[Any] | None = None  # what the one that has begun comes to
+        self._order: Future[Any] | None = None  # result of the order that has started
         self._jobs = Jobs()
         self._reports = Reports(hold_seconds(scheduler.config))
         self._stopping = False
         self._stats_due = 0.0
         self._heartbeat_due = 0.0
-        self._audit: Iterator[None] | None = None  # what is left of the audit that began when the engine came to rest
+        self._audit: Iterator[None] | None = None  # rest of the audit started when the engine became idle
         self._stuck: str | None = None
 
     def run(self) -> None:
@@ -94,14 +94,14 @@ class EngineLoop:
             self.turn()
 
     def turn(self) -> None:
-        """Commands, then one iteration of the scheduler if there is work."""
+        """Handle commands, then run one scheduler iteration if there is work."""
         self._beat()
         self._take_commands()
         self._answer()
         self._admit_parked()
         self._storage.settle()
         self._scheduler.draining = bool(self._orders)
-        # Requests that wait behind a pause can still time out.
+        # Requests queued behind a pause can still time out.
         if self._scheduler.has_work or self._scheduler.requests or self._scheduler.memory.awaits_transfers:
             self._step()
         self._carry_out_orders()
@@ -112,7 +112,7 @@ class EngineLoop:
             self._publish(self._scheduler.memory.events.take())
 
     def _beat(self) -> None:
-        """A sign of life, for those who would wait for one that has stopped."""
+        """Send a heartbeat, so that the parent detects a hang."""
         now = time.monotonic()
         if now >= self._heartbeat_due:
             self._heartbeat_due = now + HEARTBEAT_S
@@ -132,11 +132,11 @@ class EngineLoop:
 
     @property
     def _may_order(self) -> bool:
-        """Whether the order before has ended."""
+        """Return whether the previous order has ended."""
         return self._order is None or self._order.done()
 
     def _take_commands(self) -> None:
-        """Those that have come, COMMANDS_MAX at most; while there is nothing to do, wait for one."""
+        """Receive pending commands, up to COMMANDS_MAX; while idle, wait for one."""
         has_orders = bool(self._orders) and self._may_order
         if not self._scheduler.has_work and not has_orders and self._jobs.rest_s > 0:
             self._tell()
@@ -147,7 +147,7 @@ class EngineLoop:
             self._take(msg.decode_command(self._socket.recv()))
 
     def _rest(self) -> None:
-        """Idle: every page must be accounted for now. A command interrupts that; then it begins anew."""
+        """Audit all pages while idle. A command interrupts the audit, which then restarts."""
         while self._audit is not None and not self._socket.poll(0):
             try:
                 next(self._audit)
@@ -162,12 +162,12 @@ class EngineLoop:
             os.read(self._woken, 4096)
 
     def _wake_up(self) -> None:
-        """Called by another thread: something that was waited for is there."""
-        with contextlib.suppress(BlockingIOError):  # it will wake anyway
+        """Wake the loop from another thread: an awaited result is ready."""
+        with contextlib.suppress(BlockingIOError):  # the pipe is full: it will wake anyway
             os.write(self._wake, b"!")
 
     def _patience_ms(self) -> int:
-        """While requests wait behind a pause, their timeouts go on; pages that are being copied are given back soon."""
+        """Return the poll timeout. It is short while queued requests may time out or page copies may complete."""
         if self._scheduler.memory.awaits_transfers:
             return TRANSFER_POLL_MS
         patience = 50 if self._scheduler.requests or self._parked else IDLE_POLL_MS
@@ -193,14 +193,14 @@ class EngineLoop:
             self._stopping = True
 
     def _start(self, call: msg.Call) -> Future[Any]:
-        """Carry it out, now or in slices or in another thread -> what it comes to."""
+        """Run the call now, in slices or in another thread, and return a future of its result."""
         result = self._jobs.take(lambda: self._procedures.start(call), is_order=call.procedure in ORDERS)
         self._unanswered[call.number] = result
         result.add_done_callback(lambda _: self._wake_up())
         return result
 
     def _answer(self) -> None:
-        """The calls that have come to something."""
+        """Reply to the calls that have finished."""
         for number, result in [one for one in self._unanswered.items() if one[1].done()]:
             del self._unanswered[number]
             error = result.exception()
@@ -208,7 +208,7 @@ class EngineLoop:
             self._send(msg.Reply(number, None if error else result.result(), failure))
 
     def _carry_out_orders(self) -> None:
-        """In their order, once no step is in flight."""
+        """Run orders in sequence, once no step is in flight."""
         scheduler = self._scheduler
         while self._orders and self._may_order and (scheduler.in_flight_count == 0 or scheduler.stuck is not None):
             call = self._orders.popleft()
@@ -244,7 +244,7 @@ class EngineLoop:
             self._send(msg.Accepted(request.id))
 
     def _admit_parked(self) -> None:
-        """Requests whose grammar is ready go to the scheduler, and so do those whose time is up: it ends them."""
+        """Pass requests to the scheduler whose grammar is ready, or whose time is up: it ends them."""
         for request, error in self._parked.ready(self._scheduler.lifecycle.clock()):
             if error is None:
                 self._add(request)
@@ -269,7 +269,7 @@ class EngineLoop:
             self._tell()
 
     def _tell(self, stats: msg.Stats | None = None) -> None:
-        """All that is known of tokens."""
+        """Send all progress on tokens, and `stats`."""
         progress = self._reports.take(stats)
         if progress is not None:
             self._socket.send(msg.encode(progress))
@@ -299,14 +299,14 @@ class EngineLoop:
         )
 
     def _send(self, report: msg.Report) -> None:
-        """Behind what happened before."""
+        """Send a report after the progress that preceded it."""
         self._tell()
         self._socket.send(msg.encode_reply(report) if isinstance(report, msg.Reply) else msg.encode(report))
 
 
 def assembled(setup: EngineSetup) -> tuple[Assembly, StorageBackend]:
-    """An engine as an operator has left it, and its storage. An engine that has served before starts without a storage
-    or an adapter that is gone. Raises what `assemble` raises."""
+    """Return an engine in the operator's last configuration, and its storage. If it has served before, it starts even
+    without an unavailable storage or adapter. Raises what `assemble` raises."""
     config = wanted = setup.config
     if setup.has_served:
         config = dataclasses.replace(config, hicache_storage_backend=None, lora_modules=(), enable_lora=wanted.adapts)
@@ -323,11 +323,11 @@ def assembled(setup: EngineSetup) -> tuple[Assembly, StorageBackend]:
 
 
 def main(address: str, setup: str, parent: int) -> None:
-    """`address` is the parent's socket, `setup` an EngineSetup encoded, `parent` its process id: we may
-    be orphans before we could ask."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the parent, which drains and says Stop
+    """Run the engine. `address` is the parent's socket, `setup` an encoded EngineSetup, `parent` its process id, passed
+    because the parent may die before this process could ask."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which drains and sends Stop
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    # The engine's thread needs the interpreter for microseconds at a time, and should get it at once.
+    # The engine's thread needs the interpreter for microseconds at a time, and should get it immediately.
     sys.setswitchinterval(0.0005)
     with zmq.Context() as context, context.socket(zmq.PAIR) as socket:
         socket.setsockopt(zmq.LINGER, 1000)
@@ -358,7 +358,7 @@ def main(address: str, setup: str, parent: int) -> None:
             )
         )
         gc.collect()
-        gc.freeze()  # the model and its tables are not garbage: don't walk them again
+        gc.freeze()  # the model and its tables are permanent: exclude them from later collections
         EngineLoop(
             assembly.scheduler, socket, parent, storage, assembly.publish, assembly.grammars, assembly.adapters
         ).run()

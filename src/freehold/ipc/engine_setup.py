@@ -1,4 +1,4 @@
-"""All that an engine process is to be: its options, and what an operator has set since."""
+"""The configuration of an engine process: its options and the operator's changes since."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from freehold.config import EngineConfig
 
 @dataclass(frozen=True)
 class EngineSetup:
-    """A new process is brought to it before it serves. `weights`: where those came from that took the place of the
-    model's; `paused`: the mode of a pause. Adapters and storage are options. One that `has_served` before serves again
-    without a storage that can't be attached."""
+    """A new process applies this before it serves. `weights`: path of the weights that replaced the model's; `paused`:
+    the mode of a pause. Adapters and storage are options. If it `has_served` before, it starts even if a storage can't
+    be attached."""
 
     config: EngineConfig
     weights: str | None = None
@@ -24,7 +24,7 @@ class EngineSetup:
 
     @classmethod
     def decode(cls, text: str) -> EngineSetup:
-        """Of what `encode` has made."""
+        """Return the setup that `encode` wrote."""
         fields = json.loads(text)
         return cls(EngineConfig(**fields.pop("config")), **fields)
 
@@ -32,7 +32,7 @@ class EngineSetup:
         return json.dumps(dataclasses.asdict(self))
 
     def after(self, procedure: str, argument: Any, value: Any) -> EngineSetup:
-        """What it is once a procedure (`procedures.py`) has answered with `value`."""
+        """Return the setup after a procedure (`procedures.py`) returned `value`."""
         match procedure:
             case "update_weights":
                 return dataclasses.replace(self, weights=argument)
@@ -57,8 +57,8 @@ class EngineSetup:
         )
 
     def _with_storage(self, status: Mapping[str, Any]) -> EngineSetup:
-        """With the storage of a `StorageBackend.status`. If there is none, its location and the other options stay, so
-        that only the backend is unset."""
+        """Return the setup with the storage of a `StorageBackend.status`. On detach only the backend is unset; its
+        location and other options stay."""
         found = {name: value for name, value in status.items() if name.startswith("hicache_") and value is not None}
         options = {**found, "hicache_storage_backend": status["hicache_storage_backend"]}
         return dataclasses.replace(self, config=dataclasses.replace(self.config, **options))

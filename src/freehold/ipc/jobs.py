@@ -1,4 +1,4 @@
-"""Calls whose work takes long: they go on in slices between two iterations of the scheduler."""
+"""Long calls: they run in slices between two scheduler iterations."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Work = Generator[float | None, None, Any]
 
 @dataclass(frozen=True)
 class _Job:
-    """`due`: seconds of the clock before which it has nothing to do."""
+    """`due`: clock time in seconds before which it has nothing to do."""
 
     work: Work
     result: Future[Any]
@@ -30,9 +30,9 @@ class _Job:
 
 
 class Jobs:
-    """Each call comes to a future. A job is a call that returns a generator. It yields at least once in half a
-    millisecond: None to go on soon, or for how many seconds it has nothing to do. What it returns or raises is its
-    result; a cancelled future ends it. Broken invariants are raised here instead."""
+    """Every call returns a future. A job is a call that returns a generator. It yields at least every half millisecond:
+    None to continue soon, or the seconds to sleep. Its return value or exception is its result; cancelling the future
+    ends it. Broken invariants are raised here instead."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         self._clock = clock
@@ -42,9 +42,8 @@ class Jobs:
         return len(self._jobs)
 
     def take(self, call: Callable[[], Any], is_order: bool = False) -> Future[Any]:
-        """Call it -> a future of its result. A call that returns a value or raises has ended. One that returns a future
-        ends with that. One that returns a generator becomes a job, or fails with QueueFull if there are JOBS_MAX and it
-        is no order."""
+        """Run the call and return a future of its result. A value or an exception completes it; a future is returned as
+        is. A generator becomes a job, or fails with QueueFull if there are JOBS_MAX and it is no order."""
         result: Future[Any] = Future()
         try:
             value = call()
@@ -63,11 +62,11 @@ class Jobs:
 
     @property
     def rest_s(self) -> float:
-        """Seconds until one of them has something to do; infinity without jobs."""
+        """Seconds until a job is due; infinity without jobs."""
         return max(0.0, min((job.due for job in self._jobs), default=math.inf) - self._clock())
 
     def go_on(self) -> bool:
-        """Give each a slice in turn until their share is used up -> whether there was anything to do."""
+        """Run jobs in turn until their time share is used up. Return whether any was due."""
         end = self._clock() + SHARE_S
         ready = [job for job in self._jobs if job.due <= end]
         self._jobs = deque(job for job in self._jobs if job.due > end)
@@ -81,7 +80,7 @@ class Jobs:
         return was_ready
 
     def _slice(self, job: _Job) -> _Job | None:
-        """-> the job as it goes on, None if it has ended."""
+        """Run one slice. Return the job if it continues, else None."""
         if job.result.cancelled():
             job.work.close()
             return None
@@ -97,7 +96,7 @@ class Jobs:
 
 
 def _fail(result: Future[Any], error: BaseException) -> None:
-    """Whatever a library raises is a result, a panic included."""
+    """Store the exception as the result, library panics included; re-raise broken invariants."""
     if is_broken(error) and not isinstance(error, AuditError):
         raise error
     result.set_exception(error)

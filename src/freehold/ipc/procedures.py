@@ -1,4 +1,4 @@
-"""What the HTTP process may call in the engine process."""
+"""Procedures of the engine process that the HTTP process calls."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from freehold.scheduler.scheduler import PauseMode, Scheduler
 
 REMEMBERED_REQUESTS = 1024
 TOP_PREFIXES = 20
-NODES_AT_ONCE = 128  # of a slice
-SAVE_POLL_S = 0.05  # between looks at how far saving has come
+NODES_AT_ONCE = 128  # per slice
+SAVE_POLL_S = 0.05  # between checks of a save
 
 
 class Procedures:
-    """Called by name between two steps, in the scheduler's thread."""
+    """Procedures called by name between two steps, in the scheduler's thread."""
 
     def __init__(self, scheduler: Scheduler, storage: StorageBackend, parked: Parked, adapters: AdapterLoads):
         self._scheduler = scheduler
@@ -66,11 +66,12 @@ class Procedures:
         }
 
     def start(self, call: msg.Call) -> Any:
-        """-> the result, a future for it, or a generator that comes to it in slices. Raises what that raises."""
+        """Start a procedure. Return its result, a future of it, or a generator that computes it in slices. Raises what
+        the procedure raises."""
         return self._procedures[call.procedure](call.argument)
 
     def _namespace(self, argument: dict[str, Any]) -> Namespace:
-        """Of a tenant's salt and the name of an adapter, if one computes."""
+        """Return the namespace of a tenant's salt and an adapter's name, if given."""
         adapter = self._adapters.find(argument.get("adapter", ""))
         return self._scheduler.memory.tree.namespace(argument["namespace"], fingerprint_of(adapter))
 
@@ -79,13 +80,13 @@ class Procedures:
         return self._scheduler.memory.match(namespace.salt, tokens, adapter=namespace.adapter)
 
     def remember(self, request: Request) -> None:
-        """Keep what the newest ended requests went through."""
+        """Keep the cards of the most recently ended requests."""
         self._ended[request.id] = _request_card(request)
         if len(self._ended) > REMEMBERED_REQUESTS:
             self._ended.popitem(last=False)
 
     def _memory(self) -> Generator[None, None, dict[str, Any]]:
-        """Who holds what, recounted."""
+        """Recount page ownership and describe it."""
         scheduler = self._scheduler
         yield from scheduler.recounting()
         memory = scheduler.memory
@@ -126,7 +127,7 @@ class Procedures:
             raise BadRequest(str(error), str(error).split()[0]) from error
 
     def _cache(self) -> Generator[None, None, dict[str, Any]]:
-        """The prefix cache as a whole. The prefixes hit most, longest first among equals."""
+        """Describe the whole prefix cache, with its most hit prefixes, longest first among equals."""
         memory = self._scheduler.memory
         best: list[Node] = []
         nodes = memory.tree.nodes()
@@ -158,7 +159,7 @@ class Procedures:
         }
 
     def _request(self, name: str) -> dict[str, Any]:
-        """`name` is a request's, or that of the answer whose first output it is."""
+        """Return a request's card. `name` is its id, or that of the answer whose first output it is."""
         for one in (name, f"{name}-0", f"{name}-0-0"):
             request = self._scheduler.requests.get(one)
             if request is not None:
@@ -168,7 +169,7 @@ class Procedures:
         raise NotFound(f"no request '{name}' among those that run and the last {REMEMBERED_REQUESTS} that ended")
 
     def _lookup(self, argument: dict[str, Any]) -> Generator[None, None, dict[str, Any]]:
-        """What of a sequence is cached now, were it the turn of a session or not."""
+        """Report how much of a sequence is cached now, including a session's tail."""
         memory = self._scheduler.memory
         tokens = _tokens(argument)
         place = self._namespace(argument)
@@ -179,7 +180,7 @@ class Procedures:
         return {**found, **(yield from self._on_host(match, tokens))}
 
     def _on_host(self, match: Match, tokens: Int32) -> Generator[None, None, dict[str, int]]:
-        """Tokens behind a match that the host would bring, if there is one."""
+        """Return how many tokens after a match the host would load; {} without a host tier."""
         tiers = self._scheduler.memory.tiers
         if tiers is None:
             return {}
@@ -187,7 +188,7 @@ class Procedures:
         return {"host_tokens": 0 if plan is None else plan.gain}
 
     def _prefetch(self, argument: dict[str, Any]) -> Generator[None, None, dict[str, Any]]:
-        """Fetch what storage has of a sequence to the host."""
+        """Fetch a sequence's pages from storage to the host."""
         memory = self._scheduler.memory
         if memory.tiers is None or memory.tiers.storage is None:
             raise BadRequest("there is no storage to fetch from: start with --hicache-storage-backend")
@@ -199,14 +200,14 @@ class Procedures:
         return {"asked_tokens": len(tokens), "fetching": begun is not None}
 
     def _save(self, argument: dict[str, Any]) -> Generator[float | None, None, dict[str, Any]]:
-        """Copy a sequence to the deepest tier -> how far that has come when it is complete, or after `timeout` s."""
+        """Copy a sequence to the deepest tier. Return its progress once complete, or after `timeout` seconds."""
         memory, clock = self._scheduler.memory, time.monotonic
         if memory.tiers is None:
             raise BadRequest("there is no tier to save to: start with --enable-hierarchical-cache")
         end = clock() + argument["timeout"]
         namespace, tokens = self._namespace(argument), _tokens(argument)
         saving, storage = memory.tiers.saving(namespace, tokens), memory.tiers.storage
-        if storage is not None:  # what it alone has is counted as well
+        if storage is not None:  # tokens only in storage count as well
             keys = memory.tiers.keys(namespace, tokens)
             coming = yield from storage.prefetching(namespace, keys, len(tokens), self._scheduler.lifecycle.clock())
             while coming is not None and storage.is_coming(coming) and clock() < end:
@@ -279,7 +280,7 @@ def _pin_card(pin: PinnedPrefix, now: float) -> dict[str, Any]:
 
 
 def _request_card(request: Request) -> dict[str, Any]:
-    """A request's life so far."""
+    """Describe a request's life so far."""
     return {
         "id": request.id,
         "state": request.state.value,
@@ -299,7 +300,7 @@ def _request_card(request: Request) -> dict[str, Any]:
 
 
 def _answer(asking: Generator[None, None, bool], end: float) -> Generator[float, None, bool]:
-    """What storage answers; False if it does not until `end`."""
+    """Return the answer of storage, or False if none arrives before `end`."""
     while time.monotonic() < end:
         try:
             next(asking)

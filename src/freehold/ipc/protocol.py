@@ -1,4 +1,4 @@
-"""What the two processes say to each other: msgpack over a ZeroMQ pair."""
+"""Messages between the two processes: msgpack over a ZeroMQ pair."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from freehold.memory.tiers.counts import TierCounts
 
 
 class Options(msgspec.Struct, frozen=True):
-    """What a request asks for besides tokens; the names are those of `scheduler.Request`."""
+    """A request's options besides tokens, named as in `scheduler.Request`."""
 
     priority: int = 0
     namespace: str = ""
@@ -24,15 +24,15 @@ class Options(msgspec.Struct, frozen=True):
     session: str | None = None
     retention: Retention | None = None
     client: str = ""
-    adapter: str = ""  # the name of one that is loaded; empty for the model itself
+    adapter: str = ""  # name of a loaded adapter; empty for the base model
 
     def of(self, client: str) -> Options:
-        """The same for a client."""
+        """Return these options for a client."""
         return msgspec.structs.replace(self, client=client)
 
 
 class Submit(msgspec.Struct, tag=True):
-    """A request; `prompt` is int32 bytes."""
+    """A request. `prompt` is int32 bytes."""
 
     id: str
     prompt: bytes
@@ -46,13 +46,13 @@ class Abort(msgspec.Struct, tag=True):
 
 
 class Forget(msgspec.Struct, tag=True):
-    """A session is closed."""
+    """Drop a closed session."""
 
     session: str
 
 
 class Call(msgspec.Struct, tag=True):
-    """A call of one of the engine process's procedures (`procedures.py`), answered with one Reply."""
+    """A call of an engine procedure (`procedures.py`), answered with one Reply."""
 
     number: int
     procedure: str
@@ -60,7 +60,7 @@ class Call(msgspec.Struct, tag=True):
 
 
 class Cancel(msgspec.Struct, tag=True):
-    """A call is not waited for any more: end its job unanswered."""
+    """End the job of a call whose caller has left, without a reply."""
 
     number: int
 
@@ -75,7 +75,7 @@ Command = Submit | Abort | Forget | Call | Cancel | Stop
 
 
 class Ready(msgspec.Struct, tag=True):
-    """The engine serves."""
+    """The engine is ready to serve."""
 
     model_path: str
     architecture: str
@@ -98,7 +98,7 @@ class Accepted(msgspec.Struct, tag=True):
 
 
 class Failure(msgspec.Struct):
-    """A FreeholdError on its way to the other process."""
+    """A FreeholdError in transit to the other process."""
 
     kind: str
     message: str
@@ -107,7 +107,7 @@ class Failure(msgspec.Struct):
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
-        """What can't be written as UTF-8, such as the name of a file, is written in escapes."""
+        """Convert an error. Text that is not valid UTF-8, such as a file name, is escaped."""
         known = as_freehold_error(error)
         message = known.message.encode(errors="backslashreplace").decode()
         return cls(type(known).__name__, message, known.field, known.status)
@@ -122,7 +122,7 @@ class Rejected(msgspec.Struct, tag=True):
 
 
 class Ended(msgspec.Struct):
-    """Times are seconds."""
+    """An output that has ended. Times are in seconds."""
 
     id: str
     kind: str
@@ -144,7 +144,7 @@ class Ended(msgspec.Struct):
 
     @property
     def is_complete(self) -> bool:
-        """The output is all that was asked for."""
+        """Return whether the output ended normally."""
         return self.kind in ("stop", "length")
 
 
@@ -161,15 +161,15 @@ class Stats(msgspec.Struct):
     tiers: TierCounts | None = None  # None without a tier below the device
     drafted_tokens: int = 0
     accepted_tokens: int = 0
-    grammars_compiling: int = 0  # requests that wait for theirs
+    grammars_compiling: int = 0  # requests waiting for their grammar
     grammar_failures: dict[str, int] = {}  # while compiling, and while running
-    storage_trouble: str | None = None  # why storage is left alone, if it is
-    unwell: str | None = None  # a failed audit, or an engine without progress
+    storage_trouble: str | None = None  # why storage is not used, if so
+    unwell: str | None = None  # a failed audit, or a stuck engine
 
 
 class Progress(msgspec.Struct, tag=True):
-    """One iteration: `tokens[i]` for `ids[i]`; `cached` tokens of prompts and their log-probabilities, where
-    asked for, with their first output."""
+    """One iteration: `tokens[i]` belongs to `ids[i]`. `cached` counts and prompt log-probabilities, if requested, come
+    with a request's first output."""
 
     ids: list[str]
     tokens: list[int]
@@ -177,7 +177,7 @@ class Progress(msgspec.Struct, tag=True):
     ended: list[Ended]
     cached: dict[str, int] = {}
     prompt_logprobs: dict[str, list[TokenLogprobs]] = {}
-    embeddings: dict[str, bytes] = {}  # float32, likewise
+    embeddings: dict[str, bytes] = {}  # float32, with the first output
     stats: Stats | None = None
 
 
@@ -193,7 +193,7 @@ encode = msgspec.msgpack.Encoder().encode
 
 
 def encode_reply(reply: Reply) -> bytes:
-    """A value that msgpack can't hold is replaced by an error that says so."""
+    """Encode a reply. Replace a value that msgpack can't encode by an error."""
     try:
         return encode(reply)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:

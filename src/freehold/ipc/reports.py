@@ -1,7 +1,7 @@
-"""What the engine's process says of tokens, and when.
+"""When the engine process reports tokens, and what.
 
-Whoever reads a message takes a core from the kernels for a while. So tokens that come within milliseconds of each other
-leave together. The first token of a request, and its end, leave at once, with all that was held back before.
+Each message takes a core from the kernels while it is read. So tokens sampled within milliseconds of each other are
+sent together. A request's first token and its end are sent immediately, with everything held back.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from freehold.ipc import protocol as msg
 from freehold.scheduler.request import Request
 from freehold.scheduler.results import StepOutput
 
-HOLD_S = 0.01  # nobody sees the difference
+HOLD_S = 0.01  # imperceptible to users
 
 
 def hold_seconds(config: EngineConfig) -> float:
-    """How many seconds a token may wait for others: none if there is a core that the kernels leave alone."""
+    """Return the maximum seconds a token is held: 0 if the kernels leave a core free."""
     if config.stream_hold_ms is not None:
         return config.stream_hold_ms / 1000
     return HOLD_S if config.num_threads is None or config.num_threads >= len(os.sched_getaffinity(0)) else 0.0
 
 
 class Reports:
-    """Outputs of iterations that have not been sent. `hold`: how many seconds a token may wait for others."""
+    """Unsent outputs of iterations. `hold`: maximum seconds a token is held."""
 
     def __init__(self, hold: float):
         self._hold = hold
         self._output = StepOutput()
-        self._since = 0.0  # when the oldest of its tokens was sampled
+        self._since = 0.0  # when the oldest held token was sampled
 
     def add(self, output: StepOutput, now: float) -> None:
         held = self._output
@@ -46,7 +46,7 @@ class Reports:
         return bool(held.ended or held.started or (held.requests and now >= self._since + self._hold))
 
     def take(self, stats: msg.Stats | None = None) -> msg.Progress | None:
-        """All of it, and `stats`; None if there is nothing to say."""
+        """Take all held outputs with `stats`; None if there is nothing to send."""
         output, self._output = self._output, StepOutput()
         if not (output.requests or output.ended or stats):
             return None

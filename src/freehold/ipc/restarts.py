@@ -1,4 +1,4 @@
-"""How often, and how soon, an engine process is started again."""
+"""Limits and delays of engine restarts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ DELAY_S, DELAY_MAX_S = 0.5, 30.0
 
 
 class Restarts:
-    """At most `limit` in an hour. Those that follow each other closely wait longer and longer."""
+    """At most `limit` restarts in an hour, with exponential backoff when they are close together."""
 
     def __init__(self, limit: int):
         self.count = 0
@@ -18,7 +18,7 @@ class Restarts:
         self._times: deque[float] = deque(maxlen=max(limit, 1))
 
     def delay(self, now: float) -> float | None:
-        """Seconds to wait before the next one; None if there may be none."""
+        """Return the seconds to wait before the next restart; None if the limit is reached."""
         if sum(now - at < WINDOW_S for at in self._times) >= self._limit:
             return None
         recent = sum(now - at < RECENT_S for at in self._times)

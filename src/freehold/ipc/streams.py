@@ -1,4 +1,4 @@
-"""Outputs on their way to whoever asked."""
+"""Outputs in transit to their callers."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from freehold.text.detokenizer import Detokenizer
 @dataclass(frozen=True)
 class Delta:
     """News of output `index` (of prompt `index // n`). `text` may be empty while some is held back; `ends` are the
-    lengths of the whole text behind each token, held-back text included. `events` are what the text says, once
-    somebody has read it, and at the end how many tokens were thoughts."""
+    lengths of the whole text after each token, held-back text included. `events` is the parsed text, and
+    `reasoning_tokens` is set at the end; the reader fills both."""
 
     index: int
     text: str
@@ -31,7 +31,7 @@ class Delta:
     embedding: bytes = b""
 
     def followed_by(self, later: Delta) -> Delta:
-        """Both as one, before anybody has read what they say."""
+        """Return both deltas merged, before their text is parsed."""
         return Delta(
             self.index, self.text + later.text, self.tokens + later.tokens, self.logprobs + later.logprobs,
             later.ended, later.cached_tokens, self.prompt_logprobs + later.prompt_logprobs, self.ends + later.ends,
@@ -41,7 +41,7 @@ class Delta:
 
 @dataclass
 class Stream:
-    """One output on its way to whoever asked: its first news at once, then `interval` tokens at a time."""
+    """One output in transit to its caller: the first news immediately, then `interval` tokens at a time."""
 
     index: int
     detokenizer: Detokenizer
@@ -53,14 +53,14 @@ class Stream:
     _has_sent: bool = False
 
     def fail(self, error: Exception) -> None:
-        """Raise the error where the stream is waited for."""
+        """Raise the error where the stream is awaited."""
         if not self.accepted.done():
             self.accepted.set_exception(error)
         else:
             self.deltas.put_nowait(error)
 
     def news(self, name: str, where: list[int], end: msg.Ended | None, progress: msg.Progress) -> Delta:
-        """What `progress` says of it: it has its tokens at `where`. Raises what decoding them raises."""
+        """Return this output's delta from `progress`, where its tokens are at `where`. Raises what decoding raises."""
         tokens = [progress.tokens[i] for i in where]
         logprobs = [progress.logprobs[i] for i in where if i in progress.logprobs]
         if end is None:
@@ -75,7 +75,7 @@ class Stream:
         )  # fmt: skip
 
     def take(self, delta: Delta) -> None:
-        """Send news, or keep them until there are enough."""
+        """Send a delta, or hold it until it has `interval` tokens."""
         if self._kept is not None:
             delta = self._kept.followed_by(delta)
         if self._has_sent and delta.ended is None and len(delta.tokens) < self.interval:

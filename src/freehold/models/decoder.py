@@ -1,4 +1,4 @@
-"""A decoder for paged caches: layers as a model's description lists them."""
+"""A decoder for paged caches, with the layers of a model's description."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class _FFN(Protocol):
 
 @dataclass(frozen=True)
 class _Layer(Generic[Array]):
-    """Parts, what their answers are multiplied by, and norms of the answers, if there are any."""
+    """Parts, the multipliers of their outputs, and norms of the outputs, if any."""
 
     mixers: list[_Mixer]
     multipliers: tuple[float, ...]
@@ -62,8 +62,8 @@ class _Layer(Generic[Array]):
 
 
 class Decoder(Generic[Array, Weight, Batch]):
-    """Tokens to hidden states to logits, on the arrays of a device. `layouts`: its cache groups. Raises
-    ModelUnavailable if the checkpoint lacks a tensor of its description, or has another shape of one."""
+    """Maps tokens to hidden states to logits, on a device's arrays. `layouts`: its cache groups. Raises
+    ModelUnavailable if the checkpoint lacks a described tensor, or has one of another shape."""
 
     def __init__(self, checkpoint: Checkpoint, backend: Backend[Array, Weight, Batch], layouts: Sequence[CacheLayout]):
         checkpoint = CheckedCheckpoint(checkpoint)
@@ -98,7 +98,7 @@ class Decoder(Generic[Array, Weight, Batch]):
         )
 
     def forward(self, tokens: Any, batch: Batch) -> Array:
-        """tokens int32 [n] of all sequences of the batch -> hidden states [n, hidden_size]."""
+        """Compute tokens int32 [n] of all sequences of the batch -> hidden states [n, hidden_size]."""
         ops = self._backend
         x = ops.embed(self._embedding, tokens)
         if self.spec.embedding_multiplier != 1:
@@ -109,7 +109,7 @@ class Decoder(Generic[Array, Weight, Batch]):
         return x
 
     def _mix(self, layer: _Layer[Array], x: Array, batch: Batch) -> None:
-        """x += what the layer's mixers make of it. One alone may add to x as it goes."""
+        """Add the outputs of the layer's mixers to x. A single mixer may add to x directly."""
         if layer.mixer_norm is None and layer.multipliers == (1.0,):
             layer.mixers[0].add(x, batch, x)
             return
@@ -138,11 +138,11 @@ class Decoder(Generic[Array, Weight, Batch]):
         ops.add(x, answer)
 
     def final(self, hidden: Array) -> Array:
-        """Hidden states behind the last norm, [n, hidden_size]."""
+        """Return the hidden states after the last norm, [n, hidden_size]."""
         return self._backend.norm(hidden, self._norm, self.spec.norm_epsilon)
 
     def logits(self, hidden: Array) -> Array:
-        """[n, hidden_size] -> [n, vocab_size]"""
+        """Map hidden states [n, hidden_size] to logits [n, vocab_size]."""
         ops, spec = self._backend, self.spec
         logits = ops.norm_linear(hidden, self._norm, spec.norm_epsilon, self._head)
         if spec.logit_multiplier != 1:

@@ -1,4 +1,4 @@
-"""Float weights as those of a few bits, in formats of llama.cpp (ggml, `ggml-quants.c`), while they are loaded."""
+"""Quantizes float weights while loading, to formats of llama.cpp (ggml, `ggml-quants.c`)."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from freehold.models.tensor import StoredTensor, TensorFormat
 
 BLOCK, SUPER_BLOCK = 32, 256
 FLOATS = frozenset({TensorFormat.F32, TensorFormat.F16, TensorFormat.BF16})
-ROWS_AT_A_TIME = 1 << 22  # numbers: what is made of them in between is several times as large
-_TRIED = np.linspace(-1.0, 0.5, 7, dtype=np.float32)  # widths of a block's steps: 15 / (15 + this) of its range
+ROWS_AT_A_TIME = 1 << 22  # numbers: intermediate arrays are several times as large
+_TRIED = np.linspace(-1.0, 0.5, 7, dtype=np.float32)  # step widths to try: 15 / (15 + this) of a block's range
 
 
 class Quantizer:
-    """Makes `kind` (Q8_0, Q4_1 or Q4_K) of matrices of floats, and remembers what that changed.
+    """Converts float matrices to `kind` (Q8_0, Q4_1 or Q4_K), and records the error.
 
-    Q4_K has blocks of 256 columns: matrices of others become Q4_1. Those of columns that are no multiple of 32 stay as
-    they are.
+    Q4_K has blocks of 256 columns: other matrices become Q4_1. Matrices whose columns are no multiple of 32 are
+    unchanged.
     """
 
     def __init__(self, kind: TensorFormat):
@@ -30,12 +30,12 @@ class Quantizer:
         return self._convert(tensor, self._kind)
 
     def convert_vocabulary(self, tensor: StoredTensor) -> StoredTensor:
-        """What reads tokens or scores them suffers most from few bits, so it has eight."""
+        """Convert the embedding or head to eight bits, since they lose most quality at few bits."""
         return self._convert(tensor, TensorFormat.Q8_0)
 
     @property
     def report(self) -> str:
-        """Memory, and the error of the weights: the root of the mean square, of theirs."""
+        """Memory, and the weights' root mean square error relative to their own."""
         if not self._squares:
             return "nothing to quantize: the model has no matrices of floats"
         error = (self._errors / self._squares) ** 0.5
@@ -65,8 +65,8 @@ class Quantizer:
 
 
 def _q4_k(values: Float32) -> np.ndarray:
-    """values [rows, columns] -> uint8 [rows, bytes]: of each 256 columns two float16, the scales and minimums of eight
-    blocks in six bits each, and 256 codes of four bits."""
+    """Quantize values [rows, columns] -> uint8 [rows, bytes]: for each 256 columns two float16, the scales and minimums
+    of eight blocks in six bits each, and 256 codes of four bits."""
     rows = len(values)
     blocks = values.reshape(-1, 8, BLOCK)
     scales, least = _scales(blocks)
@@ -85,8 +85,8 @@ def _q4_k(values: Float32) -> np.ndarray:
 
 
 def _scales(blocks: Float32) -> tuple[Float32, Float32]:
-    """Blocks [n, 8, 32] as scale * (0 .. 15) - minimum -> both [n, 8], not negative. Of a few widths of steps that with
-    the smallest error, with scale and minimum fitted to its codes."""
+    """Fit blocks [n, 8, 32] as scale * (0 .. 15) - minimum -> both [n, 8], not negative. Try a few step widths, each
+    with scale and minimum fitted to its codes, and keep the smallest error."""
     low = np.minimum(blocks.min(axis=2, keepdims=True), 0)
     span = blocks.max(axis=2, keepdims=True) - low
     best = np.full(blocks.shape[:2], np.inf, np.float32)
@@ -102,7 +102,7 @@ def _scales(blocks: Float32) -> tuple[Float32, Float32]:
 
 
 def _fitted(blocks: Float32, codes: Float32) -> tuple[Float32, Float32]:
-    """The scale and the minimum, not negative, of which scale * codes - minimum is nearest to the blocks."""
+    """Return the non-negative scale and minimum for which scale * codes - minimum is nearest to the blocks."""
     count, total, squares = codes.shape[2], codes.sum(axis=2), np.square(codes).sum(axis=2)
     values, products = blocks.sum(axis=2), (codes * blocks).sum(axis=2)
     scale = _over(count * products - total * values, count * squares - total * total)
@@ -113,12 +113,12 @@ def _fitted(blocks: Float32, codes: Float32) -> tuple[Float32, Float32]:
 
 
 def _over(a: Float32, b: Float32) -> Float32:
-    """a / b, and 0 where b is 0."""
+    """Return a / b, and 0 where b is 0."""
     return np.divide(a, b, out=np.zeros(np.broadcast_shapes(a.shape, b.shape), np.float32), where=b != 0)
 
 
 def _twelve_bytes(scales: np.ndarray, minimums: np.ndarray) -> np.ndarray:
-    """Six bits each, [n, 8] -> [n, 12]: those of the first four blocks, whose bytes also have the upper two bits of the
+    """Pack six bits each, [n, 8] -> [n, 12]: bytes of the first four blocks, which also hold the upper two bits of the
     last four, then the lower four bits of those."""
     first = [part[:, :4] | part[:, 4:] >> 4 << 6 for part in (scales, minimums)]
     return np.concatenate([*first, scales[:, 4:] & 15 | minimums[:, 4:] << 4], axis=1)

@@ -1,4 +1,4 @@
-"""Which families of models there are."""
+"""The supported model families."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FAMILIES: dict[str, Family] = {
 
 
 def family_of(name: str, where: object) -> Family:
-    """Raises ValueError for a family that we don't have; `where` the name was found."""
+    """Return a family. Raises ValueError for an unsupported one; `where` the name was found."""
     if name not in FAMILIES:
         known = ", ".join(FAMILIES)
         raise ValueError(f"{where}: model type '{name}' is not supported ({known} are)")

@@ -1,16 +1,16 @@
-"""What a model is made of: its layers, what they keep for later tokens, and how that falls into cache groups."""
+"""A model's description: its layers, their caches, and the resulting cache groups."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Protocol
 
-# Bytes of a vector of so many numbers, by how KV is kept: int8 has a float32 scale for each vector.
+# Bytes per number and per vector, by KV type: int8 has a float32 scale for each vector.
 _VECTOR_BYTES = {"float32": (4, 0), "bfloat16": (2, 0), "int8": (1, 4)}
 
 
 def difference(found: Any, expected: Any, name: str = "") -> str:
-    """The first field in which two descriptions differ, such as "hidden_size is 512, expected 576"."""
+    """Return the first field in which two descriptions differ, such as "hidden_size is 512, expected 576"."""
     if type(found) is type(expected) and is_dataclass(expected):
         parts = [
             (f"{name}.{one.name}", getattr(found, one.name), getattr(expected, one.name)) for one in fields(expected)
@@ -26,9 +26,9 @@ def difference(found: Any, expected: Any, name: str = "") -> str:
 
 @dataclass(frozen=True)
 class Rotary:
-    """Rotary position embedding (Su et al. 2021), halves layout: number k turns with number k + len(frequencies).
+    """Rotary position embedding (Su et al. 2021), halves layout: number k is rotated with number k + len(frequencies).
 
-    `frequencies`: radians a position, of each pair. `magnitude` scales cos and sin (YaRN; Peng et al. 2023).
+    `frequencies`: radians per position, for each pair. `magnitude` scales cos and sin (YaRN; Peng et al. 2023).
     """
 
     frequencies: tuple[float, ...]
@@ -36,13 +36,13 @@ class Rotary:
 
     @property
     def size(self) -> int:
-        """How many numbers of a head are rotated."""
+        """The number of rotated dimensions of a head."""
         return 2 * len(self.frequencies)
 
 
 @dataclass(frozen=True)
 class KVCache:
-    """A key and a value for each token, or a latent, whose first `value_size` numbers are the value."""
+    """A key and a value for each token, or a latent whose first `value_size` numbers are the value."""
 
     head_count: int
     key_size: int
@@ -50,7 +50,7 @@ class KVCache:
     is_latent: bool = False
 
     def bytes_per_token(self, kind: str) -> int:
-        """`kind`: one of KV_CACHE_DTYPES."""
+        """Return the size; `kind` is one of KV_CACHE_DTYPES."""
         number, scale = _VECTOR_BYTES[kind]
         value = 0 if self.is_latent else number * self.value_size + scale
         return self.head_count * (number * self.key_size + scale + value)
@@ -58,8 +58,7 @@ class KVCache:
 
 @dataclass(frozen=True)
 class StateCache:
-    """One state of so many float32 numbers, after all tokens so far: the last inputs of a convolution, then the state
-    of a recurrence."""
+    """One state in float32 after all tokens so far: the last inputs of a convolution, then a recurrence's state."""
 
     convolution: int
     recurrence: int = 0
@@ -70,27 +69,26 @@ class StateCache:
 
 
 class Mixer(Protocol):
-    """The part of a layer in which tokens see each other."""
+    """The part of a layer in which tokens interact."""
 
     @property
     def cache(self) -> KVCache | StateCache:
-        """What it keeps for later tokens."""
+        """Its cache for later tokens."""
         ...
 
     @property
     def window(self) -> int | None:
-        """How many tokens a position looks at, its own included. None is all of them."""
+        """The number of tokens that a position attends to, itself included. None is all."""
         ...
 
 
 @dataclass(frozen=True)
 class Attention:
-    """Grouped-query attention. Biases, norms of queries and keys, and sinks are there if the checkpoint has them.
+    """Grouped-query attention. Biases, norms of queries and keys, and sinks are used if the checkpoint has them.
 
-    `scale` None is 1 / sqrt(head_size). `soft_cap` c turns a score s into c * tanh(s / c); 0 leaves it. With an
-    `output_gate` the query projection has a gate behind the query of each head. `wide_norms` of queries and keys are of
-    all heads together. `input_multiplier` scales queries, keys
-    and values, `key_multiplier` keys.
+    `scale` None is 1 / sqrt(head_size). `soft_cap` c turns a score s into c * tanh(s / c); 0 disables it. With an
+    `output_gate` the query projection has a gate after each head's query. `wide_norms` of queries and keys apply to all
+    heads together. `input_multiplier` scales queries, keys and values, `key_multiplier` keys.
     """
 
     head_count: int
@@ -114,8 +112,8 @@ class Attention:
 class Latent:
     """Multi-head latent attention (DeepSeek-AI 2024): all heads share a latent of `rank` numbers and a rotated key.
 
-    `plain_size` numbers of a head's query and key are not rotated. `is_interleaved`: the file has rotated numbers in
-    neighbouring pairs. `query_rank`: of queries, if they come from a latent of their own.
+    `plain_size` numbers of a head's query and key are not rotated. `is_interleaved`: the file stores rotated numbers in
+    neighbouring pairs. `query_rank`: rank of queries, if they have their own latent.
     """
 
     head_count: int
@@ -148,8 +146,9 @@ class ShortConv:
 
 @dataclass(frozen=True)
 class Mamba2:
-    """A state space (Dao and Gu 2024): each head has a state [state_size, head_size]; `group_count` groups of heads
-    share inputs and outputs of the state. `multipliers` scale gate, input, B, C and time step of the projection."""
+    """A state space model (Dao and Gu 2024): each head has a state [state_size, head_size]; `group_count` groups of
+    heads share inputs and outputs of the state. `multipliers` scale gate, input, B, C and time step of the
+    projection."""
 
     head_count: int
     head_size: int
@@ -167,7 +166,7 @@ class Mamba2:
 
     @property
     def channels(self) -> int:
-        """Of the convolution: inputs, B and C."""
+        """Channels of the convolution: inputs, B and C."""
         return self.inner_size + 2 * self.group_count * self.state_size
 
     @property
@@ -179,8 +178,8 @@ class Mamba2:
 class GatedDelta:
     """The gated delta rule (Yang, Kautz and Hatamizadeh 2024): each value head has a state [key_size, value_size].
 
-    Value heads that read the same key head are neighbours; with `tiled_heads`, value head v reads key head
-    v % key_head_count.
+    Value heads that read the same key head are neighbours; with `tiled_heads`, value head v reads key head v %
+    key_head_count.
     """
 
     key_head_count: int
@@ -193,7 +192,7 @@ class GatedDelta:
 
     @property
     def channels(self) -> int:
-        """Of the convolution: queries, keys and values."""
+        """Channels of the convolution: queries, keys and values."""
         return 2 * self.key_head_count * self.key_size + self.value_head_count * self.value_size
 
     @property
@@ -203,9 +202,8 @@ class GatedDelta:
 
 @dataclass(frozen=True)
 class Activation:
-    """What becomes of the two halves of a feed-forward layer's input, gate and up: `kind` is "silu" or "gelu" (its tanh
-    form), gate's times up; or "clamped", gpt-oss's: both clamped to `limit`, gate * sigmoid(alpha * gate) * (up + 1).
-    """
+    """Combines the halves of a feed-forward layer's input, gate and up. `kind` "silu" or "gelu" (tanh form) of gate,
+    times up; or gpt-oss's "clamped": both clamped to `limit`, gate * sigmoid(alpha * gate) * (up + 1)."""
 
     kind: str = "silu"
     alpha: float = 0.0
@@ -221,12 +219,11 @@ class Dense:
 
 @dataclass(frozen=True)
 class Routing:
-    """Which experts compute a token, and with which weights.
+    """How a token's experts and their weights are chosen.
 
     `scores` of an expert: "softmax" over all experts, "sigmoid" of its own, or "chosen", a softmax over the chosen
-    experts. With "sigmoid" the router has a correction.
-    If `group_count` is more than 1, only the best `groups_used` groups of experts count; the best of a group, or the
-    sum of its best two (`group_by_two`), says how good it is.
+    experts. With "sigmoid" the router has a correction. If `group_count` exceeds 1, only the best `groups_used` groups
+    of experts count. A group's score is its best expert, or the sum of its best two (`group_by_two`).
     """
 
     used: int
@@ -251,9 +248,9 @@ class Experts:
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """A layer: mixers side by side, each added to the stream of hidden states, then a feed-forward part, if any.
+    """A layer: parallel mixers, each added to the hidden states, then a feed-forward part, if any.
 
-    `mixer_multiplier` and `ffn_multiplier` scale what is added. Norms before and after a part are there if the
+    `mixer_multipliers` and `ffn_multiplier` scale what is added. Norms before and after a part are used if the
     checkpoint has them.
     """
 
@@ -265,8 +262,8 @@ class LayerSpec:
 
 @dataclass(frozen=True)
 class CacheLayout:
-    """A cache group as the engine sees it: the caches of those mixers that look back equally far. `members`: layer, and
-    number among the layer's mixers. `has_windows`: one of them looks no further back than a window."""
+    """A cache group as seen by the engine: the caches of mixers with the same lookback. `members`: layer, and index
+    among the layer's mixers. `has_windows`: one of them has a window."""
 
     lookback: int | None
     is_state: bool
@@ -275,7 +272,7 @@ class CacheLayout:
     caches: tuple[KVCache | StateCache, ...]
 
     def page_bytes(self, kind: str, page_size: int) -> int:
-        """Of one page of the group: KV of `page_size` tokens, or a state."""
+        """Return the bytes of one page of the group: KV of `page_size` tokens, or a state."""
         return sum(
             4 * cache.size if isinstance(cache, StateCache) else page_size * cache.bytes_per_token(kind)
             for cache in self.caches
@@ -284,8 +281,8 @@ class CacheLayout:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A decoder. `logit_multiplier` scales logits, `logit_cap` c turns a logit x into c * tanh(x / c); 0 leaves it.
-    `parts`: patterns of tensors, named as in a layer, that the family always has though others lack them."""
+    """A decoder. `logit_multiplier` scales logits, `logit_cap` c turns a logit x into c * tanh(x / c); 0 disables it.
+    `parts`: patterns of layer tensors that this family requires, though others lack them."""
 
     architecture: str
     hidden_size: int
@@ -301,7 +298,7 @@ class ModelSpec:
 
     @property
     def expert_count(self) -> int:
-        """Of a layer with experts; 0 without any."""
+        """Experts per layer; 0 without any."""
         return max((layer.ffn.count for layer in self.layers if isinstance(layer.ffn, Experts)), default=0)
 
     @property
@@ -313,7 +310,7 @@ class ModelSpec:
         return any(layout.is_state for layout in self.cache_layouts())
 
     def cache_layouts(self) -> list[CacheLayout]:
-        """The cache groups: full attention first, then windows, the smallest first, then states."""
+        """Return the cache groups: full attention first, then windows, smallest first, then states."""
         found: dict[tuple[bool, int | None], list[tuple[int, int]]] = {}
         for layer, spec in enumerate(self.layers):
             for number, mixer in enumerate(spec.mixers):
@@ -323,7 +320,7 @@ class ModelSpec:
         return [self._layout(kind[1], kind[0], tuple(found[kind])) for kind in order]
 
     def one_layout(self) -> list[CacheLayout]:
-        """All layers in one group that keeps every token, however far they look back. Not for models with states."""
+        """Return one group of all layers that keeps every token, regardless of windows. Not for models with states."""
         assert not self.has_states
         everything = tuple(
             (layer, number) for layer, spec in enumerate(self.layers) for number in range(len(spec.mixers))

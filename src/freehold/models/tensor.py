@@ -1,4 +1,4 @@
-"""Tensors as they come from a file."""
+"""Tensors as stored in a file."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class TensorFormat(StrEnum):
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor in the format of its file: `data` uint8 [rows, bytes of a row]; vectors have one row."""
+    """A tensor in its file's format: `data` uint8 [rows, bytes of a row]; vectors have one row."""
 
     format: TensorFormat
     rows: int
@@ -44,32 +44,31 @@ class StoredTensor:
 
     @classmethod
     def of(cls, values: Float32) -> StoredTensor:
-        """From numbers [rows, columns], or [columns]."""
+        """Convert numbers [rows, columns], or [columns]."""
         table = np.ascontiguousarray(np.atleast_2d(values), np.float32)
         return cls(TensorFormat.F32, len(table), table.shape[1], table.view(np.uint8))
 
     def reorder(self, order: np.ndarray) -> StoredTensor:
-        """The same tensor with its rows in another order, or some of them."""
+        """Return some or all rows in the given order."""
         return StoredTensor(self.format, len(order), self.columns, self.data[order])
 
     def between(self, first: int, stop: int) -> StoredTensor:
-        """Its rows `first` up to `stop`, in the same memory."""
+        """Return the rows `first` up to `stop`, without a copy."""
         return StoredTensor(self.format, stop - first, self.columns, self.data[first:stop])
 
     def leave_memory(self) -> None:
-        """If `data` is mapped from a file, what was read of the file leaves this process. Whoever reads it again finds
-        it in the system's cache."""
+        """Drop pages mapped from a file from this process. Later reads hit the system's cache."""
         array = self.data
         while isinstance(array, np.ndarray):
             mapping = getattr(array, "_mmap", None)
             if isinstance(mapping, mmap.mmap):
-                with suppress(AttributeError, OSError):  # not everywhere
+                with suppress(AttributeError, OSError):  # not available everywhere
                     mapping.madvise(mmap.MADV_DONTNEED)
                 return
             array = array.base
 
     def to_float32(self) -> Float32:
-        """[rows, columns], for small tensors and tests."""
+        """Return [rows, columns], for small tensors and tests."""
         raw = np.ascontiguousarray(self.data)
         if self.format is TensorFormat.F32:
             return raw.view(np.float32).reshape(self.rows, self.columns)
@@ -86,14 +85,14 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class AdapterMatrices:
-    """What an adapter adds to one module: output += up [rows, rank] @ down [rank, columns] @ input."""
+    """An adapter's change of one module: output += up [rows, rank] @ down [rank, columns] @ input."""
 
     down: Float32
     up: Float32
 
 
 class Checkpoint(Protocol):
-    """A model on disk. `tensor_shapes.py` lists the names of its tensors, and their shapes."""
+    """A model on disk. `tensor_shapes.py` lists its tensors' names and shapes."""
 
     path: Path
 
@@ -101,18 +100,18 @@ class Checkpoint(Protocol):
     def spec(self) -> ModelSpec: ...
 
     def field(self, name: str, default: Any = None) -> Any:
-        """A value of the file's metadata (GGUF) or of config.json."""
+        """Return a metadata value of the file (GGUF) or of config.json."""
         ...
 
     def has(self, name: str) -> bool:
-        """Whether there is a tensor of that name."""
+        """Return whether a tensor has that name."""
         ...
 
     def tensor(self, name: str) -> StoredTensor:
-        """Raises KeyError with the name if the checkpoint lacks it."""
+        """Return a tensor. Raises KeyError with the name if the checkpoint lacks it."""
         ...
 
     def module(self, name: str) -> str | None:
-        """What Hugging Face calls the module whose weight that tensor is, such as layers.0.self_attn.q_proj; None if
-        the tensor is only a part of it, or something else."""
+        """Return Hugging Face's name of the module whose weight this tensor is, such as layers.0.self_attn.q_proj; None
+        if the tensor is only a part of it, or something else."""
         ...

@@ -1,4 +1,4 @@
-"""The tensors of a model and their shapes, from its description, and a checkpoint that is held to them."""
+"""A model's tensors and their shapes, from its description, and a checkpoint checked against them."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ Shapes = dict[str, Shape]
 
 
 class CheckedCheckpoint:
-    """Implements `Checkpoint`: the original, whose tensors are those of its description. Raises ModelUnavailable for
-    one that is missing, can't be read, has another shape, or is a vector (a norm, a bias) with a number that is not
-    finite. Matrices are not read for that."""
+    """Implements `Checkpoint`, checking the original's tensors. Raises ModelUnavailable for one that is missing,
+    unreadable or of another shape, or a vector (a norm, a bias) with a number that is not finite. Matrices are not
+    scanned."""
 
     def __init__(self, checkpoint: Checkpoint):
         self._checkpoint = checkpoint
@@ -43,14 +43,14 @@ class CheckedCheckpoint:
         return self._checkpoint.module(name)
 
     def has(self, name: str) -> bool:
-        """Whether there is, or has to be, a tensor of that name."""
+        """Return whether a tensor of that name exists or is required."""
         return self._required.fullmatch(name) is not None or self._checkpoint.has(name)
 
     def tensor(self, name: str) -> StoredTensor:
         expected = self._shapes[_of_any_expert(name)]
         try:
             found = self._checkpoint.tensor(name)
-        except Exception as error:  # of the file's library, or of what changes a tensor of another shape
+        except Exception as error:  # raised by the file's library, or by a rule's change of a tensor of another shape
             reason = " ".join(map(str, error.args))
             raise ModelUnavailable(f"model: {name} can't be read as {_text(expected)}: {reason}") from error
         shape = (found.rows, found.columns)
@@ -62,7 +62,7 @@ class CheckedCheckpoint:
 
 
 def shapes_of(spec: ModelSpec) -> Shapes:
-    """By the names that `Checkpoint` knows, all experts of a layer under one: layers.0.experts.gate.weight."""
+    """Return shapes by the names in `Checkpoint`. A layer's experts share one name: layers.0.experts.gate.weight."""
     vocabulary = (spec.vocab_size, spec.hidden_size)
     shapes = {"embedding.weight": vocabulary, "head.weight": vocabulary, "norm.weight": (1, spec.hidden_size)}
     for index, layer in enumerate(spec.layers):

@@ -1,2 +1,2 @@
-"""HTTP, tokenizing and streaming in one process; scheduler and engine in another, so that HTTP never
-stalls a step."""
+"""HTTP, tokenization and streaming run in one process, the scheduler and engine in another, so that HTTP never stalls a
+step."""

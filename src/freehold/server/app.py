@@ -1,4 +1,4 @@
-"""The HTTP application, and the server that runs it."""
+"""The HTTP application and its server."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ from freehold.server.sessions.saving import saving_routes
 from freehold.server.sessions.store import SessionStore
 from freehold.server.sessions.table import SessionTable
 
-KEEP_ALIVE_S = 75  # longer than clients do, so that no request meets a connection being closed
-CLOSING_TIMEOUT_S = 3  # for answers that are under way when the requests have ended
+KEEP_ALIVE_S = 75  # longer than clients', so that no request meets a closing connection
+CLOSING_TIMEOUT_S = 3  # for answers in progress after the requests have ended
 BODY_BYTES = 4 << 20
-BODY_BYTES_PER_TOKEN = 64  # of the context: as JSON, escapes and several prompts included
+BODY_BYTES_PER_TOKEN = 64  # of context: allows for JSON, escapes and several prompts
 
 
 def create_app(
@@ -61,8 +61,8 @@ def create_app(
     config: ServerConfig | None = None,
     sources: Mapping[str, str] | None = None,
 ) -> FastAPI:
-    """The routes around an engine, which is started and ended with the app. It answers at once; until the
-    model is loaded, with 503. `sources` says where options came from, for those who ask."""
+    """Build the app around an engine, which starts and ends with it. It answers immediately, with 503 until the model
+    is loaded. `sources` says where each option came from, for `/server_info`."""
     config = config or ServerConfig()
     keys = Keys.of(config)
     traces = None if config.otlp_traces_endpoint is None else Traces(config.otlp_traces_endpoint)
@@ -96,7 +96,7 @@ def create_app(
         observers.append(traces.write)
     app.add_middleware(Gate, keys=keys, limits=limits, observers=observers)
     if config.allowed_origins:
-        # Outside the gate: a browser asks without a key what it may do.
+        # Outside the gate: browsers send preflight requests without a key.
         app.add_middleware(
             CORSMiddleware, allow_origins=config.allowed_origins, allow_methods=["*"], allow_headers=["*"],
             expose_headers=["x-request-id"],
@@ -139,7 +139,7 @@ def _routes(
 
 
 async def _start(engine: AsyncEngine, served: ServedFormat) -> None:
-    """Why it could not start is said when the server ends."""
+    """Start the engine. The server reports a failure when it ends."""
     before = time.monotonic()
     with contextlib.suppress(EngineUnavailable):
         await engine.start()
@@ -150,8 +150,8 @@ async def _start(engine: AsyncEngine, served: ServedFormat) -> None:
 
 
 class Server(uvicorn.Server):
-    """Uvicorn that drains: what runs is finished in time, what comes is refused. It ends by itself if the engine cannot
-    start, or not again."""
+    """Uvicorn with draining: running requests may finish, new ones are rejected. It exits if the engine cannot start or
+    restart."""
 
     def __init__(self, engine: AsyncEngine, app: FastAPI, http: ServerConfig):
         limits = Connections(http.max_connections, http.max_connections_per_client, http.header_timeout)
@@ -168,7 +168,7 @@ class Server(uvicorn.Server):
         self._drain_end: float | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first signal drains: requests that come meanwhile are refused with 503. The second one ends it now."""
+        """Drain on the first signal: new requests get 503. Exit on the second."""
         self._engine.draining = True
         if self._drain_end is None and self._engine.is_busy:
             self._drain_end = time.monotonic() + self._drain_timeout

@@ -25,13 +25,13 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def running_server(*flags: str) -> Iterator[str]:
-    """`freehold serve` with `flags` as a child process -> its URL once it is healthy. Ends it with SIGTERM.
+    """Run `freehold serve` with `flags` as a child process. Yield its URL once healthy, then end it with SIGTERM.
 
-    Raises RuntimeError if it does not start or does not stop.
+    Raises RuntimeError if it does not start or stop.
     """
     port = free_port()
     command = [sys.executable, "-m", "freehold", "serve", "--port", str(port), *flags]
-    # A process group of its own: Ctrl-C in a terminal should not reach it beside our SIGTERM.
+    # In its own process group, so that a terminal's Ctrl-C does not reach it besides our SIGTERM.
     process = subprocess.Popen(command, env={**os.environ, "PYTHONUNBUFFERED": "1"}, start_new_session=True)
     url = f"http://127.0.0.1:{port}"
     try:
@@ -47,7 +47,7 @@ def running_server(*flags: str) -> Iterator[str]:
 
 
 def wait_until_healthy(process: subprocess.Popen[bytes], url: str) -> None:
-    """Until /health answers 200. Raises RuntimeError if the process ends or takes too long."""
+    """Wait until /health answers 200. Raises RuntimeError if the process ends or takes too long."""
     deadline = time.monotonic() + START_TIMEOUT_S
     with httpx.Client(timeout=5) as client:
         while time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""Everything about the HTTP server that can be chosen at start-up."""
+"""The HTTP server's start-up options."""
 
 from __future__ import annotations
 
@@ -19,53 +19,51 @@ LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """Options of `freehold serve` that do not concern the engine. Raises ValueError naming the option."""
+    """Options of `freehold serve` apart from the engine's. Raises ValueError naming the option."""
 
     host: str = option("127.0.0.1", "Address to listen on.", SERVER)
     port: int = option(8000, "Port to listen on.", SERVER, Limits(least=0, most=65535))
-    uds: str | None = option(None, "Unix socket to listen on, in place of host and port.", SERVER)
-    root_path: str = option("", "Path under which a proxy shows the server, such as /llm.", SERVER)
+    uds: str | None = option(None, "Unix socket to listen on instead of host and port.", SERVER)
+    root_path: str = option("", "Path prefix behind a proxy, such as /llm.", SERVER)
     ssl_keyfile: str | None = option(None, "Private key for TLS, PEM.", SERVER)
     ssl_certfile: str | None = option(None, "Certificate for TLS, PEM.", SERVER)
     served_model_name: tuple[str, ...] = option(
-        (), "Name of the model for clients. Give several for aliases. Default: the file's.", SERVER
+        (), "Model name for clients. Repeat it for aliases. Default: the file's.", SERVER
     )
     allow_any_model: bool = option(False, "Serve requests for any model name with this model.", SERVER)
-    session_store: str | None = option(None, "SQLite file in which sessions and responses survive restarts.", SERVER)
+    session_store: str | None = option(None, "SQLite file that keeps sessions and responses across restarts.", SERVER)
     response_ttl: float = option(
         3600.0, "Seconds that a response can be continued from (previous_response_id).", SERVER, Limits(above=0)
     )
     session_store_recover: bool = option(
-        False, "Put a damaged session store aside, and keep what can be read of it.", SERVER
+        False, "Move a damaged session store aside and recover its readable entries.", SERVER
     )
     session_sync: str = option(
         NORMAL,
-        "When a turn is safe from a power loss. full: before its last event is sent. normal: a little later; a kill "
-        "takes nothing in any case.",
+        "When a turn survives power loss. full: before its last event is sent. normal: shortly after; a killed process "
+        "loses nothing in either mode.",
         SERVER,
         Limits(choices=SYNCS),
     )
     session_memory_bytes: int = option(
         SESSION_BYTES_DEFAULT,
-        "Bytes of histories of sessions in memory, such as 1GB. Beyond it they are read from the session store when "
-        "they are used; without one, turns are refused.",
+        "Bytes of session histories in memory, such as 1GB. Others are read from the session store when "
+        "used; without a store, turns are refused.",
         SERVER,
         Limits(least=1024),
         is_size=True,
     )
     tool_call_parser: str = option(
-        AUTO, "How the model writes tool calls. auto: as its chat template shows. none: no tools.", SERVER,
+        AUTO, "How the model writes tool calls. auto: from its chat template. none: no tools.", SERVER,
         Limits(choices=TOOL_CALL_PARSERS),
     )  # fmt: skip
     reasoning_parser: str = option(
-        AUTO, "How the model sets thoughts apart. auto: as its chat template shows. none: they are content.", SERVER,
+        AUTO, "How the model marks thoughts. auto: from its chat template. none: as content.", SERVER,
         Limits(choices=REASONING_PARSERS),
     )  # fmt: skip
-    max_restarts: int = option(
-        3, "How often in an hour an engine process that has ended is started again.", SERVER, Limits(least=0)
-    )
+    max_restarts: int = option(3, "Maximum number of engine restarts per hour.", SERVER, Limits(least=0))
     drain_timeout: float = option(
-        30.0, "Seconds that running requests have to end after SIGTERM.", SERVER, Limits(least=0)
+        30.0, "Seconds for running requests to finish after SIGTERM.", SERVER, Limits(least=0)
     )
     max_body_bytes: int | None = option(
         None,
@@ -74,8 +72,8 @@ class ServerConfig:
         Limits(least=1024),
         is_size=True,
     )
-    body_timeout: float = option(60.0, "Seconds in which a request's body must arrive.", SERVER, Limits(above=0))
-    header_timeout: float = option(10.0, "Seconds in which a request's headers must arrive.", SERVER, Limits(above=0))
+    body_timeout: float = option(60.0, "Time limit in seconds for a request's body.", SERVER, Limits(above=0))
+    header_timeout: float = option(10.0, "Time limit in seconds for a request's headers.", SERVER, Limits(above=0))
     max_connections: int = option(4096, "Maximum number of open connections.", SERVER, Limits(least=1))
     max_connections_per_client: int = option(
         1024, "Maximum number of open connections from one address.", SERVER, Limits(least=1)
@@ -84,7 +82,7 @@ class ServerConfig:
         256, "Maximum number of outputs of one request: prompts times n.", SERVER, Limits(least=1)
     )
     api_key: tuple[str, ...] = option(
-        (), "Key that clients must send. Give several to tell clients apart.", ACCESS, is_secret=True
+        (), "Key that clients must send. Repeat it, one per client.", ACCESS, is_secret=True
     )
     admin_api_key: str | None = option(
         None, "Key for operators: flush, pins, pauses, weights, debug routes, sessions of other clients.", ACCESS,
@@ -97,12 +95,12 @@ class ServerConfig:
     allowed_origins: tuple[str, ...] = option(
         (), "Origin whose pages may call the server from a browser (CORS), or *. Repeat it for several.", ACCESS
     )
-    isolate_keys: bool = option(False, "Give each key a prefix cache of its own.", ACCESS)
+    isolate_keys: bool = option(False, "Give each key a separate prefix cache.", ACCESS)
     log_requests: bool = option(
-        False, "Write a line of JSON for each request: client, tokens, times and end, never content.", LOGS
+        False, "Log a line of JSON per request: client, tokens, times and outcome, never content.", LOGS
     )
     otlp_traces_endpoint: str | None = option(
-        None, "Collector to send a span for each request to (OTLP over HTTP), such as http://host:4318/v1/traces.", LOGS
+        None, "Collector of one span per request (OTLP over HTTP), such as http://host:4318/v1/traces.", LOGS
     )
     log_level: str = option("warning", "Log level of the HTTP server.", LOGS, Limits(choices=LOG_LEVELS))
 
@@ -117,6 +115,6 @@ class ServerConfig:
 
     @property
     def address(self) -> str:
-        """Where the server listens, as a URL or a socket."""
+        """The server's URL or socket."""
         scheme = "http" if self.ssl_certfile is None else "https"
         return f"unix:{self.uds}" if self.uds is not None else f"{scheme}://{self.host}:{self.port}"

@@ -1,4 +1,4 @@
-"""A SQLite file for what must survive a restart, on a thread of its own: no request waits for another's disk."""
+"""A SQLite file for persistent data, on its own thread, so that no request waits for another's disk access."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from freehold.server.salvage import salvaged
 
 NORMAL, FULL = "normal", "full"
 SYNCS = (NORMAL, FULL)
-# The primary codes of what is wrong elsewhere, and codes of a disk that does not read.
+# Primary codes of faults outside the file, and codes of unreadable disks.
 ELSEWHERE = {
     sqlite3.SQLITE_BUSY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_LOCKED,
     sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY,
@@ -27,27 +27,27 @@ Found = TypeVar("Found")
 
 
 class Tables(Protocol):
-    """The tables of one store in the file. An entry may have rows in several of them."""
+    """One store's tables in the file. An entry may span several of them."""
 
-    noun: str  # for entries, in the plural
-    names: tuple[str, ...]  # tables of earlier versions included
+    noun: str  # plural name of entries
+    names: tuple[str, ...]  # including tables of earlier versions
 
     def prepare(self, connection: sqlite3.Connection) -> None:
-        """Create the tables, or convert those of an earlier version."""
+        """Create the tables, or migrate those of an earlier version."""
 
     def damaged(self, connection: sqlite3.Connection) -> list[bytes | None]:
-        """Ids of entries that can't be read, as they are in the file: they may be damaged, too."""
+        """Return raw ids of unreadable entries. The ids may be damaged too."""
         ...
 
     def prune(self, connection: sqlite3.Connection) -> None:
-        """Mend entries that can be mended, and delete those that can't be read."""
+        """Repair entries where possible, and delete the unreadable rest."""
         ...
 
     def entries(self, connection: sqlite3.Connection) -> int: ...
 
 
 class Database:
-    """Runs work on one connection, in a thread, in the order of submission. One server at a time uses a file."""
+    """Runs work on one connection, in a thread, in submission order. Only one server may use a file."""
 
     def __init__(self, connection: sqlite3.Connection, lock: IO[str] | None = None):
         self._connection = connection
@@ -62,7 +62,7 @@ class Database:
         return self._thread.submit(work, self._connection)
 
     async def run(self, work: Callable[[sqlite3.Connection], Found]) -> Found:
-        """Wait for work. It is done even if the caller is cancelled meanwhile."""
+        """Run work and wait for it. It completes even if the caller is cancelled."""
         return await asyncio.shield(asyncio.wrap_future(self.submit(work)))
 
     def close(self) -> None:
@@ -75,7 +75,7 @@ class Database:
 
 @contextlib.contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """Commit what is done inside, or roll all of it back."""
+    """Commit the enclosed work, or roll all of it back."""
     try:
         connection.execute("BEGIN IMMEDIATE")
         yield
@@ -87,8 +87,8 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 def open_database(path: str | None, tables: Sequence[Tables], sync: str = NORMAL, recover: bool = False) -> Database:
-    """Open a file with these tables; without a path a database in memory. Raises ValueError if the file can't be used.
-    With `recover` a damaged file is put aside, and its readable entries are kept."""
+    """Open a file with these tables, or without a path a database in memory. With `recover` a damaged file is moved
+    aside and its readable entries are kept. Raises ValueError if the file can't be used."""
     if path is None:
         return Database(_opened(":memory:", tables, sync))
     path = os.path.realpath(path)
@@ -101,7 +101,7 @@ def open_database(path: str | None, tables: Sequence[Tables], sync: str = NORMAL
 
 
 def _opened_or_recovered(path: str, tables: Sequence[Tables], sync: str, recover: bool) -> sqlite3.Connection:
-    """Raises ValueError."""
+    """Open the database, recovering it if asked. Raises ValueError."""
     try:
         return _opened(path, tables, sync)
     except (sqlite3.Error, UnicodeDecodeError) as error:
@@ -119,7 +119,7 @@ def _opened_or_recovered(path: str, tables: Sequence[Tables], sync: str, recover
 
 
 def _is_damage(error: Exception) -> bool:
-    """Whether the file is at fault, rather than its folder, its disk or another program."""
+    """Return whether the file itself is damaged, rather than its folder, its disk or another program at fault."""
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
     return code in UNREADABLE or code & 0xFF not in ELSEWHERE
 
@@ -127,7 +127,7 @@ def _is_damage(error: Exception) -> bool:
 def _lock(path: str) -> IO[str]:
     """Lock the file until it is closed or the process ends. Raises ValueError."""
     try:
-        file = open(f"{path}.lock", "w")  # noqa: SIM115, it is the lock
+        file = open(f"{path}.lock", "w")  # noqa: SIM115, closing it unlocks
     except OSError as error:
         raise ValueError(f"session_store: {path} can't be opened: {error}") from None
     try:
@@ -139,7 +139,7 @@ def _lock(path: str) -> IO[str]:
 
 
 def _opened(path: str, tables: Sequence[Tables], sync: str, prunes: bool = False) -> sqlite3.Connection:
-    """Raises sqlite3.DatabaseError for what can't be read, unless it `prunes` that."""
+    """Open the database. Raises sqlite3.DatabaseError for unreadable entries, unless it `prunes` them."""
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     try:
         connection.create_function("is_utf8", 1, _is_utf8, deterministic=True)
@@ -163,7 +163,7 @@ def _opened(path: str, tables: Sequence[Tables], sync: str, prunes: bool = False
 
 
 def _recovered(path: str, tables: Sequence[Tables], sync: str) -> sqlite3.Connection:
-    """A new file with what can be read of a damaged one, which is put aside."""
+    """Move a damaged file aside and open a new one with its readable entries."""
 
     def prepare(connection: sqlite3.Connection) -> None:
         for store in tables:
@@ -177,7 +177,7 @@ def _recovered(path: str, tables: Sequence[Tables], sync: str) -> sqlite3.Connec
 
 
 def _is_utf8(raw: bytes) -> bool:
-    """Whether the bytes of a text can be read as one."""
+    """Return whether the bytes are valid UTF-8."""
     try:
         raw.decode()
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""Errors as the APIs shape them."""
+"""Errors in the format of each API."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from starlette.exceptions import HTTPException
 
 from freehold.contract.errors import BadRequest, FreeholdError, TooManyRequests, as_freehold_error
 
-SHOWN_MAX = 60  # characters of a value in a message
+SHOWN_MAX = 60  # characters of a value shown in a message
 EXPECTED_ERRORS = (FreeholdError, RequestValidationError, HTTPException, Exception)
 
 
 def error_body(error: FreeholdError) -> dict[str, Any]:
     fields = {"message": error.message, "type": error.type, "param": error.field, "code": error.status}
-    # OpenAI's clients look inside `error`, others look at the top.
+    # OpenAI's clients read `error`, others the top level.
     return {"error": fields, "object": "error", **fields}
 
 
@@ -29,12 +29,12 @@ def anthropic_error(error: FreeholdError) -> dict[str, Any]:
 
 
 def responses_error(error: FreeholdError) -> dict[str, Any]:
-    """As an event of a stream."""
+    """Format an error as a stream event."""
     return {"type": "error", "code": error.type, "message": error.message, "param": error.field}
 
 
 def as_api_error(error: Exception) -> FreeholdError:
-    """What went wrong, with its status; errors of the HTTP libraries, too."""
+    """Convert any exception, including those of the HTTP libraries, to an error with a status."""
     if isinstance(error, RequestValidationError):
         return _validation_error(error)
     if isinstance(error, HTTPException):
@@ -58,7 +58,7 @@ def _validation_error(error: RequestValidationError) -> BadRequest:
 
 
 def _is_kind(part: str) -> bool:
-    """Pydantic puts the branch of a union, such as list[int], into the place of an error."""
+    """Return whether this part of Pydantic's error location is a union branch, such as list[int]."""
     return part in ("str", "int", "float", "bool", "dict") or not part.replace("_", "a").isalnum()
 
 
@@ -72,7 +72,7 @@ def _wrong_body(detail: dict[str, Any]) -> str:
 
 
 def _shown(value: Any) -> str:
-    """A value as far as it helps: never a whole body."""
+    """Format a value for a message, never a whole body."""
     if isinstance(value, dict):
         return "an object"
     if isinstance(value, list):
@@ -82,12 +82,12 @@ def _shown(value: Any) -> str:
 
 
 async def respond_with_error(request: Request, error: Exception) -> Response:
-    """The handler for every exception."""
+    """Handle every exception."""
     return error_response(as_api_error(error), request.url.path, dict(getattr(error, "headers", None) or {}))
 
 
 def error_response(error: FreeholdError, path: str, headers: dict[str, str]) -> Response:
-    """In the shape of the path's API, with `headers` and those that the status asks for."""
+    """Format an error for the path's API, with `headers` and those that its status requires."""
     if isinstance(error, TooManyRequests):
         headers["Retry-After"] = str(max(math.ceil(error.retry_after), 1))
     elif error.status == 503:

@@ -1,4 +1,4 @@
-"""Running a server in this process."""
+"""Runs a server in this process."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from freehold.server.served_models import ServedModels
 
 
 def run_server(config: EngineConfig, http: ServerConfig, sources: Mapping[str, str]) -> int:
-    """Serve until told to stop -> the exit code. `sources` says where options came from. Raises ValueError for options
-    that can't be."""
+    """Serve until told to stop and return the exit code. `sources` says where each option came from. Raises ValueError
+    for invalid options."""
     check_options(http)
     _check_address(http)
     engine = AsyncEngine(max_restarts=http.max_restarts, **vars(config))
-    # Fetched here, where the progress bar can be seen, and before anything listens.
+    # Fetched here, before anything listens, so that the progress bar is visible.
     path = resolve_model(config.model)
     models = ServedModels(
         http.served_model_name or (served_name(path),), http.allow_any_model, lambda: engine.config.adapter_paths
@@ -32,13 +32,13 @@ def run_server(config: EngineConfig, http: ServerConfig, sources: Mapping[str, s
     server = Server(engine, app, http)
     server.run()
     if engine.failure:
-        # Here, whatever ended first: the server stops as soon as it sees that the engine is lost.
+        # Reported here because the server stops as soon as it sees that the engine is lost.
         print(f"freehold: the engine has failed: {engine.failure}", file=sys.stderr, flush=True)
     return 1 if engine.failure else 0
 
 
 def check_options(http: ServerConfig) -> None:
-    """Raises ValueError for a key, a file or a folder that can't be used. Opens no store and no port."""
+    """Raise ValueError for an unusable key, file or folder. Opens no store and no port."""
     Keys.of(http)
     for name, file in (("ssl_keyfile", http.ssl_keyfile), ("ssl_certfile", http.ssl_certfile)):
         if file is not None and not Path(file).is_file():
@@ -51,7 +51,7 @@ def check_options(http: ServerConfig) -> None:
 
 
 def _check_address(http: ServerConfig) -> None:
-    """Raises ValueError if the server can't listen there."""
+    """Raise ValueError if the server can't listen on the address."""
     if http.uds is not None:
         return
     host, port = http.host, http.port
@@ -67,7 +67,7 @@ def _check_address(http: ServerConfig) -> None:
 
 
 def served_name(path: Path) -> str:
-    """SmolLM2-135M-Instruct.Q4_1.gguf -> SmolLM2-135M-Instruct"""
+    """Shorten a model file's name: SmolLM2-135M-Instruct.Q4_1.gguf -> SmolLM2-135M-Instruct."""
     if path.is_dir():
         return path.name
     name = path.stem

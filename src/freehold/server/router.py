@@ -12,8 +12,8 @@ from fastapi.routing import APIRoute
 
 class _JsonRequest(Request):
     async def json(self) -> Any:
-        """Unlike Python's own parser orjson refuses what no UTF-8 text can hold (half of a surrogate pair), numbers
-        that are none (NaN), and nesting without end. Raises json.JSONDecodeError."""
+        """Parse the body. Unlike Python's parser, orjson rejects text that UTF-8 can't hold (lone surrogates), NaN and
+        unlimited nesting. Raises json.JSONDecodeError."""
         return orjson.loads(await self.body())
 
 
@@ -28,5 +28,5 @@ class _JsonRoute(APIRoute):
 
 
 def router() -> APIRouter:
-    """For the routes of one module."""
+    """Return a router for one module's routes."""
     return APIRouter(route_class=_JsonRoute)

@@ -1,4 +1,4 @@
-"""What can be read of a damaged SQLite file."""
+"""Recovers readable rows of a damaged SQLite file."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import Any
 
 ROWID_MAX = (1 << 63) - 1
-STEPS = 1000  # row numbers skipped one by one, more than a page has rows; then steps double
+STEPS = 1000  # rows skipped one by one, more than a page holds; then steps double
 
 
 class _Text(bytes):
-    """The bytes of a text, which may not be valid UTF-8."""
+    """A text's bytes, which may be invalid UTF-8."""
 
 
 def salvaged(path: Path, prepare: Callable[[sqlite3.Connection], None], tables: Collection[str]) -> Path:
-    """Replace a damaged file by a new one, which `prepare` creates tables in, with the readable rows of these `tables`
-    -> where the damaged one is now. The old file stays in place until the new one is whole. Raises sqlite3.Error and
-    OSError if that can't be written."""
+    """Replace a damaged file by a new one, in which `prepare` creates tables, with the readable rows of `tables`.
+    Return where the damaged file is now. It stays in place until the new one is complete. Raises sqlite3.Error and
+    OSError if writing fails."""
     new, aside = path.with_name(f"{path.name}.recovering"), path.with_name(f"{path.name}.damaged-{time.time_ns()}")
     _remove(new)
     target, source = sqlite3.connect(new, isolation_level=None), sqlite3.connect(path)
@@ -33,7 +33,7 @@ def salvaged(path: Path, prepare: Callable[[sqlite3.Connection], None], tables: 
             if name in tables and _has_table(target, source, name, definition):
                 _copy(source, target, name)
     _link(path, aside)
-    for suffix in ("-wal", "-shm"):  # before the new file comes: it must not take them for its own
+    for suffix in ("-wal", "-shm"):  # before the new file arrives, which must not use them
         with contextlib.suppress(FileNotFoundError):
             path.with_name(path.name + suffix).rename(aside.with_name(aside.name + suffix))
     os.replace(new, path)
@@ -41,7 +41,7 @@ def salvaged(path: Path, prepare: Callable[[sqlite3.Connection], None], tables: 
 
 
 def _definitions(source: sqlite3.Connection) -> list[tuple[str, str]]:
-    """Names of tables, and how they were created."""
+    """Return table names and their definitions."""
     try:
         found = source.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'").fetchall()
     except (sqlite3.DatabaseError, UnicodeDecodeError):
@@ -50,7 +50,7 @@ def _definitions(source: sqlite3.Connection) -> list[tuple[str, str]]:
 
 
 def _has_table(target: sqlite3.Connection, source: sqlite3.Connection, name: str, definition: str) -> bool:
-    """Whether the target has the table with the columns of the source. That of an earlier version is created."""
+    """Return whether the target has the table with the source's columns. A table of an earlier version is created."""
     if _width(target, name) != _width(source, name):
         try:
             target.execute(f"DROP TABLE IF EXISTS {name}")
@@ -65,7 +65,7 @@ def _width(connection: sqlite3.Connection, table: str) -> int:
 
 
 def _link(path: Path, aside: Path) -> None:
-    """Give a file a second name, or where the file system has no such thing, a copy."""
+    """Give a file a second name, or a copy if the file system has no links."""
     try:
         os.link(path, aside)
     except OSError:
@@ -76,14 +76,13 @@ def _copy(source: sqlite3.Connection, target: sqlite3.Connection, table: str) ->
     target.execute("BEGIN")
     for row in _rows(source, table):
         places = ", ".join("CAST(? AS TEXT)" if isinstance(value, _Text) else "?" for value in row)
-        with contextlib.suppress(sqlite3.IntegrityError):  # of a row that makes no sense
+        with contextlib.suppress(sqlite3.IntegrityError):  # of an invalid row
             target.execute(f"INSERT INTO {table} VALUES ({places})", row)
     target.execute("COMMIT")
 
 
 def _rows(source: sqlite3.Connection, table: str) -> Iterator[tuple[Any, ...]]:
-    """All readable rows of a table, in the order of their numbers, since indexes may be damaged. Damaged pages are
-    skipped."""
+    """Yield a table's readable rows in rowid order, since indexes may be damaged. Damaged pages are skipped."""
     at, failures = 0, 0
     while at < ROWID_MAX:
         try:

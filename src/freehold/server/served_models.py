@@ -1,4 +1,4 @@
-"""The model's names, and those of its adapters."""
+"""Names of the model and its adapters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from freehold.contract.errors import InvalidParameter, NotFound
 
 
 class Chosen(NamedTuple):
-    """The model of a request: what the answer calls it, and the adapter, empty for none."""
+    """A request's model: its name in the answer, and the adapter, empty for none."""
 
     name: str
     adapter: str = ""
@@ -18,8 +18,8 @@ class Chosen(NamedTuple):
 
 @dataclass(frozen=True)
 class ServedModels:
-    """The model under one name or several; the first is that of answers to requests that name none. With
-    `allows_any` every other name means it, too. `adapters`: the folders of those that are loaded, by name."""
+    """The model's names; the first is used in answers to requests that name none. With `allows_any` every other name
+    works too. `adapters`: folders of loaded adapters, by name."""
 
     names: tuple[str, ...]
     allows_any: bool = False
@@ -34,7 +34,7 @@ class ServedModels:
         return [*self.names, *self.adapters()]
 
     def choose(self, asked: str | None, lora_path: str | None = None) -> Chosen:
-        """What a request for this model gets; `lora_path` names an adapter apart from it. Raises NotFound or
+        """Return the model and adapter for a request; `lora_path` names an adapter separately. Raises NotFound or
         InvalidParameter."""
         chosen = Chosen(self.first)
         if asked and asked in self.adapters():
@@ -50,7 +50,7 @@ class ServedModels:
         return Chosen(chosen.name, lora_path)
 
     def known(self, name: str) -> str:
-        """The same name. Raises NotFound if it is not one of ours."""
+        """Return the name unchanged. Raises NotFound if it is unknown."""
         if name not in self.all:
             raise NotFound(f"the model '{name}' does not exist; this server has '{self.first}'", "model")
         return name

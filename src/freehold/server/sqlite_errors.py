@@ -1,4 +1,4 @@
-"""What goes wrong in SQLite, as an error of ours."""
+"""Converts SQLite's errors to ours."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from freehold.contract.errors import StoreFailed
 
 @contextlib.contextmanager
 def failing_as(message: str) -> Iterator[None]:
-    """Raises StoreFailed with the message and SQLite's words."""
+    """Raise StoreFailed with the message and SQLite's."""
     try:
         yield
     except sqlite3.Error as error:

@@ -21,8 +21,8 @@ from freehold.text.tools.messages import with_tools_as_text
 
 
 class ChatTemplate:
-    """Renders messages as transformers does: same environment, same functions. A template that has no place for tools
-    gets them as text."""
+    """Renders messages as transformers does: same environment, same functions. Templates without support for tools get
+    them as text."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]):
         environment = ImmutableSandboxedEnvironment(
@@ -43,7 +43,8 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] = (),
         **variables: Any,
     ) -> str:
-        """`messages` and `tools` as in OpenAI's API. Raises ChatTemplateError with the template's own words."""
+        """Render a chat. `messages` and `tools` as in OpenAI's API. Raises ChatTemplateError with the template's
+        message."""
         prepared = [_with_arguments(message, _as_object) for message in messages]
         if not self.takes_tools:
             prepared = with_tools_as_text(prepared, tools, self._takes_system)
@@ -67,7 +68,7 @@ class ChatTemplate:
 
     @functools.cached_property
     def _takes_argument_texts(self) -> bool:
-        """Whether the template wants arguments of calls as text, and not as objects: it says so when it is tried."""
+        """Whether the template wants call arguments as text instead of objects, found by a test rendering."""
         call = {"id": "abcdefghi", "type": "function", "function": {"name": "probe", "arguments": {"quoted": "text"}}}
         messages = [
             {"role": "user", "content": "probe"},
@@ -75,14 +76,14 @@ class ChatTemplate:
             {"role": "tool", "content": "probe", "tool_call_id": "abcdefghi", "name": "probe"},
         ]
         try:
-            # An object that is put in as it is looks as Python writes it.
+            # An object inserted as is looks like Python's repr.
             return "{'quoted'" in self._rendered(messages, False, {"tools": [{"function": {"name": "probe"}}]})
-        except Exception:  # whatever a template does with what it does not expect
+        except Exception:  # templates may raise anything on unexpected input
             return True
 
     @functools.cached_property
     def _takes_system(self) -> bool:
-        """Whether the template has a place for what is said to the system."""
+        """Whether the template supports system messages."""
         messages = [{"role": "system", "content": "probe"}, {"role": "user", "content": "probe"}]
         try:
             return bool(self._rendered(messages, True, {}))
@@ -91,7 +92,7 @@ class ChatTemplate:
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}` marks what the model is trained on (transformers): for a prompt it changes nothing."""
+    """Ignores `{% generation %}`, which marks training targets (transformers): it does not affect prompts."""
 
     tags: ClassVar[set[str]] = {"generation"}
 
@@ -101,7 +102,7 @@ class _Generation(jinja2.ext.Extension):
 
 
 def _with_arguments(message: Mapping[str, Any], change: Callable[[Any], Any]) -> Mapping[str, Any]:
-    """The same, with the arguments of its calls changed."""
+    """Return the message with its calls' arguments changed."""
     if not message.get("tool_calls"):
         return message
     calls = [
@@ -112,7 +113,7 @@ def _with_arguments(message: Mapping[str, Any], change: Callable[[Any], Any]) ->
 
 
 def _as_object(arguments: Any) -> Any:
-    """Those of an answer that was cut stay text."""
+    """Parse arguments. Those of a truncated answer stay text."""
     try:
         return json.loads(arguments) if isinstance(arguments, str) else arguments
     except ValueError:

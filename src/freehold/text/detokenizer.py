@@ -1,4 +1,4 @@
-"""Tokens to text as they arrive."""
+"""Incremental detokenization."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from freehold.text.tokenizer import Tokenizer
 
 
 class Detokenizer:
-    """The text of one output, growing. Incomplete UTF-8 and text that may become a stop string are held
-    back until it is clear what they are. `marks`: what stands for certain tokens in place of their text."""
+    """The growing text of one output. Incomplete UTF-8 and possible stop strings are held back until resolved. `marks`:
+    texts that replace certain tokens."""
 
     def __init__(
         self,
@@ -24,23 +24,23 @@ class Detokenizer:
     ):
         params = params or SamplingParams()
         self.text = ""  # all of it, held-back text included
-        self.ends: list[int] = []  # its length behind each token
+        self.ends: list[int] = []  # its length after each token
         self._marks = marks
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
         self._stop = params.stop
         self._regexes = StopRegexes(params.stop_regex) if params.stop_regex else None
-        self._regex_at: int | None = None  # where one of them matched
+        self._regex_at: int | None = None  # where a stop regex matched
         self._min_tokens = params.min_tokens
         self._token_count = 0
         self._includes_stop = params.include_stop
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._sent = 0
         self._before_last = 0  # length of the text before the last token
-        self._void = 0  # length of the text up to a stop that came too early: no later stop begins in it
+        self._void = 0  # end of a stop that came too early: no later stop begins before it
 
     def add(self, token: int) -> str:
-        """-> the text that is now safe to show."""
+        """Add a token. Return the text that is now safe to show."""
         self._take(token)
         return self._release(len(self.text) - self._held_back())
 
@@ -62,14 +62,14 @@ class Detokenizer:
             self._regex_at = found[0]
 
     def finish(self, matched: int | str | None, tokens: Sequence[int] = ()) -> str:
-        """The output is complete with `tokens`; cut it at the stop that `matched`, unless that is to be
-        included -> the rest of the text."""
+        """Add the last `tokens`, cut the output at the stop that `matched` unless it is to be included, and return the
+        rest of the text."""
         for token in tokens:
             self._take(token)
         if not self._includes_stop:
             self._cut(matched)
         elif isinstance(matched, int):
-            whole = self._tokenizer.piece(matched, False)  # special or not
+            whole = self._tokenizer.piece(matched, False)  # even if special
             self.text = self.text[: self._before_last] + whole.decode(errors="replace")
         if not isinstance(matched, int):
             self.text += self._decoder.decode(b"", final=True)
@@ -86,7 +86,7 @@ class Detokenizer:
                 self.text = self.text[:at]
 
     def _begin_of(self, stop: str) -> int:
-        """Where a stop begins that the last token has completed, or -1."""
+        """Return where a stop begins that the last token completed, or -1."""
         return self.text.find(stop, max(self._void, self._before_last - len(stop) + 1))
 
     def _release(self, end: int) -> str:
@@ -95,8 +95,8 @@ class Detokenizer:
         return fresh
 
     def _held_back(self) -> int:
-        """Length of the longest end of the text with which some stop string begins, or that the last token
-        brought behind the beginning of one."""
+        """Return the length to hold back: the longest suffix that starts a stop string or follows the start of a
+        completed one."""
         longest = 0 if self._regexes is None else self._regexes.held
         if self._regex_at is not None:
             longest = len(self.text) - self._regex_at

@@ -1,4 +1,4 @@
-"""The tokenizer that a GGUF file carries: a vocabulary, merges and the name of a pre-tokenizer."""
+"""The tokenizer in a GGUF file: a vocabulary, merges and the name of a pre-tokenizer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PLAIN = ("gpt-2", "default")
 
 
 def gguf_tokenizer(field: Callable[..., Any]) -> Tokenizer:
-    """`field(name, default)` reads the file's metadata. Raises ValueError for an unknown kind."""
+    """Build the tokenizer; `field(name, default)` reads the file's metadata. Raises ValueError for an unknown kind."""
     kind, tokens = field("tokenizer.ggml.model"), field("tokenizer.ggml.tokens")
     if kind == "gpt2":
         _split(field("tokenizer.ggml.pre", "default"))
@@ -81,7 +81,7 @@ def _with_special_tokens(tokens: list[str], pieces: list[bytes], kind: str, fiel
 
 
 def _split(pre: str) -> list[Any]:
-    """What comes before byte-level BPE. Raises ValueError for a name that we don't know."""
+    """Return the steps before byte-level BPE. Raises ValueError for an unknown name."""
     if pre in _SPLITS:
         split = pre_tokenizers.Split(Regex(_SPLITS[pre]), behavior="isolated")
         return [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
@@ -93,7 +93,7 @@ def _split(pre: str) -> list[Any]:
 
 
 def _byte_level(field: Callable[..., Any]) -> FastTokenizer:
-    """By way of files: copies of a vocabulary of 150,000 tokens as Python's objects would take 50 MB meanwhile."""
+    """Build the tokenizer via files: Python copies of a vocabulary of 150,000 tokens would take 50 MB."""
     pre = field("tokenizer.ggml.pre", "default")
     with TemporaryDirectory(prefix="freehold-") as folder:
         of_tokens, of_merges = Path(folder) / "vocab.json", Path(folder) / "merges.txt"
@@ -107,7 +107,7 @@ def _byte_level(field: Callable[..., Any]) -> FastTokenizer:
 
 
 def _sentencepiece(field: Callable[..., Any]) -> FastTokenizer:
-    """SentencePiece BPE: any two tokens whose concatenation is a token may merge, best score first."""
+    """Build SentencePiece BPE: any two tokens whose concatenation is a token may merge, best score first."""
     vocabulary, scores = _numbered(field), field("tokenizer.ggml.scores")
     ranked: list[tuple[float, str, str]] = []
     for token, i in vocabulary.items():

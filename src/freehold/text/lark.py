@@ -1,4 +1,4 @@
-"""Pieces of Lark, the language of grammars."""
+"""Parts of Lark, the grammar language."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ ANYTHING = r"/(.|\n)*/"
 
 
 def literal(text: str) -> str:
-    """That text and nothing else."""
+    """Return an expression for exactly this text."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def any_of(expressions: Iterable[str]) -> str:
-    """One of them."""
+    """Return an expression for one of these."""
     return "(" + " | ".join(expressions) + ")"
 
 
 def sequence(*expressions: str) -> str:
-    """One behind the other."""
+    """Return an expression for these in sequence."""
     return " ".join(one for one in expressions if one)

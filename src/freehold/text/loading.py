@@ -1,4 +1,4 @@
-"""The tokenizer that comes with a model."""
+"""Loads a model's tokenizer."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from freehold.text.vocabulary_bytes import byte_level_pieces, sentencepiece_piec
 
 
 def load_tokenizer(checkpoint: Checkpoint, chat_template: str | None = None) -> Tokenizer:
-    """The tokenizer that comes with a model, with the chat template from a file if one is given. Raises ValueError for
-    a kind of tokenizer that we don't have, and for a template that can't be read."""
+    """Load a model's tokenizer, with the chat template from a file if given. Raises ValueError for an unsupported
+    tokenizer and an unreadable template."""
     is_folder = checkpoint.path.is_dir()
     tokenizer = _load_directory(checkpoint.path) if is_folder else gguf_tokenizer(checkpoint.field)
     if chat_template is None:

@@ -1,8 +1,8 @@
-"""Markers: texts that set thoughts and calls of tools apart, as a vocabulary writes them.
+"""Markers of thoughts and tool calls, as a vocabulary writes them.
 
-Many vocabularies have a marker as one token. There the marker is that token and nothing else: the same letters in
-other tokens are text. In the text of an output such a token stands as one character that no UTF-8 decodes to (a
-surrogate), so that whoever reads the text can't mistake one for the other.
+In many vocabularies a marker is one token. Then only that token is the marker: the same letters in other tokens are
+text. In an output's text such a token becomes one character that UTF-8 can't decode to (a surrogate), so that parsers
+can't confuse the two.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _FIRST_MARK = 0xD800
 
 
 class Markers:
-    """Those of MARKERS that are a token each. `pieces[t]`: the bytes of token t."""
+    """The MARKERS that are single tokens. `pieces[t]`: the bytes of token t."""
 
     def __init__(self, pieces: Sequence[bytes]):
         names = {marker.encode(): marker for marker in MARKERS}
@@ -30,18 +30,18 @@ class Markers:
         self._texts = {ord(mark): marker for marker, mark in self._marks.items()}
 
     def seen(self, marker: str) -> str:
-        """What stands for it in the text of an output."""
+        """Return the marker's form in an output's text."""
         return self._marks.get(marker, marker)
 
     def marks(self, markers: Iterable[str]) -> dict[int, str]:
-        """The character for each token that is one of `markers`."""
+        """Return the character for each token that is one of `markers`."""
         return {self.tokens[marker]: self._marks[marker] for marker in markers if marker in self.tokens}
 
     def in_grammar(self, marker: str) -> str:
-        """In Lark."""
+        """Return the marker in Lark."""
         token = self.tokens.get(marker)
         return literal(marker) if token is None else f"<[{token}]>"
 
     def shown(self, text: str) -> str:
-        """Text for a reader, with markers spelled out."""
+        """Return text with markers spelled out."""
         return text.translate(self._texts)

@@ -1,4 +1,4 @@
-"""Text to tokens and back."""
+"""Converts text to tokens and back."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from freehold.text.markers import Markers
 
 @dataclass
 class Tokenizer:
-    """A fast tokenizer with what the serving engine needs to know about its tokens.
+    """A fast tokenizer with the token data that the engine needs.
 
-    `pieces[t]` are the bytes of token t, special tokens included. `defaults` are the sampling values
-    that the model's authors recommend. `build` makes the fast tokenizer when the first text is encoded. It takes tens
-    of megabytes, and decoding does without.
+    `pieces[t]` are the bytes of token t, special tokens included. `defaults` are the sampling values that the model's
+    authors recommend. `build` makes the fast tokenizer on the first encoding. It takes tens of megabytes, and decoding
+    does without.
     """
 
     build: Callable[[], FastTokenizer]
@@ -35,7 +35,7 @@ class Tokenizer:
     defaults: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def with_chat_template(self, source: str) -> Tokenizer:
-        """The same with another template. Raises jinja2.TemplateSyntaxError."""
+        """Return a copy with another template. Raises jinja2.TemplateSyntaxError."""
         known = {"bos_token": self.bos_token, "eos_token": next(iter(self.eos_tokens), None)}
         names = {name: self.pieces[token].decode() for name, token in known.items() if token is not None}
         return replace(self, chat_template=ChatTemplate(source, names))
@@ -45,7 +45,7 @@ class Tokenizer:
         return self.build()
 
     def encode(self, text: str, add_special_tokens: bool = True) -> Int32:
-        # A batch of one: unlike `encode`, that lets other threads run meanwhile.
+        # A batch of one, because unlike `encode` it releases the GIL.
         (encoding,) = self.fast.encode_batch_fast([text], add_special_tokens=False)
         tokens = encoding.ids
         if add_special_tokens and self.adds_bos and self.bos_token is not None and tokens[:1] != [self.bos_token]:
@@ -54,12 +54,12 @@ class Tokenizer:
 
     @functools.cached_property
     def longest_piece(self) -> int:
-        """Bytes of the longest token: a text of n characters has at least n / longest_piece tokens."""
+        """Bytes of the longest token: n characters take at least n / longest_piece tokens."""
         return max(max(map(len, self.pieces)), 1)
 
     @functools.cached_property
     def markers(self) -> Markers:
-        """How the vocabulary writes what sets thoughts and calls apart."""
+        """The vocabulary's markers of thoughts and calls."""
         return Markers(self.pieces)
 
     @property
@@ -70,7 +70,7 @@ class Tokenizer:
         return b"".join(self.piece(token, skip_special_tokens) for token in tokens).decode(errors="replace")
 
     def piece(self, token: int, skip_special_tokens: bool = True) -> bytes:
-        """The bytes that a token adds to the text."""
+        """Return the bytes that a token adds to the text."""
         if not 0 <= token < len(self.pieces) or (skip_special_tokens and token in self.special):
             return b""
         return self.pieces[token]

@@ -1,10 +1,9 @@
-"""Matrix registers of AMX, Intel's Advanced Matrix Extensions, for the intrinsics of this folder (Intel 64 and IA-32
+"""Tile registers of AMX, Intel's Advanced Matrix Extensions, for the intrinsics of this folder (Intel 64 and IA-32
 Architectures Software Developer's Manual, volume 1, chapter 18).
 
-There are eight registers of up to 16 rows of 64 bytes. A product adds to a register of 16 x 16 numbers of 32 bits: row
-by row of the left factor, whose rows have the columns one after another, with the right factor, whose rows have four
-bytes, or two bfloat16, of each of 16 columns. A result's number depends on its own row and column alone. A product
-takes as many cycles as the left factor has rows.
+There are eight registers of up to 16 rows of 64 bytes. A product adds to a register of 16 x 16 numbers of 32 bits. Rows
+of the left factor hold consecutive columns; rows of the right factor hold four bytes, or two bfloat16, of each of 16
+columns. Each result depends only on its own row and column. A product takes as many cycles as the left factor has rows.
 """
 
 from __future__ import annotations
@@ -28,15 +27,15 @@ _ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18  # x86-64 Linux
 
 @cache
 def permitted() -> bool:
-    """Ask the kernel for the registers, which are large, so that it saves them only for processes that ask -> whether
-    this process, with all of its threads, may use them."""
+    """Request the registers from the kernel, which saves them only for processes that ask. Return whether this process,
+    with all its threads, may use them."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
         return False
     return ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) == 0
 
 
 def configure(builder, shapes: Sequence[tuple[Any, int]]) -> None:
-    """Give each register its rows, a number or an integer of LLVM, and bytes in a row. All become zero. `release` must
+    """Set each register's rows, a number or an LLVM integer, and bytes per row. All become zero. `release` must
     follow."""
     assert len(shapes) <= REGISTERS
     room = cgutils.alloca_once(builder, ir.ArrayType(I8, 64), zfill=True)
@@ -54,7 +53,7 @@ def configure(builder, shapes: Sequence[tuple[Any, int]]) -> None:
 
 
 def release(builder) -> None:
-    """All registers are empty again, so that the kernel need not save them."""
+    """Clear all registers, so that the kernel need not save them."""
     call(builder, "llvm.x86.tilerelease", ir.VoidType(), [])
 
 
@@ -67,7 +66,7 @@ def clear(builder, register: int) -> None:
 
 
 def load(builder, register: int, where, stride) -> None:
-    """Rows that begin `stride` bytes after one another, from a pointer."""
+    """Load rows that are `stride` bytes apart, from a pointer."""
     arguments = [_number(register), builder.bitcast(where, I8.as_pointer()), _as_int(stride)]
     call(builder, "llvm.x86.tileloadd64", ir.VoidType(), arguments)
 
@@ -78,7 +77,7 @@ def store(builder, register: int, where, stride) -> None:
 
 
 def add_product(builder, kind: str, to: int, left: int, right: int) -> None:
-    """Register `to` += left x right. `kind` ssd: signed bytes; usd: the left ones unsigned; f16ps: bfloat16."""
+    """Add left x right to register `to`. `kind` ssd: signed bytes; usd: unsigned left bytes; f16ps: bfloat16."""
     call(builder, f"llvm.x86.tdpb{kind}", ir.VoidType(), [_number(register) for register in (to, left, right)])
 
 

@@ -1,4 +1,4 @@
-"""Intrinsics that are instructions of AMX where the set of instructions is AMX, and nothing with another one."""
+"""Intrinsics that emit AMX instructions if the instruction set is AMX, else nothing."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,12 +12,12 @@ from freehold.engine.cpu.vectors import intrinsic
 
 
 def is_amx(kind) -> bool:
-    """Of the type of a set of instructions, or of a record whose field `isa` is one."""
+    """Return whether a type is AMX, or a record whose field `isa` is AMX."""
     return set_of(kind) is Amx
 
 
 def with_amx(emit: Callable[..., None]) -> Callable[..., Any]:
-    """The code of an intrinsic without result, whose first argument says the set of instructions."""
+    """Return the code of an intrinsic without result, whose first argument gives the instruction set."""
     return only_for(Amx, emit)
 
 
@@ -26,4 +26,4 @@ def _define_end(typingctx, weights):
 
 
 end: Any = intrinsic(_define_end)
-"""(weights): after products with them."""
+"""(weights): after products with these weights."""

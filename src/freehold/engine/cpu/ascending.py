@@ -6,8 +6,7 @@ from numba import njit
 
 @njit(nogil=True, error_model="numpy")
 def ascending(keys):
-    """int64 [n]: which of `keys` is the least, the next and so on; equal ones stay in order. Stretches of one length
-    are merged into those of twice that length, until there is one."""
+    """Return int64 [n], the stable order that sorts `keys`, by a bottom-up merge sort."""
     order, merged, length = np.empty(len(keys), np.int64), np.empty(len(keys), np.int64), 1
     for i in range(len(keys)):
         order[i] = i

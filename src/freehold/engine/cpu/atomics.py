@@ -1,5 +1,5 @@
-"""Words of memory that several threads change, and waiting for one to change. Words are 64 bits, numbered from the
-start of the block that `place` names to the linker. All are Numba intrinsics, for compiled code only."""
+"""Atomic words shared by threads, and waiting for one to change. Words are 64 bits, numbered from the start of the
+block that `place` registers with the linker. All are Numba intrinsics, only for compiled code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ORDER = "seq_cst"
 
 
 def place(count: int) -> ctypes.Array[ctypes.c_int64]:
-    """Memory for `count` words, all 0, that compiled code finds under its name. It must live as long as the process."""
+    """Allocate `count` words, all 0, which compiled code finds by name. They must live as long as the process."""
     words = (ctypes.c_int64 * count)()
     binding.add_symbol(_BLOCK, ctypes.addressof(words))
     return words
@@ -51,7 +51,7 @@ def put(typingctx, number, value):
 
 @intrinsic
 def post(typingctx, number, value):
-    """`put`, without waiting until other threads see it: they do once they see what is `put` later."""
+    """Write like `put`, but with release order: others see it once they see a later `put`."""
 
     def codegen(context, builder, signature, values):
         builder.store_atomic(values[1], _word(builder, values[0]), "release", 8)
@@ -62,7 +62,7 @@ def post(typingctx, number, value):
 
 @intrinsic
 def add(typingctx, number, value):
-    """-> the word as it was before."""
+    """Add to a word. Return its previous value."""
 
     def codegen(context, builder, signature, values):
         return builder.atomic_rmw("add", _word(builder, values[0]), values[1], _ORDER)
@@ -72,7 +72,7 @@ def add(typingctx, number, value):
 
 @intrinsic
 def exchange_if(typingctx, number, expected, value):
-    """Write `value` if the word is as expected -> whether it was."""
+    """Write `value` if the word equals `expected`. Return whether it did."""
 
     def codegen(context, builder, signature, values):
         pair = builder.cmpxchg(_word(builder, values[0]), values[1], values[2], _ORDER, _ORDER)
@@ -83,7 +83,7 @@ def exchange_if(typingctx, number, expected, value):
 
 @intrinsic
 def pause(typingctx):
-    """Leave the core to its other thread for some nanoseconds."""
+    """Yield the core to its other hardware thread for some nanoseconds."""
 
     def codegen(context, builder, signature, values):
         call(builder, "llvm.x86.sse2.pause", ir.VoidType(), [])
@@ -101,7 +101,7 @@ def _futex(builder, number, operation: int, value):
 
 @intrinsic
 def sleep_while(typingctx, number, value):
-    """Until the low half of the word is another one, or somebody wakes it, or for no reason."""
+    """Sleep until the low half of the word changes, a wake-up, or spuriously."""
 
     def codegen(context, builder, signature, values):
         _futex(builder, values[0], _WAIT_PRIVATE, builder.and_(values[1], ir.Constant(I64, (1 << 32) - 1)))
@@ -112,7 +112,7 @@ def sleep_while(typingctx, number, value):
 
 @intrinsic
 def wake(typingctx, number):
-    """Whoever sleeps because of the word."""
+    """Wake all threads that sleep on the word."""
 
     def codegen(context, builder, signature, values):
         _futex(builder, values[0], _WAKE_PRIVATE, ir.Constant(I64, 1 << 30))
@@ -123,7 +123,7 @@ def wake(typingctx, number):
 
 @intrinsic
 def read(typingctx, address, index):
-    """The 64-bit number at an address of an array of them."""
+    """Read the 64-bit number at an index of an array given by address."""
 
     def codegen(context, builder, signature, values):
         array = builder.inttoptr(values[0], ir.PointerType(I64))
@@ -134,7 +134,7 @@ def read(typingctx, address, index):
 
 @intrinsic
 def address_of(typingctx, number):
-    """Of a word of the block."""
+    """Return the address of a word of the block."""
 
     def codegen(context, builder, signature, values):
         return builder.ptrtoint(_word(builder, values[0]), I64)
@@ -157,7 +157,7 @@ def call_tasks(typingctx, function, arguments, first, stop):
 
 @intrinsic
 def call_piece(typingctx, function, arguments, sizes, steps, data):
-    """Call a piece of a parallel loop, as Numba compiles it. All are addresses."""
+    """Call a piece of a parallel loop compiled by Numba. All arguments are addresses."""
 
     def codegen(context, builder, signature, values):
         kind = ir.FunctionType(ir.VoidType(), [ir.PointerType(BYTES), ir.PointerType(I64), ir.PointerType(I64), BYTES])

@@ -1,15 +1,13 @@
 """Causal attention over paged KV: prefill and decode in one kernel.
 
-A work item (`items.py`) is one KV head of some members: up to QUERIES consecutive positions of one sequence, or
-twice as many in a large step, or one position each of several sequences that begin with the same pages. Shared
-pages are read once for all members (cascade attention; Ye et al. 2024, Juravsky et al. 2024), then each member's
-own pages.
+A work item (`items.py`) is one KV head of some members: up to QUERIES consecutive positions of one sequence, or twice
+as many in a large step, or one position each of several sequences with a shared prefix. Shared pages are read once for
+all members (cascade attention; Ye et al. 2024, Juravsky et al. 2024), then each member's own pages.
 
-Keys are visited in blocks of 64 that start at multiples of 64 of the position, with a running softmax
-(FlashAttention). It begins anew every SEGMENT positions, and segments are merged in order, so that several
-threads can work for one row (Flash-Decoding; Dao et al. 2023): long contexts need that where there are few
-heads of keys. Blocks, segments and the order inside them depend on positions alone, never on page size,
-chunk, batch, threads or what is shared, so neither does the result.
+Keys are visited in blocks of 64, aligned to multiples of 64 positions, with a running softmax (FlashAttention). It
+restarts every SEGMENT positions, and segments are merged in order, so that several threads can work on one row
+(Flash-Decoding; Dao et al. 2023): long contexts with few KV heads need that. Blocks, segments and the order inside them
+depend only on positions, never on page size, chunk, batch, threads or sharing, and so does the result.
 """
 
 import numpy as np
@@ -40,7 +38,7 @@ def _pages(layer, members, member):
 
 @njit(inline="always")
 def _item(number, first_members, shared, counts, group):
-    """Item `number`; `group` queries of a position share a head of keys."""
+    """Return item `number`; `group` queries of a position share a KV head."""
     first, stop = first_members[number], first_members[number + 1]
     queries = 0
     for member in range(first, stop):
@@ -50,8 +48,8 @@ def _item(number, first_members, shared, counts, group):
 
 @njit(inline="always")
 def _room_sizes(layer, rows):
-    """What is computed of an item with so many rows takes: floats for queries, for scores of a block, for tiles of keys
-    and of values; words for queries, for probabilities, for a block in pairs; and floats for a softmax."""
+    """Return the scratch sizes of an item with `rows` rows: floats for queries, block scores, key tiles and value
+    tiles; words for queries, probabilities and a paired block; floats for a softmax."""
     heads, is_gathered = layer.heads, layer.page_size < LANES
     size, value_size = heads.size, heads.value_size
     softmax = rows * (value_size + 2)
@@ -67,7 +65,7 @@ def _room_sizes(layer, rows):
 
 @njit(inline="always")
 def _make_room(layer, rows):
-    """One array for all of it and two softmaxes."""
+    """Allocate one array for all scratch and two softmaxes."""
     queries, scores, tile_k, tile_v, halves, weights, pairs, softmax = _room_sizes(layer, rows)
     words = halves + weights + pairs * (layer.heads.size + layer.heads.value_size)
     floats = queries + scores + TILE + TILE * LANES + 2 * KEYS + tile_k + tile_v + words // 2 + 2 * softmax
@@ -76,7 +74,7 @@ def _make_room(layer, rows):
 
 @njit(inline="always")
 def _part(room, at, count):
-    """`count` floats from `at` on -> them, and where the next part begins: at a line."""
+    """Take `count` floats from `at`. Return them and the start of the next part, aligned to a line."""
     return room[at : at + count], at + (count + LINE // 4 - 1) // (LINE // 4) * (LINE // 4)
 
 
@@ -90,7 +88,7 @@ def _softmax_in(room, at, rows, size):
 
 @njit(inline="always")
 def _scratch_in(room, q, layer, members, item, head):
-    """Scaled queries of all rows, and room for what is computed of a block -> it, and where the next part begins."""
+    """Lay out the scratch, with all rows' scaled queries. Return it and the start of the next part."""
     heads, rows, scale = layer.heads, item.rows, splat(layer.scoring.scale)
     size, group, row = heads.size, heads.queries // heads.kv, 0
     query_room, score_room, tile_k, tile_v, halves, weights, pairs, _ = _room_sizes(layer, rows)
@@ -129,14 +127,14 @@ def _scratch_in(room, q, layer, members, item, head):
 
 @njit(inline="always")
 def _attend_segment(scratch, softmax, layer, members, item, segment, head, next_places):
-    """The softmax of all rows over one segment. Blocks that no row looks back on are not read. `next_places`: where the
-    keys are that are read after all of these."""
+    """Compute the softmax of all rows over one segment. Blocks outside every row's window are not read. `next_places`:
+    the keys that are read afterwards, to prefetch."""
     heads, low = layer.heads, segment * SEGMENT
     softmax.sums[:], softmax.levels[:], softmax.weights[:] = 0, -np.inf, 0
     has_words = len(scratch.query_words) > 0
     begin_products(layer.isa, has_words, min(item.rows, TILE))
     group, row = heads.queries // heads.kv, 0
-    for m in range(item.first - 1, item.stop):  # first what all share, through the table of the first
+    for m in range(item.first - 1, item.stop):  # first the shared part, through the first member's table
         is_shared = m < item.first
         pages = _pages(layer, members, max(m, item.first))
         rows = item.rows if is_shared else members.counts[m] * group
@@ -158,7 +156,7 @@ def _attend_segment(scratch, softmax, layer, members, item, segment, head, next_
 
 @njit(inline="always")
 def _first_places(layer, members, item, segment, head):
-    """Where the keys of an item are, or of a segment of it, that are read first."""
+    """Return where an item's first keys are, or those of a segment."""
     member, start = item.first, max(segment, 0) * SEGMENT
     end = members.positions[member] + members.counts[member]
     if layer.lookback and members.positions[member] > layer.lookback:
@@ -170,7 +168,7 @@ def _first_places(layer, members, item, segment, head):
 
 @njit(inline="always")
 def _begin(whole, layer, rows, head):
-    """A softmax before the first key. A sink is a key that has been seen already, and whose value is 0."""
+    """Initialize a softmax. A sink counts as a key already seen, with value 0."""
     heads, sinks = layer.heads, layer.scoring.sinks
     group = heads.queries // heads.kv
     whole.sums[:], whole.levels[:], whole.weights[:] = 0, -np.inf, 0
@@ -182,7 +180,7 @@ def _begin(whole, layer, rows, head):
 
 @njit(inline="always")
 def _write(whole, layer, members, item, head, out):
-    """The weighted means of values, to where the queries are in `out`."""
+    """Write the weighted means of values to `out`, at the queries' positions."""
     heads, row = layer.heads, 0
     size, group = heads.value_size, heads.queries // heads.kv
     for m in range(item.first, item.stop):
@@ -196,7 +194,7 @@ def _write(whole, layer, members, item, head, out):
 
 @njit(inline="always")
 def _segments(layer, members, item):
-    """The first segment that an item's queries look back on, and the one behind the last."""
+    """Return the first segment in the window of an item's queries, and the end of the last."""
     start, end = members.positions[item.first], np.int64(0)
     for m in range(item.first, item.stop):
         end = max(end, members.positions[m] + members.counts[m])
@@ -206,15 +204,14 @@ def _segments(layer, members, item):
 
 @njit(inline="always")
 def _kept_at(place, layer, members, item, head):
-    """The first row of a segment's softmax."""
+    """Return the first row of a segment's softmax."""
     heads = layer.heads
     return place * heads.queries + head * item.rows
 
 
 @njit(inline="always")
 def _attend_part(q, kept, layer, members, item, segment, place, head, next_places, room, out):
-    """An item with one head of keys and values: one segment of it, whose softmax is kept, or if that is WHOLE, all of
-    them in order."""
+    """Compute an item with one KV head: one segment, whose softmax is kept, or for WHOLE, all segments in order."""
     size, rows, is_whole = layer.heads.value_size, item.rows, segment == WHOLE
     scratch, at = _scratch_in(room, q, layer, members, item, head)
     softmax, at = _softmax_in(room, at, rows, size)
@@ -228,7 +225,7 @@ def _attend_part(q, kept, layer, members, item, segment, place, head, next_place
         sums = kept.sums[at * size : (at + rows) * size]
         softmax = Softmax(sums, kept.levels[at : at + rows], kept.weights[at : at + rows])
     for number in range(first, stop):
-        # Nothing but sinks comes before the first segment. Merging it with nothing would change no bit.
+        # Only sinks precede the first segment. Merging it with nothing would change no bit.
         is_alone = is_whole and number == first and not len(layer.scoring.sinks)
         _attend_segment(scratch, whole if is_alone else softmax, layer, members, item, number, head, next_places)
         for row in range(rows if is_whole and not is_alone else 0):
@@ -239,7 +236,7 @@ def _attend_part(q, kept, layer, members, item, segment, place, head, next_place
 
 @njit(inline="always")
 def _join(kept, layer, members, item, segments, place, head, room, out):
-    """Merge the segments of an item, which were parts."""
+    """Merge the segments of a split item."""
     rows, size = item.rows, layer.heads.value_size
     whole, _ = _softmax_in(room, 0, rows, size)
     _begin(whole, layer, rows, head)
@@ -256,13 +253,13 @@ BATCH = fields(
     " parts part_items part_segments part_places joins joined_items joined_segments joined_places"
     " kept_sums kept_levels kept_weights"
 )
-"""The addresses of a `CpuBatch`'s arrays, and how many parts and joins there are, and columns of a table."""
+"""Addresses of a `CpuBatch`'s arrays, the numbers of parts and joins, and the columns of a table."""
 ATTENTION = fields(
     "cos sin pairs rotary_start q_norm q_norm_size k_norm k_norm_size epsilon:f keys values key_scales value_scales"
     " scale_count tile_step scale_step page_size lookback scale:f cap:f sinks sink_count query_heads kv_heads size"
     " value_size is_latent qkv queries out batch"
 )
-"""A layer: what no step changes, then its inputs, room for rotated queries, outputs, and a BATCH."""
+"""A layer: constants, then its inputs, room for rotated queries, outputs, and a BATCH."""
 _BATCH = from_dtype(BATCH)
 
 
@@ -313,7 +310,7 @@ def _item_of(number, batch, of):
 
 @njit(inline="always")
 def _most_rows(items, count, batch, of):
-    """Of the first `count` items."""
+    """Return the most rows of the first `count` items."""
     most = np.int64(0)
     for number in range(count):
         most = max(most, _item_of(items[number], batch, of).rows)
@@ -322,7 +319,7 @@ def _most_rows(items, count, batch, of):
 
 @made_once
 def rotating(kind: type[np.generic]) -> Operation:
-    """Tokens: rotate queries and keys, write keys and values to their slots."""
+    """Return the operation over tokens that rotates queries and keys, and writes keys and values to their slots."""
 
     def rotate(at, first, stop):
         of = given(at)
@@ -346,7 +343,7 @@ def rotating(kind: type[np.generic]) -> Operation:
 
 @made_once
 def attending(kind: type[np.generic], isa: Isa) -> Operation:
-    """Parts of each head of keys, one head after the other: its KV, read by item after item, may fit a core's cache."""
+    """Return the operation over parts, head by head: a head's KV, read by consecutive items, may fit a core's cache."""
 
     def attend(at, first, stop):
         of = given(at)
@@ -373,7 +370,7 @@ def attending(kind: type[np.generic], isa: Isa) -> Operation:
 
 @made_once
 def joining(kind: type[np.generic], isa: Isa) -> Operation:
-    """Items whose segments were parts, each head of keys."""
+    """Return the operation that merges split items, for each KV head."""
 
     def join(at, first, stop):
         of = given(at)

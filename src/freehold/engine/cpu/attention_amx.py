@@ -1,8 +1,8 @@
-"""Products of attention in the matrix registers of AMX (`amx.py`), where KV is bfloat16.
+"""Attention products in AMX tile registers (`amx.py`), for bfloat16 KV.
 
-Queries and probabilities are bfloat16 as well. A right factor has pairs: of each key two numbers that are neighbours,
-of each column of values two keys that are neighbours. A row does not depend on which other rows are multiplied with it.
-Few rows are multiplied as floats, in the order in which the registers add (`attention_amx_rows`).
+Queries and probabilities are bfloat16 as well. A right factor is paired: keys by neighbouring numbers, values by
+neighbouring positions. A row does not depend on which other rows are multiplied with it. Few rows are multiplied as
+floats, in the order in which the registers add (`attention_amx_rows`).
 """
 
 from typing import Any
@@ -34,8 +34,8 @@ class _Emitter(Records):
         return self.array(argument, at, _FLOATS)
 
     def add_products(self, chunks, left, right) -> None:
-        """Registers 0 to 3 += left x right, summed over `chunks`: left(chunk) is where the left factor is, and its
-        stride in bytes, right(number, chunk) where the right one is, and its stride."""
+        """Add left x right to registers 0 to 3, summed over `chunks`. left(chunk) and right(number, chunk) return a
+        factor's address and its stride in bytes."""
         builder = self.builder
         with cgutils.for_range(builder, chunks) as loop:
             amx.load(builder, _LEFT, *left(loop.index))
@@ -46,7 +46,7 @@ class _Emitter(Records):
 
 
 def _where_possible(emit):
-    """Of an intrinsic whose first argument is the instruction set: instructions only where it has the registers."""
+    """Emit only if the instruction set, the intrinsic's first argument, has the registers."""
     return with_amx(lambda *arguments: emit(_Emitter(*arguments)))
 
 
@@ -75,8 +75,8 @@ def _define_end(typingctx, isa, is_wanted):
 
 
 def _define_pair(typingctx, isa, source, at, stride, target, to, count, valid):
-    """The first `count` rows of 16 numbers, which are `stride` numbers apart, two by two: the numbers of both in turns.
-    Rows from `valid` on are zeros."""
+    """Interleave pairs of the first `count` rows of 16 numbers, `stride` numbers apart. Rows from `valid` on are
+    zeros."""
 
     def emit(records):
         builder = records.builder
@@ -97,7 +97,7 @@ def _define_pair(typingctx, isa, source, at, stride, target, to, count, valid):
 
 
 def _define_score(typingctx, isa, queries, row, size, keys, scores):
-    """scores [16, KEYS] of the rows from `row` on: queries [rows, size], keys [4, size / 2, 16, 2]."""
+    """Compute scores [16, KEYS] of the rows from `row` on: queries [rows, size], keys [4, size / 2, 16, 2]."""
 
     def emit(records):
         builder = records.builder
@@ -120,8 +120,8 @@ def _define_score(typingctx, isa, queries, row, size, keys, scores):
 
 
 def _define_weigh(typingctx, isa, weights, values, column, sums, row, rows, height, size):
-    """Add to sums [rows, size], for columns `column` to `column + VALUES` of `rows` rows from `row` on: weights
-    [16, KEYS] times values [size / 16, KEYS / 2, 16, 2]. Registers have `height` rows."""
+    """Add to sums [rows, size], in columns `column` to `column + VALUES` of `rows` rows from `row` on, the product of
+    weights [16, KEYS] and values [size / 16, KEYS / 2, 16, 2]. Registers have `height` rows."""
 
     def emit(records):
         builder = records.builder
@@ -134,7 +134,7 @@ def _define_weigh(typingctx, isa, weights, values, column, sums, row, rows, heig
         stride = builder.select(is_whole, records.linear((size, 4)), ir.Constant(I64, VALUES * 4))
 
         def each_vector():
-            """Where the sums of a row are, and those beside, vector by vector."""
+            """Yield the addresses of a row's sums and of their copies, vector by vector."""
             with cgutils.for_range(builder, rows) as loop:
                 for number in range(_SUMS):
                     at = records.linear((row, size), (loop.index, size), column, number * LANES)
@@ -167,9 +167,9 @@ def _define_weigh(typingctx, isa, weights, values, column, sums, row, rows, heig
 
 _can: Any = intrinsic(_define_can)
 begin: Any = intrinsic(_define_begin)
-"""(isa, is_wanted, rows): before products of so many rows, 16 at most."""
+"""(isa, is_wanted, rows): before products of up to 16 rows."""
 end: Any = intrinsic(_define_end)
-"""(isa, is_wanted): after them."""
+"""(isa, is_wanted): after products."""
 _pair: Any = intrinsic(_define_pair)
 _score: Any = intrinsic(_define_score)
 _weigh: Any = intrinsic(_define_weigh)
@@ -177,19 +177,19 @@ _weigh: Any = intrinsic(_define_weigh)
 
 @njit(inline="always")
 def can_multiply(isa, keys, heads):
-    """Whether products of these heads are to be had."""
+    """Return whether these heads can use tile products."""
     return _can(isa, keys) and heads.size % DEPTH == 0 and heads.value_size % VALUES == 0 and not heads.is_latent
 
 
 @njit(inline="always")
 def pair_keys(isa, keys, tile, size, room, number):
-    """The 16 keys that begin at `tile`, as tile `number` of four in `room`."""
+    """Pair the 16 keys at `tile`, as tile `number` of four in `room`."""
     _pair(isa, keys, tile, LANES, room, number * size * LANES, size, size)
 
 
 @njit(inline="always")
 def pair_values(isa, values, tile, size, room, number, count):
-    """The first `count` of the 16 values that begin at `tile`, as tile `number` of four in `room`, and zeros."""
+    """Pair the first `count` of the 16 values at `tile`, as tile `number` of four in `room`, padded with zeros."""
     for panel in range(size // LANES):
         to = (panel * KEYS + number * LANES) * LANES
         _pair(isa, values, tile + panel * LANES, size, room, to, LANES, count)
@@ -197,12 +197,12 @@ def pair_values(isa, values, tile, size, room, number, count):
 
 @njit(inline="always")
 def score_rows(isa, queries, row, size, keys, scores):
-    """scores [16, KEYS] of the 16 rows from `row` on."""
+    """Compute scores [16, KEYS] of the 16 rows from `row` on."""
     _score(isa, queries, row, size, keys, scores)
 
 
 @njit(inline="always")
 def weigh_rows(isa, weights, values, sums, row, rows, height, size):
-    """Add weights [16, KEYS] times values to sums of rows `row` up to `row + rows`, of registers of `height` rows."""
+    """Add weights [16, KEYS] times values to sums of rows `row` up to `row + rows`, with registers of `height` rows."""
     for column in range(0, size, VALUES):
         _weigh(isa, weights, values, column, sums, row, rows, height, size)

@@ -1,9 +1,9 @@
-"""A few queries times a block of keys, and their probabilities times its values, with the bits of `attention_amx`.
+"""A few queries times a block of keys, and their probabilities times its values, bit-identical to `attention_amx`.
 
-Keys and values are not put in pairs, which takes longer than it saves for few rows. A matrix register takes 32 numbers
-at a time. It adds up products of the even ones and of the odd ones apart, each from 0 with fused multiply-adds, then
-both sums, and that to what it held (Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, TDPBF16PS).
-It takes numbers below 2**-126 for 0, which vectors do not: such a sum is nothing beside what it is added to.
+Keys and values are not paired, which would cost more than it saves for few rows. A tile register takes 32 numbers at a
+time. It sums products of even and of odd numbers separately, each from 0 with fused multiply-adds, then adds both sums,
+and that to its old value (Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, TDPBF16PS). It
+flushes numbers below 2**-126 to 0, which vectors do not: such a sum is negligible beside what it is added to.
 """
 
 from typing import Any
@@ -27,14 +27,14 @@ class _Emitter(TileEmitter):
         return self.begin(TILES, lambda row, panel: constant(FLOATS, 0.0))
 
     def add(self, sums, others) -> None:
-        """sums += others"""
+        """Add `others` to `sums`."""
         builder = self.builder
         for of_row, of_others in zip(sums, others, strict=True):
             for place, other in zip(of_row, of_others, strict=True):
                 builder.store(builder.fadd(builder.load(place), builder.load(other)), place)
 
     def join(self, totals, even, odd) -> None:
-        """totals += even + odd"""
+        """Add both chains to `totals`."""
         self.add(even, odd)
         self.add(totals, even)
 
@@ -95,10 +95,10 @@ _score3, _score1 = (_score(height) for height in (HEIGHT, 1))
 _weigh3, _weigh1 = (_weigh(height) for height in (HEIGHT, 1))
 
 
-# Not inlined: they would be compiled once for each place that calls them.
+# Not inlined: each call site would compile them again.
 @njit(nogil=True, error_model="numpy")
 def score_few(isa, queries, at, size, keys, starts, following, scores, height):
-    """As `attention_tiles.score_rows`; `height` is HEIGHT or 1, `size` a multiple of DEPTH."""
+    """Compute scores as `attention_tiles.score_rows`; `height` is HEIGHT or 1, `size` a multiple of DEPTH."""
     if height == HEIGHT:
         _score3(isa, queries, at, size, keys, starts, following, scores)
     else:
@@ -107,7 +107,7 @@ def score_few(isa, queries, at, size, keys, starts, following, scores, height):
 
 @njit(nogil=True, error_model="numpy")
 def weigh_few(isa, scores, values, starts, following, count, size, sums, to, height):
-    """As `attention_tiles.weigh_rows`; `height` is HEIGHT or 1, `size` a multiple of VALUES."""
+    """Add values as `attention_tiles.weigh_rows`; `height` is HEIGHT or 1, `size` a multiple of VALUES."""
     for column in range(0, size, VALUES):
         if height == HEIGHT:
             _weigh3(isa, scores, values, starts, following, count, size, column, sums, to)

@@ -1,7 +1,6 @@
 """One block of keys: scores of some queries, probabilities, and the sums of values.
 
-Products are those of floats (`tile.py`), or where the processor has registers for it and KV is bfloat16, those of
-`attention_amx`.
+Products are in floats (`tile.py`), or for bfloat16 KV with tile registers, those of `attention_amx`.
 """
 
 from typing import Any, NamedTuple
@@ -24,14 +23,14 @@ from freehold.engine.cpu.tile import tile_height
 
 
 class Pages(NamedTuple):
-    """Where a sequence's KV is: `table` int32 [pages]."""
+    """A sequence's page table: `table` int32 [pages]."""
 
     table: Any
     size: int
 
 
 class Scoring(NamedTuple):
-    """How a score is made of a query and a key: `scale` times their product, then `cap * tanh(score / cap)` unless the
+    """How scores are computed: `scale` times the product of query and key, then `cap * tanh(score / cap)` unless the
     cap is 0. `sinks` [query heads], empty for none, are scores that take attention away from all keys."""
 
     scale: Any
@@ -40,8 +39,8 @@ class Scoring(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """The cache of a layer, and how it is looked at. Page tables lie one after the other, each `table_columns` long.
-    `lookback` 0 is all. `isa` is that of products of bfloat16."""
+    """A layer's cache and attention parameters. Page tables are consecutive, each `table_columns` long. `lookback` 0 is
+    all. `isa` is that of bfloat16 products."""
 
     kv: Any
     tables: Any
@@ -54,11 +53,11 @@ class Layer(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """The scaled queries of an item [rows, size]; scores of a block [a few rows, KEYS], and of each row the highest one
-    and the sums of its weights, one for each lane. Tiles of the block's keys and values where pages are smaller than a
-    tile, as the cache has them, and scales of its positions where the format has any. For products of pairs
-    (`attention_pairs`, `attention_amx`) queries and probabilities as bfloat16, and keys and values of a block in pairs.
-    For a matrix register of which queries fill a part, zeros follow them."""
+    """Scratch memory of an item: scaled queries [rows, size]; block scores [a few rows, KEYS], and each row's top score
+    and weight sums by lane. Tiles of the block's keys and values if pages are smaller than a tile, in the cache's
+    layout, and scales of its positions if the format has any. For paired products (`attention_pairs`, `attention_amx`),
+    bfloat16 queries and probabilities, and paired keys and values of a block. Queries are padded with zeros to fill a
+    tile register."""
 
     queries: Any
     scores: Any
@@ -76,7 +75,8 @@ class Scratch(NamedTuple):
 
 class Block(NamedTuple):
     """A block of keys from position `start`, of which those before `end` exist, for rows `row` up to `row + rows`. Row
-    `row + r` sees the positions below `first + r // group + 1`; if `lookback` is not 0, only so many before its own."""
+    `row + r` sees positions below `first + r // group + 1`, and with a nonzero `lookback` only that many before its
+    own."""
 
     start: int
     end: int
@@ -94,8 +94,8 @@ def _slot(pages, position):
 
 @njit(inline="always")
 def _tile_numbers(pages, start, end):
-    """Which tiles hold the block's keys, if pages hold whole tiles. Where there is no key, some tile. Pages of one tile
-    are read from the table; larger ones hold the whole block."""
+    """Return the tiles of the block's keys, if pages hold whole tiles; any tile where there is no key. Pages of one
+    tile are looked up; larger ones hold the whole block."""
     first, table = start // LANES, pages.table
     if pages.size == LANES:
         last = (end - 1) // LANES
@@ -105,7 +105,7 @@ def _tile_numbers(pages, start, end):
 
 
 class Places(NamedTuple):
-    """Four tiles, and which head's part of them."""
+    """Four tiles, and the head whose part is used."""
 
     first: Any
     second: Any
@@ -116,25 +116,25 @@ class Places(NamedTuple):
 
 @njit(inline="always")
 def places_of(pages, start, end, head):
-    """The parts for a head of the four tiles that hold the keys `start` up to `end` of a block."""
+    """Return a head's parts of the four tiles that hold a block's keys `start` up to `end`."""
     first, second, third, fourth = _tile_numbers(pages, start, end)
     return Places(np.int64(first), np.int64(second), np.int64(third), np.int64(fourth), np.int64(head))
 
 
 @njit(inline="always")
 def _starts(places, step, size):
-    """Where the head's parts of the four tiles begin. Tiles are `step` apart, and a part has `size` numbers."""
+    """Return where the head's parts of the four tiles start. Tiles are `step` apart, and a part has `size` numbers."""
     own = places.head * size
     return places.first * step + own, places.second * step + own, places.third * step + own, places.fourth * step + own
 
 
-# Where the keys of a block are in `Scratch`.
+# The places of a block's keys in `Scratch`.
 _GATHERED = Places(0, 1, 2, 3, 0)
 
 
 @njit(inline="always")
 def _gather_scales(scales, starts, out):
-    """Those of the positions of a block, where pages hold whole tiles."""
+    """Gather the scales of a block's positions, if pages hold whole tiles."""
     first, second, third, fourth = starts
     store(out, 0, load(scales, first))
     store(out, LANES, load(scales, second))
@@ -144,7 +144,7 @@ def _gather_scales(scales, starts, out):
 
 @njit(nogil=True, error_model="numpy")
 def _gather_slots(scratch, kv, pages, block, count, head, heads):
-    """Where a tile lies in several pages: collect the keys and values of a block, and their scales."""
+    """Gather a block's keys, values and scales, if a tile spans several pages."""
     size, value_size = heads.size, heads.value_size
     for j in range(count):
         slot = _slot(pages, block.start + j)
@@ -164,7 +164,7 @@ def _gather_slots(scratch, kv, pages, block, count, head, heads):
 
 @njit(nogil=True, error_model="numpy")
 def _gather_latents(scratch, kv, pages, block, count, head, heads):
-    """The values of latents lie in lanes, as the first numbers of keys: collect them."""
+    """Gather the values of latents, the first numbers of keys, which are in lanes."""
     for j in range(count):
         slot = _slot(pages, block.start + j)
         at = slot // LANES * kv.tile_step + head * heads.size * LANES + slot % LANES
@@ -174,7 +174,7 @@ def _gather_latents(scratch, kv, pages, block, count, head, heads):
 
 @njit(inline="always")
 def _scale(scores, rows, scales):
-    """Multiply rows of scores by what belongs to each position."""
+    """Multiply rows of scores by each position's scale."""
     for r in range(rows):
         for t in range(r * KEYS, (r + 1) * KEYS, LANES):
             store(scores, t, mul(load(scales, t - r * KEYS), load(scores, t)))
@@ -182,13 +182,13 @@ def _scale(scores, rows, scales):
 
 @njit(inline="always")
 def _bring(numbers, starts, size):
-    """Keys or values that will be read soon."""
+    """Prefetch keys or values."""
     for start in starts:
         bring(numbers, start, size)
 
 
 class _Found(NamedTuple):
-    """Where the keys and values of a block are, which are in four tiles each, and those that come next."""
+    """The four tiles each of a block's keys and values, and those to prefetch."""
 
     keys: Any
     key_starts: Any
@@ -200,7 +200,7 @@ class _Found(NamedTuple):
 
 @njit(inline="always")
 def _find(scratch, kv, pages, block, head, heads, next_places):
-    """What lies in several pages, or in lanes, is gathered; scales are gathered in any case."""
+    """Locate a block. Data in several pages or in lanes is gathered, and scales always are."""
     size, value_size = heads.size * LANES, heads.value_size * LANES
     count = min(KEYS, block.end - block.start)
     gathered_k, gathered_v = _starts(_GATHERED, size, 0), _starts(_GATHERED, value_size, 0)
@@ -229,7 +229,7 @@ def _find(scratch, kv, pages, block, head, heads, next_places):
 
 @njit(inline="always")
 def _attend_vectors(scratch, softmax, layer, block, found):
-    """All rows, a few at a time: their scores, and what is read of the block, stay in L1."""
+    """Attend for all rows, a few at a time: their scores and the block stay in L1."""
     isa, heads, scores = layer.isa, layer.heads, scratch.scores
     size, value_size, count = heads.size, heads.value_size, min(KEYS, block.end - block.start)
     has_scales = len(layer.kv.key_scales) > 0
@@ -265,14 +265,14 @@ def _attend_vectors(scratch, softmax, layer, block, found):
 
 
 def _attend_registers(scratch, softmax, layer, block, found):
-    """All rows, 16 at a time, in the matrix registers of AMX."""
+    """Attend for all rows, 16 at a time, in AMX tile registers."""
     isa, size, value_size = layer.isa, layer.heads.size, layer.heads.value_size
     for number in range(TILES):
         count = min(max(block.end - block.start - number * LANES, 0), LANES)
         pair_keys(isa, found.keys, found.key_starts[number], size, scratch.paired_keys, number)
         pair_values(isa, found.values, found.value_starts[number], value_size, scratch.paired_values, number, count)
     height = min(len(softmax.levels), TILE)
-    for row in range(block.row, block.row + block.rows, TILE):  # of which all stays in L1
+    for row in range(block.row, block.row + block.rows, TILE):  # 16 rows at a time stay in L1
         rows = min(TILE, block.row + block.rows - row)
         score_rows_amx(isa, scratch.query_words, row, size, scratch.paired_keys, scratch.scores)
         _weights(scratch, softmax, block, row, rows, layer, True)
@@ -288,13 +288,13 @@ _OPTIONS: Any = {"nogil": True, "error_model": "numpy", "_nrt": False}
 
 @overload(_attend_registers, jit_options=_OPTIONS)
 def _where_registers_are(scratch, softmax, layer, block, found):
-    """Other sets would take as long to compile what they never run."""
+    """Compile it only for AMX: other instruction sets would never run it."""
     return _attend_registers if is_amx(layer) else _attend_nothing
 
 
 @njit(inline="always")
 def _cap(scores, begin, end, cap):
-    """score = cap * tanh(score / cap), as cap - 2 cap / (exp(2 score / cap) + 1)."""
+    """Compute score = cap * tanh(score / cap), as cap - 2 cap / (exp(2 score / cap) + 1)."""
     slope, top, twice = splat(np.float32(2) / cap), splat(cap), splat(np.float32(2) * cap)
     one = splat(np.float32(1))
     for at in range(begin, end, LANES):
@@ -304,7 +304,7 @@ def _cap(scores, begin, end, cap):
 
 @njit(inline="always")
 def _is_whole(block):
-    """Whether every row sees every key of the block. It saves `_visible`, whose division takes long, for each row."""
+    """Return whether every row sees every key. It saves `_visible`, whose division is slow, for each row."""
     if block.first + 1 < block.start + KEYS:
         return False
     return not block.lookback or block.first + (block.rows - 1) // block.group <= block.start + block.lookback
@@ -312,8 +312,7 @@ def _is_whole(block):
 
 @njit(inline="always")
 def _visible(block, row):
-    """The keys of the block that a row sees: the number of the first, and of the one behind the last. The second is 0
-    if the row sees none."""
+    """Return the first key of the block that a row sees, and the end. The end is 0 if the row sees none."""
     own = block.first + (row - block.row) // block.group - block.start
     hidden = own - block.lookback if block.lookback else 0
     return hidden, own + 1 if hidden < KEYS else 0
@@ -321,9 +320,9 @@ def _visible(block, row):
 
 @njit(inline="always")
 def _weights(scratch, softmax, block, first, rows, layer, in_words):
-    """Scores of rows `first` up to `first + rows` become probabilities, in their place or as words.
-    The highest scores of all rows are found first, and weights are added up last: both are chains of dependent
-    instructions, and the processor runs the chains of several rows at once."""
+    """Turn scores of rows `first` up to `first + rows` into probabilities, in place or as words. Top scores of all rows
+    are found first, and weights are summed last: both are dependency chains, which the CPU overlaps for several
+    rows."""
     scores, tops, is_rounded = scratch.scores, scratch.tops, rounds(layer.kv.keys)
     words = scratch.weight_words[: rows * KEYS if in_words else 0]
     if layer.scoring.cap > 0:
@@ -347,7 +346,7 @@ def _weights(scratch, softmax, block, first, rows, layer, in_words):
 
 @njit(inline="always")
 def attend_block(scratch, softmax, layer, pages, block, head, next_places):
-    """Rows of a block look at its keys. `next_places`: where those are that come next (`places_of`)."""
+    """Attend to a block's keys for its rows. `next_places`: the keys to prefetch (`places_of`)."""
     found = _find(scratch, layer.kv, pages, block, head, layer.heads, next_places)
     if block.rows >= HEIGHT and can_multiply(layer.isa, layer.kv.keys, layer.heads):
         _attend_registers(scratch, softmax, layer, block, found)

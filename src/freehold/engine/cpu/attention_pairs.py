@@ -1,7 +1,7 @@
-"""Products of bfloat16 pairs in attention, with AVX512-BF16: twice as many an instruction as of floats.
+"""Attention products of bfloat16 pairs with AVX512-BF16: twice as many per instruction as of floats.
 
-A product of a pair is two fused multiply-adds, the second number's first, so the bits are those of `attention_tiles`.
-Keys are put in pairs of numbers, values in pairs of positions, once for all rows of an item. It takes a few rows.
+A product of a pair is two fused multiply-adds, the second number's first, so it is bit-identical to `attention_tiles`.
+Keys are paired by numbers, values by positions, once for all rows of an item, which pays from a few rows on.
 """
 
 from typing import Any
@@ -38,7 +38,7 @@ _PAIRS = ir.VectorType(_BFloat(), 2 * LANES)
 
 
 def _is(fact: bool):
-    """The code of a boolean that is known when code is made."""
+    """Return the code of a boolean known at compile time."""
     return lambda context, builder, signature, values: ir.Constant(ir.IntType(1), int(fact))
 
 
@@ -53,26 +53,26 @@ def _define_has_pairs(typingctx, keys, isa):
 rounds: Any = intrinsic(_define_rounds)
 """(keys): whether queries and probabilities are rounded to bfloat16, as keys are."""
 has_pairs: Any = intrinsic(_define_has_pairs)
-"""(keys, isa): whether pairs can be multiplied."""
+"""(keys, isa): whether paired products are available."""
 
 
 def add_pairs(builder, total, a, b):
-    """total + the second number of each pair of `a` times that of `b` + the first times the first."""
+    """Return total + the second number of each pair of `a` times that of `b` + the first times the first."""
     pairs = [builder.bitcast(one, _PAIRS) for one in (a, b)]
     return call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", FLOATS, [total, *pairs])
 
 
 class _Emitter(Records):
     def ints(self, argument: int, at):
-        """16 pairs of words."""
+        """Load 16 pairs of words."""
         return self.builder.load(self.array(argument, at, _INTS), align=4)
 
     def all_of(self, argument: int, at):
-        """One pair of words in all lanes."""
+        """Load one pair of words into all lanes."""
         return splat(self.builder, self.builder.load(self.array(argument, at, I32), align=2), _INTS)
 
     def multiply(self, sums, factors, vectors) -> None:
-        """sums [rows][panels] += a pair of each row times vectors [panels] of pairs."""
+        """Add to sums [rows][panels] a pair of each row times vectors [panels] of pairs."""
         for of_row, factor in zip(sums, factors, strict=True):
             for place, vector in zip(of_row, vectors, strict=True):
                 self.builder.store(add_pairs(self.builder, self.builder.load(place), factor, vector), place)
@@ -82,7 +82,7 @@ class _Emitter(Records):
 
 
 def _where_possible(emit):
-    """Of an intrinsic whose first argument is the instruction set: instructions only where it has them."""
+    """Emit only if the instruction set, the intrinsic's first argument, has these instructions."""
     return only_for(Avx512Bf16, lambda *arguments: emit(_Emitter(*arguments)))
 
 
@@ -157,7 +157,7 @@ _weigh_wide, _weigh_one = (_weigh(panels) for panels in (PANELS, 1))
 
 @njit(nogil=True, error_model="numpy")
 def pair_block(scratch, found, size, value_size, count):
-    """Keys of a block [size / 2, KEYS, 2] and its first `count` values [KEYS / 2, size, 2]; a last one alone is beside
+    """Pair a block's keys [size / 2, KEYS, 2] and its first `count` values [KEYS / 2, size, 2], padding an odd one with
     zeros."""
     keys, values = scratch.paired_keys, scratch.paired_values
     for tile in range(TILES):
@@ -174,13 +174,13 @@ def pair_block(scratch, found, size, value_size, count):
 
 @njit(nogil=True, error_model="numpy")
 def score_pairs(isa, queries, at, size, keys, scores):
-    """scores [HEIGHT, KEYS] = the queries [HEIGHT, size] from `at` on times a block of keys."""
+    """Compute scores [HEIGHT, KEYS] of the queries [HEIGHT, size] from `at` on with a block of keys."""
     _score(isa, queries, at, size, keys, scores)
 
 
 @njit(nogil=True, error_model="numpy")
 def weigh_pairs(isa, weights, values, count, size, sums, to):
-    """sums [HEIGHT, size], from `to` on, += weights [HEIGHT, KEYS] times the first `count` values of a block."""
+    """Add to sums [HEIGHT, size], from `to` on, weights [HEIGHT, KEYS] times the first `count` values of a block."""
     whole, pairs = size - size % (PANELS * LANES), (count + 1) // 2
     for column in range(0, whole, PANELS * LANES):
         _weigh_wide(isa, weights, values, pairs, size, column, sums, to)

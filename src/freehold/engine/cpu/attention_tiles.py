@@ -1,13 +1,13 @@
-"""Products of floats in attention: a few queries times a block of keys, and their probabilities times its values.
+"""Attention products in floats: a few queries times a block of keys, and their probabilities times its values.
 
-A block is four tiles of 16 positions, which lie apart where pages do. With AVX-512 all four are multiplied together, so
-that a number of a query is read once for 64 keys, and there are enough chains of additions to hide the latency of one;
-with AVX2, which has half the registers of half the size, one after the other. Few rows wait for memory, so the next
-block is brought line by line while they are multiplied: the processor stops where many lines are asked for at once.
+A block is four tiles of 16 positions, which are apart where pages are. With AVX-512 all four are multiplied together,
+so that a query number is read once for 64 keys, with enough chains of additions to hide their latency; with AVX2, which
+has half as many registers of half the size, one after the other. Few rows are memory-bound, so the next block is
+prefetched line by line during the products: the CPU stalls on many prefetches at once.
 
-Each score is a sum over the numbers of a key, and each sum one over positions, ascending, with one fused multiply-add
-each: the same bits in any tile. With KV in bfloat16 the other factor is rounded to it, too, and of two neighbours the
-second comes first: as the instruction does it that multiplies such pairs (`attention_pairs`).
+Each score sums over a key's numbers, and each value over positions, ascending, with one fused multiply-add each:
+bit-identical in any tile. With bfloat16 KV the other factor is rounded to it too, and the second of two neighbours
+comes first, as in the instruction for such pairs (`attention_pairs`).
 """
 
 from typing import Any, NamedTuple
@@ -29,8 +29,8 @@ LINE = 64  # bytes
 
 
 class Tiles(NamedTuple):
-    """The argument of an intrinsic that has the keys or the values of a block: where its four tiles begin, and those
-    that will be read soon. To be read in a loop over tiles, these numbers lie in memory."""
+    """The argument of an intrinsic that holds a block's keys or values: where its four tiles start, and those to
+    prefetch. For a loop over tiles, these numbers are in memory."""
 
     argument: int
     starts: Any
@@ -45,20 +45,20 @@ class TileEmitter(Records):
         self.rows = range(height)
 
     def pair(self, array: int):
-        """In which order two neighbours are added."""
+        """Return the order in which two neighbours are added."""
         return (1, 0) if self.kinds[array].dtype == types.uint16 else (0, 1)
 
     def vector(self, argument: int, at):
-        """16 numbers of an array as floats."""
+        """Load 16 numbers of an array as floats."""
         return lanes(self.builder, lambda kind: self.array(argument, at, kind), self.kinds[argument].dtype)
 
     def bring(self, argument: int, at) -> None:
-        """With few rows, have the line with a number of an array brought: it is read in the next block."""
+        """With few rows, prefetch the line of an array's number: the next block reads it."""
         if len(self.rows) < HEIGHT:
             prefetch(self.builder, self.array(argument, at, I8))
 
     def begin(self, panels: int, first) -> list[list[Any]]:
-        """Sums [rows][panels] that begin as first(row, panel)."""
+        """Return sums [rows][panels] initialized by first(row, panel)."""
         sums = [[cgutils.alloca_once(self.builder, FLOATS) for _ in range(panels)] for _ in self.rows]
         for row, of_row in enumerate(sums):
             for panel, place in enumerate(of_row):
@@ -66,15 +66,15 @@ class TileEmitter(Records):
         return sums
 
     def multiply(self, sums, factor, vectors) -> None:
-        """sums += factor(row), one number, times vectors [panels]."""
+        """Add factor(row), one number, times vectors [panels] to sums."""
         for row, of_row in enumerate(sums):
             number = splat(self.builder, self.builder.load(factor(row)), FLOATS)
             for place, vector in zip(of_row, vectors, strict=True):
                 self.builder.store(math(self.builder, "fma", [number, vector, self.builder.load(place)]), place)
 
     def add_number(self, sums, queries: int, first, length, keys: Tiles, number) -> None:
-        """sums += a number of each query times that of all keys. Queries are an argument, too, which has them from
-        `first` on, each `length` long."""
+        """Add a number of each query times that of all keys to sums. Queries, also an argument, start at `first`, each
+        `length` long."""
         at, next_at = (
             [self.linear(self.builder.extract_value(of, tile), (number, LANES)) for tile in range(len(sums[0]))]
             for of in (keys.starts, keys.following)
@@ -93,8 +93,8 @@ class TileEmitter(Records):
         return self.builder.load(cgutils.gep_inbounds(self.builder, starts, 0, tile))
 
     def add_key(self, sums, weights: int, values: Tiles, tile, key, offset) -> None:
-        """sums += the weight of a key of a tile, in each row, times its values, which are `offset` behind the tile's
-        start. Weights are an argument, too."""
+        """Add a key's weight in each row times its values, `offset` after the tile's start, to sums. Weights are an
+        argument, too."""
         at, next_at = (self.linear(self._start(of, tile), offset) for of in (values.starts, values.following))
         panels = [panel * LANES for panel in range(len(sums[0]))]
         for panel in panels:
@@ -106,8 +106,8 @@ class TileEmitter(Records):
         self.multiply(sums, factor, [self.vector(values.argument, self.linear(at, panel)) for panel in panels])
 
     def each_key(self, tile, valid, sides, add) -> None:
-        """add(key, side) of each key of a tile, of which those of the block before `valid` exist: of two neighbours in
-        the order of `sides`, and then of a last one, which has none. An even key is on side 0."""
+        """Call add(key, side) for each key of a tile before `valid`: pairs in the order of `sides`, then an unpaired
+        last one. An even key is on side 0."""
         builder, one = self.builder, ir.Constant(I64, 1)
         left = builder.sub(valid, self.linear((tile, LANES)))
         few = builder.icmp_signed("<", left, ir.Constant(I64, LANES))
@@ -159,7 +159,7 @@ def _weigh(height: int, panels: int) -> Any:
                 return emitter.array(7, at, FLOATS)
 
             totals = emitter.begin(panels, lambda row, panel: builder.load(place(row, panel), align=4))
-            # Written out, it would take seconds to compile.
+            # Unrolled, it would take seconds to compile.
             with cgutils.for_range(builder, ir.Constant(I64, TILES)) as loop:
 
                 def add(key, side):
@@ -192,11 +192,11 @@ def _score_panels(queries, at, size, keys, starts, following, scores, to, height
         _score1(queries, at, size, keys, starts, following, scores, to)
 
 
-# Not inlined: they would be compiled once for each place that calls them.
+# Not inlined: each call site would compile them again.
 @njit(nogil=True, error_model="numpy")
 def score_rows(queries, at, size, keys, starts, following, scores, height):
-    """scores [height, KEYS] = the queries [height, size] from `at` on times four tiles of keys [size, 16], which begin
-    at `starts`. Those at `following` will be read soon. `height` is one of `tile_height`."""
+    """Compute scores [height, KEYS] of the queries [height, size] from `at` on with four tiles of keys [size, 16] at
+    `starts`. Those at `following` are prefetched. `height` is one of `tile_height`."""
     if PANELS == TILES:
         _score_panels(queries, at, size, keys, starts, following, scores, 0, height)
     else:
@@ -207,8 +207,8 @@ def score_rows(queries, at, size, keys, starts, following, scores, height):
 
 @njit(nogil=True, error_model="numpy")
 def weigh_rows(scores, values, starts, following, count, size, sums, to, height):
-    """sums [height, size], from `to` on, += scores [height, KEYS] times the first `count` values [16, size] of four
-    tiles, which begin at `starts`. Those at `following` will be read soon. `height` is one of `tile_height`."""
+    """Add to sums [height, size], from `to` on, scores [height, KEYS] times the first `count` values [16, size] of four
+    tiles at `starts`. Those at `following` are prefetched. `height` is one of `tile_height`."""
     whole = size - size % (PANELS * LANES)
     for column in range(0, whole, PANELS * LANES):
         if height == 6:
@@ -243,4 +243,4 @@ def _define_bring(typingctx, array, at, count):
 
 
 bring: Any = intrinsic(_define_bring)
-"""(array, at, count): have so many numbers of an array brought: they will be read soon."""
+"""(array, at, count): prefetch this many numbers of an array."""

@@ -38,7 +38,7 @@ _SCORES = {"softmax": rows.SOFTMAX, "sigmoid": rows.SIGMOID, "chosen": rows.CHOS
 
 
 class _Looks(NamedTuple):
-    """How heads look at a cache. `rotary_start`: where the rotated numbers of a head begin. `lookback` 0 is all."""
+    """Attention parameters. `rotary_start`: where the rotated numbers of a head start. `lookback` 0 is all."""
 
     rotary: Rotary | None
     rotary_start: int
@@ -48,9 +48,9 @@ class _Looks(NamedTuple):
 
 
 class CpuBackend:
-    """Implements `freehold.models.backend.Backend` for float32 arrays, with the caches of each group. `compute` says
-    what inputs are rounded to for products with weights that are stored in a few bits: int16, int8, or nothing
-    (float32). `adapts`: adapters may be added. `quantizer`: what makes other formats of weights that are floats."""
+    """Implements `freehold.models.backend.Backend` for float32 arrays, with each group's caches. `compute` is the type
+    that inputs of few-bit weights are rounded to: int16, int8, or none (float32). `adapts` allows adapters. `quantizer`
+    converts float weights."""
 
     def __init__(
         self,
@@ -66,12 +66,12 @@ class CpuBackend:
         self._epsilon, self._position_count, self._compute = epsilon, position_count, compute
         self._now, self._arena = Now(), Arena()
         self._operations: Operations = self._now
-        self._largest_heads = [(0, 0)] * len(caches)  # of each group: how many, and the numbers of a value
+        self._largest_heads = [(0, 0)] * len(caches)  # of each group: the most heads, and the largest value size
         chosen = ISAS[choose()] if isa is None else isa
         self._isa, self._attention_isa = of_integers(chosen), of_attention(chosen)
         self._quantizer = quantizer
         self._adapts, self._adapted_tokens = adapts, AdaptedTokens()
-        self._adaptable: dict[str, AdaptableShape] = {}  # by the names of tensors
+        self._adaptable: dict[str, AdaptableShape] = {}  # by tensor name
         self._rotary: dict[Rotary | None, tuple[Float32, Float32]] = {None: (NO_NORM, NO_NORM)}
 
     def batch(
@@ -148,7 +148,7 @@ class CpuBackend:
 
     @contextmanager
     def recording(self, program: Operations) -> Iterator[None]:
-        """Operations go to a program. Raises NotRecorded if something else is to be computed."""
+        """Send operations to a program. Raises NotRecorded for computations that are no operation."""
         self._operations = program
         try:
             yield
@@ -156,7 +156,7 @@ class CpuBackend:
             self._operations = self._now
 
     def _at_once(self) -> None:
-        """What follows is no operation."""
+        """Raise NotRecorded while recording: the following computation is no operation."""
         if self._operations is not self._now:
             raise NotRecorded
 
@@ -224,7 +224,7 @@ class CpuBackend:
     def add(self, x: Float32, other: Float32) -> None:
         row_operations.add(self._operations, x, other)
 
-    # What follows is done at once
+    # Computed immediately
 
     def heads_linear(self, x: Float32, weight: HeadMatrices) -> Float32:
         self._at_once()
@@ -273,7 +273,7 @@ class CpuBackend:
         experts: Sequence[ExpertWeights[Float32, Matrix]],
         activation: Activation,
     ) -> Float32:
-        """Experts answer in ascending order, so that the sum of a token's answers has one order in any batch."""
+        """Add experts in ascending order, so that a token's sum has one order in any batch."""
         self._at_once()
         chosen, weights = choice
         out = np.zeros_like(x)
@@ -307,7 +307,7 @@ class CpuBackend:
     def _prepare(
         self, place: CachePlace, heads: int, cache: KVCache, looks: _Looks, tensors: AttentionTensors[Float32]
     ) -> Attend[Float32]:
-        """All arguments of the operations that no step changes are found once."""
+        """Prepare the operations' constant arguments once."""
         group, number = self.caches[place.group], place.group
         kv, (cos, sin) = group.kv[place.member], self._rotary_tables(looks.rotary)
         pairs = 0 if looks.rotary is None else looks.rotary.size // 2
@@ -323,7 +323,7 @@ class CpuBackend:
         largest = self._largest_heads[number]
         self._largest_heads[number] = max(largest[0], heads), max(largest[1], cache.value_size)
         kind = kv.keys.dtype.type
-        # What `first_start` compiles is asked for after what it does not.
+        # Last those that `first_start` compiles in parallel.
         attend, join = attending(kind, self._attention_isa), joining(kind, self._attention_isa)
         rotate = rotating(kind)
 
@@ -341,7 +341,7 @@ class CpuBackend:
         return run
 
     def _rotary_tables(self, rotary: Rotary | None) -> tuple[Float32, Float32]:
-        """cos and sin of every position's angles, flat [positions, pairs]."""
+        """Return cos and sin of every position's angles, flat [positions, pairs]."""
         if rotary not in self._rotary:
             frequencies = np.array(rotary.frequencies if rotary else (), np.float32)
             angles = np.arange(self._position_count, dtype=np.float32)[:, None] * frequencies[None, :]

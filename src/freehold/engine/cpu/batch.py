@@ -1,4 +1,4 @@
-"""Where the tokens of a step go, what they see, and who attends together."""
+"""A step's tokens, their slots, and their grouping for attention."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from freehold.engine.cpu.step_items import divide
 
 class CpuBatch(NamedTuple):
     """Item i has members `item_members[i]` up to `item_members[i + 1]`, which share their first `item_shared[i]`
-    positions, a multiple of 64. `members`: rows of `Members`; the segments that are parts have `kept_queries` queries
-    together. `record`: what operations are told, a BATCH."""
+    positions, a multiple of 64. `members`: rows of `Members`. Segments that are parts have `kept_queries` queries
+    together. `record`: a BATCH for the operations."""
 
     positions: Int64  # [tokens]
     slots: Int64  # [tokens]
@@ -35,8 +35,8 @@ class CpuBatch(NamedTuple):
     def of(
         cls, tables: Int32, page_size: int, rows: Int64, starts: Int64, counts: Int64, may_share: bool = True
     ) -> CpuBatch:
-        """Sequence i has `counts[i]` new tokens from position `starts[i]`, its pages in `tables[rows[i]]`. Layers that
-        look back so far and no further may not share: where they don't look, tables name nobody's pages."""
+        """Build a batch. Sequence i has `counts[i]` new tokens from position `starts[i]`, its pages in
+        `tables[rows[i]]`. Layers with a window may not share: outside it, tables name freed pages."""
         record = np.zeros(1, BATCH)
         positions, slots, firsts, shared, members, parts, joined, kept = divide(
             tables, page_size, rows, starts, counts, may_share, numba.get_num_threads(), record
@@ -44,7 +44,7 @@ class CpuBatch(NamedTuple):
         return cls(positions, slots, tables, firsts, shared, members, Parts(*parts), kept, Joined(*joined), record, [])
 
     def make_room(self, heads: int, size: int) -> None:
-        """For what is kept of parts, in a layer with so many heads and numbers of a value, and in smaller ones."""
+        """Make room for the softmaxes of parts, in layers of up to this many heads and value numbers."""
         rows = self.kept_queries * heads
         if not rows or (self.kept and len(self.kept[0]) >= rows * size):
             return

@@ -1,7 +1,7 @@
-"""Arrays that are used without counting who owns them.
+"""Arrays used without reference counting.
 
-Compiled code counts the owners of an array with a locked instruction whenever a record with the array is made or passed
-on, which takes longer than a small product, and much longer where several threads do it.
+Compiled code counts an array's references with an atomic instruction whenever a record with it is made or passed on.
+That takes longer than a small product, and much longer with several threads.
 """
 
 from typing import Any
@@ -57,12 +57,12 @@ def _define_give_back(typingctx, array):
 
 
 borrow: Any = intrinsic(_define_borrow)
-"""The same array, which nobody owns. Arguments of a function live as long as it runs; of other arrays somebody must
-`keep` the owner until the last use."""
+"""The same array without reference counting. Arguments live as long as the function runs; for other arrays, `keep` must
+hold the owner until the last use."""
 keep: Any = intrinsic(_define_keep)
-"""Up to here an array lives."""
+"""Keep an array alive up to here."""
 
 take: Any = intrinsic(_define_take)
-"""(count): an array of floats without an owner, at the start of a cache line. The caller must `give_back` it."""
+"""(count): an uncounted array of floats, aligned to a cache line. The caller must `give_back` it."""
 give_back: Any = intrinsic(_define_give_back)
-"""(array): free an array that `take` has made."""
+"""(array): free an array made by `take`."""

@@ -1,7 +1,7 @@
-"""What layers keep on the CPU for later tokens: KV in tiles, and states.
+"""The CPU caches of layers: KV in tiles, and states.
 
-A tile is 16 slots. It holds their keys and values in all layers of a group, so pages that nobody has used yet take no
-memory, and a page of whole tiles is copied to the host in one piece.
+A tile is 16 slots. It holds their keys and values in all layers of a group, so that unused pages take no memory, and a
+page of whole tiles is copied to the host in one piece.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _SYSTEM_PAGE = 4096
 @dataclass(frozen=True)
 class LayerKV:
     """The KV of all pages in one layer: keys [heads, key_size, 16] and values [heads, 16, value_size] of the first
-    tile, those of the next `tile_step` numbers behind, and so on. Latents have no values.
+    tile; the next tile's follow at `tile_step` numbers, and so on. Latents have no values.
 
-    Numbers are float32, bfloat16 (kept as uint16), or int8 with a float32 scale for each position and head:
-    [heads, 16] of each tile, `scale_step` behind each other. Arrays are flat; scales are empty for the others.
+    Numbers are float32, bfloat16 (stored as uint16), or int8 with a float32 scale for each position and head: [heads,
+    16] of each tile, `scale_step` apart. Arrays are flat; scales are empty for the other types.
     """
 
     keys: np.ndarray
@@ -37,7 +37,7 @@ class LayerKV:
 
 
 class _Tiles:
-    """Memory of so many tiles, which is cut into what each layer has of them. Memory is touched only when written."""
+    """The memory of `count` tiles, divided among layers. It is touched only when written."""
 
     def __init__(self, caches: list[KVCache], count: int, kind: str):
         self._kind, self._at = kind, 0
@@ -47,7 +47,7 @@ class _Tiles:
         self.memory: UInt8 = zeros(count * self.step, np.uint8)
 
     def take(self, cache: KVCache) -> LayerKV:
-        """The next layer's."""
+        """Return the next layer's part."""
         dtype, heads = np.dtype(DTYPES[self._kind]), cache.head_count
         sizes = cache.key_size, 0 if cache.is_latent else cache.value_size
         keys, values = (self._cut(heads * size, dtype) for size in sizes)
@@ -56,26 +56,26 @@ class _Tiles:
         return LayerKV(keys, values, key_scales, value_scales, self.step // dtype.itemsize, self.step // 4)
 
     def _cut(self, numbers: int, dtype: np.dtype) -> np.ndarray:
-        """The next `numbers` of each slot."""
+        """Cut the next `numbers` of each slot."""
         first = self._at
         self._at += numbers * LANES * dtype.itemsize
         return (self.memory[first:] if numbers else self.memory[:0]).view(dtype)
 
 
 def _spread(size: int, part: int) -> int:
-    """How far apart to put tiles of `size` bytes, of which `part` are read at a time. Caches find a line by the lower
-    bits of its address: were these the same in all tiles, a few tiles would fill the cache. The distance is an odd
-    multiple of a power of two, which takes all values of these bits in turns."""
+    """Return the distance of tiles of `size` bytes, of which `part` are read at a time. Caches index lines by low
+    address bits: if these were equal in all tiles, a few tiles would fill the cache. The distance is an odd multiple of
+    a power of two, which cycles through all values of these bits."""
     unit = min(1 << part.bit_length() - 1, _SYSTEM_PAGE)
     return (-(-size // unit) | 1) * unit
 
 
 class GroupCache:
-    """The caches of the layers of a group: `kv` or `states`, in the order of the layout's members. `tiles` is the
-    memory of `kv`: uint8 [tiles, bytes], of which the first `tile_bytes` of each are used.
+    """The caches of a group's layers: `kv` or `states`, in the order of the layout's members. `tiles` is the memory of
+    `kv`: uint8 [tiles, bytes], of which the first `tile_bytes` of each are used.
 
-    `states`: float32 [pages + 1 + scratch, size] for each layer. What a verification computes behind the first draft
-    goes to the scratch slots until it is known which drafts were right.
+    `states`: float32 [pages + 1 + scratch, size] for each layer. States after drafts go to scratch slots until the
+    drafts are verified.
     """
 
     def __init__(self, layout: CacheLayout, page_count: int, page_size: int, kind: str, scratch: int = 0):

@@ -1,7 +1,7 @@
 """Quantized tensors of llama.cpp as integers with scales (ggml, `ggml-common.h`; gguf-py, `quants.py`).
 
-A weight is scale * code + minimum, where 16 columns share both. All of it is exact: scales are products of a float16
-and some bits, which float32 holds.
+A weight is scale * code + minimum, where 16 columns share both. This is exact: scales are products of a float16 and a
+few bits, which float32 represents.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ NUMBERS_AT_A_TIME = 1 << 20
 
 @dataclass(frozen=True)
 class Codes:
-    """codes int8 [rows, columns], scales [rows, columns / 16], minimums likewise; None if all are 0. `codes_of` fills
-    in limits float32 [rows, 2]: the smallest and the largest code that the format of a row has."""
+    """codes int8 [rows, columns], scales [rows, columns / 16], minimums likewise; None if all are 0. `codes_of` sets
+    limits float32 [rows, 2]: the smallest and the largest code of a row's format."""
 
     codes: np.ndarray
     scales: Float32
@@ -32,13 +32,13 @@ class Codes:
 
 
 def _halves(raw: np.ndarray, at: int) -> Float32:
-    """The float16 at byte `at` of each block [rows, blocks, bytes] -> float32 [rows, blocks, 1]"""
+    """Return the float16 at byte `at` of each block [rows, blocks, bytes] -> float32 [rows, blocks, 1]."""
     return np.ascontiguousarray(raw[:, :, at : at + 2]).view(np.float16).astype(np.float32)
 
 
 def _numbers(packed: np.ndarray, group: int, bits: int) -> np.ndarray:
-    """Numbers of `bits` bits, packed in groups of bytes [rows, blocks, n] -> [rows, blocks, 8 n / bits]. Of each group
-    the lowest bits of all bytes come first, then the next ones."""
+    """Unpack numbers of `bits` bits from groups of bytes [rows, blocks, n] -> [rows, blocks, 8 n / bits]. In each
+    group, the lowest bits of all bytes come first, then the next ones."""
     rows, count = packed.shape[:2]
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
     found = packed.reshape(rows, count, -1, 1, group) >> shifts[:, None] & np.uint8((1 << bits) - 1)
@@ -46,18 +46,18 @@ def _numbers(packed: np.ndarray, group: int, bits: int) -> np.ndarray:
 
 
 def _nibbles(packed: np.ndarray) -> np.ndarray:
-    """[rows, blocks, 16] bytes -> [rows, blocks, 32] codes: first the low halves."""
+    """Unpack [rows, blocks, 16] bytes -> [rows, blocks, 32] codes, low halves first."""
     return _numbers(packed, 16, 4)
 
 
 def _fifth_bits(raw: np.ndarray, at: int) -> np.ndarray:
-    """Of 32 codes, as bits of four bytes -> [rows, blocks, 32], 0 or 16."""
+    """Unpack the fifth bits of 32 codes from four bytes -> [rows, blocks, 32], 0 or 16."""
     bits = np.unpackbits(np.ascontiguousarray(raw[:, :, at : at + 4]), axis=2, bitorder="little")
     return bits << 4
 
 
 def _of_blocks(codes: np.ndarray, scales: Float32, minimums: Float32 | None = None) -> Codes:
-    """From [rows, blocks, columns of a block], one scale and minimum for each 32 columns or less."""
+    """Convert [rows, blocks, columns of a block] with a scale and minimum per 32 columns or fewer."""
     rows, shares = len(codes), codes.shape[1] * codes.shape[2] // SHARE
 
     def spread(values: Float32) -> Float32:
@@ -69,7 +69,7 @@ def _of_blocks(codes: np.ndarray, scales: Float32, minimums: Float32 | None = No
 
 
 def _q4_0(raw: np.ndarray) -> Codes:
-    """Codes of -8 .. 7 are those of 0 .. 15 with a minimum: exact, for 8 is a power of two."""
+    """Convert codes -8 .. 7 to 0 .. 15 with a minimum: exact, since 8 is a power of two."""
     scales = _halves(raw, 0)
     return _of_blocks(_nibbles(raw[:, :, 2:]), scales, scales * np.float32(-8))
 
@@ -96,14 +96,15 @@ def _iq4_nl(raw: np.ndarray) -> Codes:
 
 
 def _mxfp4(raw: np.ndarray) -> Codes:
-    """A power of two, and half numbers: codes are twice as much. The smallest two powers are subnormal."""
+    """Convert a power of two and half numbers: codes are twice the values. The smallest two powers are subnormal."""
     exponents = raw[:, :, :1].astype(np.int32)
     values = np.array(quants.MXFP4.kvalues, np.int8)
     return _of_blocks(values[_nibbles(raw[:, :, 1:])], np.ldexp(np.float32(1), exponents - 128).astype(np.float32))
 
 
 def _of_eight(raw: np.ndarray) -> tuple[Float32, Float32]:
-    """Scales and minimums of the eight blocks of a super-block, Q4_K and Q5_K -> [rows, super-blocks, 8] each."""
+    """Return scales and minimums of the eight blocks of a super-block, Q4_K and Q5_K -> [rows, super-blocks, 8]
+    each."""
     rows, count = raw.shape[:2]
     packed = np.ascontiguousarray(raw[:, :, 4:16]).reshape(-1, 12)
     scales, minimums = (part.reshape(rows, count, 8).astype(np.float32) for part in quants.Q4_K.get_scale_min(packed))
@@ -111,14 +112,14 @@ def _of_eight(raw: np.ndarray) -> tuple[Float32, Float32]:
 
 
 def _q2_k(raw: np.ndarray) -> Codes:
-    """A byte for each 16 columns has a scale and a minimum of four bits."""
+    """Convert blocks in which one byte per 16 columns holds a scale and a minimum of four bits."""
     pairs, codes = raw[:, :, :16], _numbers(raw[:, :, 16:80], 32, 2)
     scales, minimums = (part.astype(np.float32) for part in (pairs & 15, pairs >> 4))
     return _of_blocks(codes, _halves(raw, 80) * scales, -(_halves(raw, 82) * minimums))
 
 
 def _q3_k(raw: np.ndarray) -> Codes:
-    """Codes of two bits, a third bit whose absence is -4, and scales of six bits in two places."""
+    """Convert codes of two bits, a third bit whose absence is -4, and scales of six bits in two places."""
     third, low = _numbers(raw[:, :, :32], 32, 1), _numbers(raw[:, :, 32:96], 32, 2)
     codes = low.astype(np.int8) - 4 * (third ^ 1).astype(np.int8)
     scales = _numbers(raw[:, :, 96:104], 8, 4) | _numbers(raw[:, :, 104:108], 4, 2) << 4
@@ -141,7 +142,7 @@ def _q6_k(raw: np.ndarray) -> Codes:
 
 
 class _Reader(NamedTuple):
-    """Of one format: the bytes of a block, what reads blocks, and the smallest and the largest code."""
+    """A format: bytes of a block, the function that reads blocks, the smallest and the largest code."""
 
     size: int
     read: Callable[[np.ndarray], Codes]
@@ -167,16 +168,16 @@ CODED = frozenset(_READERS)
 WITH_MINIMUMS = frozenset({
     TensorFormat.Q4_0, TensorFormat.Q4_1, TensorFormat.Q5_1, TensorFormat.Q2_K, TensorFormat.Q4_K, TensorFormat.Q5_K,
 })  # fmt: skip
-WITH_FINE_MINIMUMS = frozenset({TensorFormat.Q2_K})  # one for 16 columns, not for 32
+WITH_FINE_MINIMUMS = frozenset({TensorFormat.Q2_K})  # one minimum per 16 columns, not per 32
 
 
 def range_of(kind: TensorFormat) -> tuple[int, int]:
-    """The smallest and the largest code of one of the formats CODED."""
+    """Return the smallest and the largest code of one of the formats CODED."""
     return _READERS[kind].least, _READERS[kind].most
 
 
 def codes_of(tensor: StoredTensor) -> Codes:
-    """The integers of a tensor in one of the formats CODED."""
+    """Return the integers of a tensor in one of the formats CODED."""
     reader = _READERS[tensor.format]
     codes = reader.read(np.ascontiguousarray(tensor.data).reshape(tensor.rows, -1, reader.size))
     return replace(codes, limits=np.tile(np.array([reader.least, reader.most], np.float32), (tensor.rows, 1)))
@@ -185,8 +186,8 @@ def codes_of(tensor: StoredTensor) -> Codes:
 def packed(
     tensors: Sequence[StoredTensor], group: int, pack: Callable[[Codes], tuple[np.ndarray, ...]]
 ) -> tuple[np.ndarray, ...]:
-    """What `pack` makes of the rows of all tensors, and of rows of zeros behind them that fill the last group of rows:
-    flat arrays in the order of rows. Some groups at a time: what is made in between is several times as large."""
+    """Pack the rows of all tensors, padded with zero rows to a whole group: flat arrays in row order. Packs some groups
+    at a time, since intermediate arrays are several times as large."""
     rows = sum(tensor.rows for tensor in tensors)
     rows, at, whole = rows + -rows % group, 0, None
     for codes in _groups_of(tensors, group):
@@ -203,7 +204,7 @@ def packed(
 
 
 def _groups_of(tensors: Sequence[StoredTensor], group: int) -> Iterator[Codes]:
-    """Whole groups of rows, as many as have NUMBERS_AT_A_TIME."""
+    """Yield whole groups of rows, about NUMBERS_AT_A_TIME numbers each."""
     most = max(NUMBERS_AT_A_TIME // tensors[0].columns // group, 1) * group
     parts: list[Codes] = []
     count = 0
@@ -222,7 +223,7 @@ def _groups_of(tensors: Sequence[StoredTensor], group: int) -> Iterator[Codes]:
 
 
 def _joined(parts: Sequence[Codes], more_rows: int) -> Codes:
-    """The rows of all, and some rows of zeros behind them. Where one has minimums all have."""
+    """Concatenate parts and append zero rows. If one has minimums, all do."""
     rows = sum(len(part.codes) for part in parts) + more_rows
     columns = parts[0].codes.shape[1]
     codes, scales = np.zeros((rows, columns), np.int8), np.zeros((rows, columns // SHARE), np.float32)

@@ -1,4 +1,4 @@
-"""Shows which kernels are compiled. The first start takes its time for that; later they come from a cache."""
+"""Shows kernel compilation. It makes the first start slow; later starts load kernels from a cache."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any
 from numba.core import event
 
 KINDS = ("numba:compile", "freehold:compile")
-SHOWN_S = 0.5  # shorter compilations are not worth a line; what comes from the cache takes less
+SHOWN_S = 0.5  # shorter compilations are not reported; loading from the cache takes less
 
 
 class CompileProgress(event.Listener):
-    """From `begin` until it is left: a line on stderr for each kernel that was compiled, and then for all of them.
-    `sums_up`: say so first and last."""
+    """Prints a line on stderr for each compiled kernel, from `begin` until the context exits. `sums_up`: also print a
+    first and a last line."""
 
     def __init__(self, sums_up: bool = True) -> None:
         self._sums_up, self._is_listening = sums_up, False
-        self._started: list[float] = []  # of the compilations under way: one may need another
+        self._started: list[float] = []  # of the compilations in progress, which may be nested
         self._announced: float | None = None
         self._announcement = threading.Timer(SHOWN_S, self._announce)
 
@@ -53,7 +53,7 @@ class CompileProgress(event.Listener):
             self._announcement.start()
 
     def on_end(self, event: Any) -> None:
-        if not self._started:  # it began before this did
+        if not self._started:  # it began before this listener
             return
         seconds = time.monotonic() - self._started.pop()
         if self._started:

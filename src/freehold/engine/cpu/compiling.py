@@ -1,4 +1,4 @@
-"""What makes compilation quick."""
+"""Speeds up compilation."""
 
 from typing import Any
 
@@ -8,6 +8,6 @@ _Scope: Any = ir.Scope
 
 
 def share_scopes() -> None:
-    """Numba copies the code of a function that it inlines, and with each block a list of all variables again. Nothing
-    changes them in one copy alone, and they took a quarter of the time."""
+    """Share scopes in deep copies. Numba copies the list of all variables with each block of an inlined function. It is
+    never changed in one copy only, and copying took a quarter of the time."""
     _Scope.__deepcopy__ = lambda self, memo: self

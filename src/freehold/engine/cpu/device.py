@@ -1,4 +1,4 @@
-"""The CPU, as the engine sees it."""
+"""The CPU as an engine device."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from freehold.models.spec import CacheLayout
 
 
 class CpuDevice:
-    """Implements `freehold.engine.device.Device`. `thread_count` None is one thread for each core; `isa` is the
-    instruction set of integer products, by default the best there is. `quantizer` makes other formats of weights that
-    are floats. Raises ValueError if the processor lacks the instruction set."""
+    """Implements `freehold.engine.device.Device`. `thread_count` None is one thread per core; `isa` is the instruction
+    set of integer products, by default the best available. `quantizer` converts float weights. Raises ValueError if the
+    processor lacks the instruction set."""
 
     def __init__(self, thread_count: int | None = None, isa: str = AUTO, quantizer: Quantizer | None = None):
         choose_threads()
@@ -42,7 +42,7 @@ class CpuDevice:
     @contextmanager
     def preparation(self) -> Iterator[None]:
         with self._progress:
-            if self._compiling is not None:  # what it has not kept yet would be compiled twice
+            if self._compiling is not None:  # kernels not in the cache yet would be compiled twice
                 self._compiling.wait()
             yield
 

@@ -1,4 +1,4 @@
-"""Choosing a token from a row of logits. One row at a time: no row sees its neighbours."""
+"""Sampling a token from a row of logits. One row at a time, so that rows are independent."""
 
 import numpy as np
 from numba import njit
@@ -11,8 +11,8 @@ LANES = 16
 
 @njit(nogil=True, cache=True)
 def uniform(seed, position):
-    """A number in [0, 1) that depends on (seed, position) alone: two rounds of splitmix64 (Steele,
-    Lea and Flood 2014), a counter-based generator, so there is no state to keep or to restore."""
+    """Return a number in [0, 1) that depends only on (seed, position): two rounds of splitmix64 (Steele, Lea and Flood
+    2014), a counter-based generator, which has no state to save."""
     z = np.uint64(seed)
     for word in (np.uint64(position), np.uint64(0x9E3779B97F4A7C15)):
         z = (z ^ word) + np.uint64(0x9E3779B97F4A7C15)
@@ -35,7 +35,7 @@ def mask(logits, legal):
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _weights(logits, temperature):
-    """exp((logit - max) / temperature), float32 [vocab]: the largest is 1."""
+    """Return exp((logit - max) / temperature), float32 [vocab]: the largest is 1."""
     size = len(logits)
     highest = np.float32(-np.inf)
     for logit in logits:
@@ -52,8 +52,7 @@ def _weights(logits, temperature):
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _candidates(weights, total, top_k, top_p, min_p):
-    """Ids of all tokens that top_k, top_p (or else min_p) keep, and maybe more: best first, equal ones
-    by id."""
+    """Return ids of all tokens kept by top_k, top_p (or else min_p), and maybe more: best first, ties by id."""
     cut = np.float32(min_p)
     if top_k > 0 or top_p < 1.0:
         # Few tokens carry most of the weight: lower the bar until enough are above it.
@@ -86,8 +85,8 @@ def _candidates(weights, total, top_k, top_p, min_p):
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def draw(logits, temperature, top_k, top_p, min_p, chance):
-    """logits float32 [vocab], chance in [0, 1) -> a token, by inverting the cumulative distribution of
-    what top_k, then top_p, then min_p leave."""
+    """Sample a token from logits float32 [vocab] with chance in [0, 1), by inverting the cumulative distribution after
+    top_k, then top_p, then min_p."""
     weights = _weights(logits, temperature)
     total = 0.0
     for w in weights:
@@ -122,8 +121,8 @@ def draw(logits, temperature, top_k, top_p, min_p, chance):
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def penalize(logits, in_prompt, counts, repetition, presence, frequency):
-    """In place. `counts` int32 [vocab] of the output, `in_prompt` bool [vocab]. Repetition as in CTRL
-    (Keskar et al. 2019), presence and frequency as in the OpenAI API."""
+    """Penalize in place. `counts` int32 [vocab] of the output, `in_prompt` bool [vocab]. Repetition as in CTRL (Keskar
+    et al. 2019), presence and frequency as in the OpenAI API."""
     for i in range(len(logits)):
         if counts[i] > 0 or in_prompt[i]:
             logits[i] = logits[i] / repetition if logits[i] > 0 else logits[i] * repetition

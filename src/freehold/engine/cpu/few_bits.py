@@ -1,9 +1,9 @@
-"""Codes of weights in four to six bits: how they lie in memory, in the order in which kernels read them.
+"""Layout of weight codes of four to six bits, in the order in which kernels read them.
 
 A panel has as many rows as the instruction set has lanes. Its block of 32 columns takes 4 x bits x lanes bytes. First
-come the lower four bits, [4, lanes, 4] bytes: byte (j, lane, i) has columns 4 j + i (low half) and 16 + 4 j + i. Behind
-them are planes of the bits above, [lanes, 4] bytes each: where there is one such bit, bit 4 h + j of byte (lane, i)
-belongs to column 16 h + 4 j + i. Where there are two, plane h has them at bits 2 j and 2 j + 1.
+come the lower four bits, [4, lanes, 4] bytes: byte (j, lane, i) has columns 4 j + i (low half) and 16 + 4 j + i. Planes
+of the upper bits follow, [lanes, 4] bytes each: with one upper bit, bit 4 h + j of byte (lane, i) belongs to column 16
+h + 4 j + i. With two, plane h has them at bits 2 j and 2 j + 1.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from freehold.engine.cpu.integer_tiles import BLOCK, NIBBLE_LOADS
 from freehold.models.tensor import TensorFormat
 
 
-# Compiled code is made for the type. `parts` of a block have a scale each.
+# Code is compiled per type. `parts` of a block have a scale each.
 class FourBits(NamedTuple):
     bits: int = 4
     parts: int = 1
@@ -43,12 +43,12 @@ class SixBits(NamedTuple):
 
 Form = FourBits | FineFourBits | FiveBits | SixBits
 _FORMS: tuple[Form, ...] = (FourBits(), FineFourBits(), FiveBits(), SixBits())
-_FINE = frozenset({TensorFormat.Q2_K, TensorFormat.Q3_K, TensorFormat.Q6_K})  # a scale for 16 columns
+_FINE = frozenset({TensorFormat.Q2_K, TensorFormat.Q3_K, TensorFormat.Q6_K})  # one scale per 16 columns
 FEW_BITS = FOUR_BITS | _FINE | {TensorFormat.Q5_0, TensorFormat.Q5_1, TensorFormat.Q5_K}
 
 
 class Coding(NamedTuple):
-    """A form; what is added to codes so that none is negative; the largest that there may be then."""
+    """A form, the offset that makes codes non-negative, and the largest code after it."""
 
     form: Form
     offset: int
@@ -56,7 +56,7 @@ class Coding(NamedTuple):
 
 
 def coding_of(formats: Iterable[TensorFormat]) -> Coding:
-    """With the fewest bits, for one matrix of tensors in some of the formats FEW_BITS."""
+    """Return the coding with the fewest bits for one matrix of tensors in formats of FEW_BITS."""
     kinds = frozenset(formats)
     ranges = [range_of(kind) for kind in kinds]
     least, most = min(least for least, _ in ranges), max(most for _, most in ranges)
@@ -65,7 +65,7 @@ def coding_of(formats: Iterable[TensorFormat]) -> Coding:
 
 
 def pack_codes(codes: Codes, coding: Coding, order: Order) -> np.ndarray:
-    """The bytes of all panels, uint8, flat."""
+    """Pack the bytes of all panels, uint8, flat."""
     form, values = coding.form, codes.codes.view(np.uint8) + np.uint8(coding.offset)
     lower = order.of_codes(nibbles(values & np.uint8(15)), NIBBLE_LOADS, 4)
     if form.bits == 4:
@@ -82,7 +82,7 @@ def pack_codes(codes: Codes, coding: Coding, order: Order) -> np.ndarray:
 
 @njit(inline="always")
 def code_at(codes, bits, lanes, number, lane, column):
-    """Of block `number` of all panels' blocks; without sign."""
+    """Return a code of block `number`, counted over all panels, as an unsigned number."""
     first = number * 4 * bits * lanes + lane * 4 + column % 4
     half, load = column // (BLOCK // 2), column % (BLOCK // 2) // 4
     code = np.int32(codes[first + load * 4 * lanes] >> 4 * half & 15)

@@ -1,7 +1,7 @@
-"""A second process that compiles beside the first, on a start that finds no kernels in the cache.
+"""A second process that compiles kernels in parallel, on a start with an empty kernel cache.
 
-Numba compiles one function at a time. While the engine compiles attention, which takes longest, this compiles what
-every model needs besides, and leaves it in the cache, where the engine finds it.
+Numba compiles one function at a time. While the engine compiles attention, the slowest, this compiles other kernels
+that every model needs, and stores them in the cache for the engine.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from freehold.engine.cpu.team import run_by_team
 
 
 def compile_beside(kind: str, isa: str) -> subprocess.Popen[bytes] | None:
-    """Compile for KV of a kind and an instruction set in another process, unless the cache has kernels already."""
+    """Start compiling for a KV type and an instruction set in another process, unless the cache has kernels already."""
     if is_kept(divide):
         return None
     command = [sys.executable, "-m", __name__, kind, isa]
@@ -31,7 +31,7 @@ def compile_beside(kind: str, isa: str) -> subprocess.Popen[bytes] | None:
 
 
 def _compile(kind: str, isa: str) -> None:
-    """What takes longest, first. Arguments have the types that the engine's have."""
+    """Compile the slowest kernels first. Arguments have the types that the engine uses."""
     one = np.ones(1, np.int64)
     CpuBatch.of(np.ones((1, 1), np.int32), 16, one - 1, one - 1, one)
     rotating(DTYPES[kind])

@@ -1,4 +1,4 @@
-"""A matrix for each head: every head's part of a row is multiplied by its own."""
+"""One matrix per head, which multiplies the head's part of each row."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class HeadMatrices:
 
 
 def multiply_heads(x: Float32, weight: HeadMatrices) -> Float32:
-    """x [n, heads * columns] -> [n, heads * rows]"""
+    """Multiply x [n, heads * columns] -> [n, heads * rows]."""
     padded = -(-weight.rows // LANES) * LANES
     out = np.zeros((len(x), weight.heads, padded), np.float32)
     _multiply(x.ravel(), weight.values, weight.heads, weight.columns, len(x), padded, out.ravel())

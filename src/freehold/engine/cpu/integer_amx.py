@@ -1,8 +1,8 @@
-"""Sixteen rows of inputs times a panel of weights, in the matrix registers of AMX (`amx.py`).
+"""Sixteen rows of inputs times a panel of weights, in AMX tile registers (`amx.py`).
 
-The sums of a block are the same integers as in `integer_tiles`, and are scaled and added in the same order, so the bits
-are the same. Weights become bytes once for all inputs, while the first rows are multiplied: the matrix unit works
-beside the others. Inputs of 16 bits are two planes of bytes, the upper one signed: a block of a tile is [planes, 16
+The sums of a block are the same integers as in `integer_tiles`, scaled and added in the same order, so the result is
+bit-identical. Weights are widened to bytes once for all inputs, during the products of the first rows, since the matrix
+unit works in parallel. 16-bit inputs are two planes of bytes, the upper one signed: a block of a tile is [planes, 16
 rows, 32 columns].
 """
 
@@ -41,12 +41,12 @@ _LEFT, _RIGHT = 4, 6  # the first of two registers each
 
 
 def _parts(weights) -> int:
-    """Of a block, that have a scale each."""
+    """Return the number of parts of a block with a scale each."""
     return 2 if weights.types[1].dtype == types.float32 and weights.types[0].dtype == types.int8 else 1
 
 
 def _define_begin(typingctx, weights):
-    """Before products with these weights."""
+    """Emit code before products with these weights."""
 
     def emit(context, builder, signature, values):
         depth = BLOCK // _parts(weights)
@@ -56,8 +56,8 @@ def _define_begin(typingctx, weights):
 
 
 class _Emitter(Records):
-    """Emits: rows `row` up to `row + rows`, 16 at most, of inputs meet a panel. `room` has its signed bytes [blocks, 8,
-    16 lanes, 4 columns], which are put there first if `widens`."""
+    """Emits the product of a panel and up to 16 `rows` of inputs from `row` on. `room` holds its signed bytes [blocks,
+    8, 16 lanes, 4 columns], which are written first if `widens`."""
 
     def __init__(self, context, builder, signature, values, widens: bool):
         super().__init__(context, builder, signature, values)
@@ -102,7 +102,7 @@ class _Emitter(Records):
         self.write(results)
 
     def pair(self, number):
-        """What is multiplied together: two blocks, or both parts of one."""
+        """Return what is multiplied together: two blocks, or both parts of one."""
         if self.parts == 2:
             return [(number, 0), (number, 1)]
         return [(self.linear((number, 2), side), 0) for side in range(2)]
@@ -142,7 +142,7 @@ class _Emitter(Records):
                 builder.store(quarter, self.array(3, place, quarter.type), align=1)
 
     def multiply_pair(self, number, slot) -> None:
-        """A pair is multiplied while the one before is scaled, so there are two slots for sums."""
+        """Multiply a pair while the previous one is scaled, in two slots for sums."""
         for side, (block, part) in enumerate(self.pair(number)):
             self.multiply(side, block, part, slot)
 
@@ -179,7 +179,8 @@ class _Emitter(Records):
         return self.builder.add(upper, read(0))
 
     def finish(self, side: int, block, part: int, slot, results) -> None:
-        """As in `integer_tiles`: result += total x both scales, and, once a block, its minimum x the sum of inputs."""
+        """Scale as in `integer_tiles`: result += total x both scales, and, once a block, its minimum x the sum of
+        inputs."""
         builder = self.builder
         number = self.linear((self.panel, self.blocks), block)
         scale = self._of_weights(1, self.linear((number, self.parts * LANES), part * LANES))
@@ -204,7 +205,7 @@ class _Emitter(Records):
         return splat(self.builder, number, _FLOATS)
 
     def write(self, results) -> None:
-        """The last tile may have fewer rows, and the last panel fewer columns."""
+        """Write results. The last tile may have fewer rows, and the last panel fewer columns."""
         builder = self.builder
         has_columns = builder.icmp_signed(">=", self.field(2, 1), self.linear((self.panel, LANES), LANES))
         is_whole = builder.and_(has_columns, builder.icmp_signed("==", self.rows, ir.Constant(I64, TILE)))
@@ -233,5 +234,5 @@ def _rows(widens: bool) -> Any:
 
 begin: Any = intrinsic(_define_begin)
 first_rows, next_rows = (_rows(widens) for widens in (True, False))
-"""(weights, inputs, outputs, room, panel, row, rows). `row` is a multiple of 16; outputs get `rows` rows. `room` int8
-[blocks * 512] holds the panel's weights after the first rows."""
+"""(weights, inputs, outputs, room, panel, row, rows). `row` is a multiple of 16; `rows` output rows are written. `room`
+int8 [blocks * 512] holds the panel's weights after the first rows."""

@@ -1,13 +1,11 @@
-"""Products of quantized weights with quantized inputs, in integers.
+"""Integer products of quantized weights and quantized inputs.
 
-Inputs are quantized row by row in blocks of 32 columns: to 8 bits for weights of four bits, as in llama.cpp, and to 16
-bits for the others, whose error is below that of the weights. Sums inside a block are exact integers. Blocks are added
-as floats, always in the same order. So the result of a row depends on that row alone, as with float32 products, and is
-the same with every instruction set (`isa.py`). Weights of six bits and fewer with inputs of 16 bits are in
-`row_scaled`.
+Inputs are quantized row by row in blocks of 32 columns: to 8 bits for four-bit weights, as in llama.cpp, and to 16 bits
+for others, with an error below that of the weights. Sums inside a block are exact integers. Blocks are added as floats,
+always in the same order. So a row's result depends only on that row, as with float32 products, and is the same with
+every instruction set (`isa.py`). Weights of six bits and fewer with 16-bit inputs are in `row_scaled`.
 
-A panel has as many rows as the instruction set has lanes, a group 32 rows. Codes are stored in the order in which they
-are read.
+A panel has as many rows as the instruction set has lanes, a group 32 rows. Codes are stored in reading order.
 """
 
 from __future__ import annotations
@@ -49,14 +47,14 @@ from freehold.models.tensor import StoredTensor, TensorFormat
 if TYPE_CHECKING:
     from freehold.engine.cpu.program import Operations
 
-# How many inputs, and rows of the last tile, it takes for tiles of 16 rows to be faster: of 8 bits, of 16 bits.
+# Minimum inputs, and rows of the last tile, for which tiles of 16 rows are faster: of 8 bits, of 16 bits.
 TILED_BYTES, TILED_WORDS, TILE_LEAST = 128, 12, 12
-# Of inputs at a time: they should stay in L2 while all weights go by. Processors with matrix registers have 2 MB of it.
+# Bytes of inputs per portion, which stay in L2 while all weights stream by. CPUs with tile registers have 2 MB of it.
 X_BYTES, TILED_X_BYTES = 96 << 10, 1 << 20
 PORTION_LEAST = 128  # rows of a portion in tiles: weights are unpacked again for each portion
-COLUMNS_MAX = 1 << 16  # so that sums of products of bytes are integers of 32 bits
+COLUMNS_MAX = 1 << 16  # keeps sums of byte products within 32 bits
 FOUR_BITS = frozenset({TensorFormat.Q4_0, TensorFormat.Q4_1, TensorFormat.Q4_K})
-# One scale for 32 columns, a float16; and no minimum that float16 can't hold.
+# Formats with one float16 scale per 32 columns, and a minimum that float16 can represent.
 COARSE = frozenset({TensorFormat.Q4_0, TensorFormat.Q4_1, TensorFormat.Q5_0, TensorFormat.Q8_0, TensorFormat.IQ4_NL})
 
 
@@ -65,9 +63,10 @@ class IntegerMatrix:
     """codes: four bits uint8 [panels, blocks, 4, lanes, 4], where byte (j, lane, i) has columns 4 j + i (low half) and
     16 + 4 j + i of the block; or eight bits int8 [panels, blocks, 16, lanes, 2]. Panels are padded to whole groups.
 
-    scales uint16 (float16, as stored) [panels, blocks, lanes]. Formats with finer ones have float32: for four bits
-    likewise, for eight bits [panels, blocks, 2, lanes], one for each half of a block. minimums of the same type
-    [panels, blocks, lanes]; none for eight bits with scales of float16. `inputs`: what they are quantized to."""
+    scales uint16 (float16, as stored) [panels, blocks, lanes]. Finer formats have float32: for four bits likewise, for
+    eight bits [panels, blocks, 2, lanes], one per half block. minimums of the same type [panels, blocks, lanes]; none
+    for eight bits with float16 scales. `inputs`: the type that inputs are quantized to.
+    """
 
     rows: int
     columns: int
@@ -79,7 +78,7 @@ class IntegerMatrix:
 
     @classmethod
     def pack(cls, tensors: Sequence[StoredTensor], isa: Isa) -> IntegerMatrix:
-        """One matrix of the rows of tensors for which `can_pack`, and that `has_whole_blocks`."""
+        """Pack the rows of tensors for which `can_pack` and `has_whole_blocks` hold."""
         kinds, columns = {tensor.format for tensor in tensors}, tensors[0].columns
         rows, order = sum(tensor.rows for tensor in tensors), Order(isa.lanes, columns // BLOCK)
         is_nibbles = has_four_bits(tensors)
@@ -90,7 +89,7 @@ class IntegerMatrix:
 
     @property
     def _loads(self) -> int:
-        """Of codes that share a scale."""
+        """Loads of codes that share a scale."""
         if self.codes.dtype == np.uint8:
             return NIBBLE_LOADS
         return BYTE_LOADS if self.scales.dtype == np.uint16 else BYTE_LOADS // 2
@@ -99,7 +98,7 @@ class IntegerMatrix:
         self, operations: Operations, x: Float32, out: Float32, preparation: Preparation = PLAINLY,
         onto: Onto = NOTHING,
     ) -> None:  # fmt: skip
-        """out [n, rows] = what it is put onto + prepared(x) [n, columns] @ weight.T, all C-contiguous."""
+        """Compute out [n, rows] = onto + prepared(x) [n, columns] @ weight.T, all C-contiguous."""
         count, blocks, is_bytes = len(out), self.columns // BLOCK, self.inputs is np.int8
         tiled = tiled_rows(count, self.isa.tile, TILED_BYTES if is_bytes else TILED_WORDS)
         rows = max(count, tiled)
@@ -118,7 +117,7 @@ class IntegerMatrix:
         )  # fmt: skip
 
     def gather(self, operations: Operations, rows: Int32) -> Float32:
-        """The weights of some rows as in the file, float32 [n, columns]"""
+        """Return some rows' weights as in the file, float32 [n, columns]."""
         out = operations.room((len(rows), self.columns))
         operations.add(
             _gathering(self.codes.dtype.type, self.scales.dtype.type), len(rows), self.codes, self.scales,
@@ -137,7 +136,7 @@ def _gathering(of_codes: type[np.generic], of_scales: type[np.generic]) -> Opera
     steps, beside = (NIBBLE_LOADS, 4) if is_nibbles else (BYTE_LOADS, 2)
 
     def gather(at, first, stop):
-        """Rows."""
+        """Gather rows."""
         of = given(at)
         codes, scales = numbers(of.codes, of_codes), numbers(of.scales, of_scales)
         minimums = numbers(of.minimums, of_scales)
@@ -171,12 +170,12 @@ class Order(NamedTuple):
     blocks: int
 
     def of_codes(self, codes: np.ndarray, steps: int, beside: int) -> np.ndarray:
-        """[rows, columns of bytes] -> [panels, blocks, steps, lanes, beside], flat."""
+        """Reorder [rows, columns of bytes] -> [panels, blocks, steps, lanes, beside], flat."""
         split = codes.reshape(-1, self.lanes, self.blocks, steps, beside)
         return np.ascontiguousarray(split.transpose(0, 2, 3, 1, 4)).ravel()
 
     def of_numbers(self, values: np.ndarray, as_halves: bool = False) -> np.ndarray:
-        """[rows, blocks x n] -> [panels, blocks, n, lanes], flat: as they are, or the bits of float16."""
+        """Reorder [rows, blocks x n] -> [panels, blocks, n, lanes], flat: unchanged, or as float16 bits."""
         split = values.reshape(-1, self.lanes, self.blocks, values.shape[1] // self.blocks).transpose(0, 2, 3, 1)
         if as_halves:
             return np.ascontiguousarray(split, np.float16).view(np.uint16).ravel()
@@ -187,7 +186,7 @@ Packed = tuple[np.ndarray, np.ndarray, np.ndarray]  # codes, scales, minimums
 
 
 def nibbles(codes: np.ndarray) -> np.ndarray:
-    """Codes of four bits [rows, columns] -> uint8 [rows, blocks, 16]: byte i of a block has columns i and 16 + i."""
+    """Pack four-bit codes [rows, columns] -> uint8 [rows, blocks, 16]: byte i of a block has columns i and 16 + i."""
     split = codes.view(np.uint8).reshape(len(codes), -1, BLOCK)
     return split[:, :, :16] | split[:, :, 16:] << 4
 
@@ -213,9 +212,8 @@ def _pack_bytes(codes: Codes, order: Order, is_coarse: bool) -> Packed:
 
 @njit(inline="always")
 def place(row, count, tiled):
-    """Where the blocks of a row are stored: the first row of its tile, its position in the tile, and the rows of the
-    tile. The rows of a tile are multiplied together, and are contiguous in memory: 16 of the first `tiled`, 4 of those
-    behind, and one of the last."""
+    """Return where a row's blocks are stored: its tile's first row, its position in the tile, and the tile's rows. A
+    tile's rows are multiplied together and contiguous: 16 for the first `tiled`, then 4, and 1 for the rest."""
     if row < tiled:
         return row - row % TILE, row % TILE, TILE
     if row < count - (count - tiled) % ROWS:
@@ -225,10 +223,10 @@ def place(row, count, tiled):
 
 @njit(inline="always")
 def _quantize_row(preparation, x, row, count, tiled, blocks, inputs, floats):
-    """Prepare a row of x, in `floats` -> `inputs`."""
+    """Prepare a row of x in `floats`, and quantize it into `inputs`."""
     prepare_row(preparation, x, row, blocks * BLOCK, floats, 0)
     first, side, beside = place(np.int64(row), count, tiled)
-    # Of a row's codes, or one plane of them.
+    # Width of a row's codes, or one plane of them.
     width = BLOCK // inputs.codes.itemsize if beside == TILE else BLOCK
     for block in range(blocks):
         at = first * blocks + block * beside
@@ -236,16 +234,15 @@ def _quantize_row(preparation, x, row, count, tiled, blocks, inputs, floats):
 
 
 def tiled_rows(count: int, tile: int, least: int) -> int:
-    """How many rows are in tiles of 16. The last tile may lack some."""
+    """Return how many rows are in tiles of 16. The last tile may be partial."""
     if tile == 0 or count < least:
         return 0
     return count + -count % tile if count % tile >= TILE_LEAST else count - count % tile
 
 
 def divide_rows(count: int, tiled: int, row_bytes: int) -> tuple[int, int]:
-    """Rows of inputs are multiplied portion by portion, first the `tiled` ones: as many together as stay in the cache,
-    and each thread a portion at least, so that what it computes of a row next finds the row in its own cache -> how
-    many these are, and how many portions there are."""
+    """Return the rows per portion of inputs, and the number of portions. The `tiled` rows come first. A portion stays
+    in the cache, and each thread gets at least one, so that its next operation finds the row in its own cache."""
     size = TILED_X_BYTES if tiled else X_BYTES
     together = max(size // row_bytes // TILE * TILE, TILE)
     share = -(-tiled // numba.get_num_threads() // TILE) * TILE
@@ -256,8 +253,8 @@ def divide_rows(count: int, tiled: int, row_bytes: int) -> tuple[int, int]:
 
 @njit(inline="always")
 def portion_of(of, task):
-    """Of a product whose arguments are `of`, task `task` is a group of weights and a portion of inputs: all groups with
-    the first portion come first. -> the group, the first row of the portion, and the row behind its last."""
+    """Return the group, first row and end row of a task of the product with arguments `of`. Tasks of the first portion,
+    with all groups, come first."""
     groups = (of.width + GROUP - 1) // GROUP
     portion, group = task // groups, task % groups
     of_tiles = (of.tiled + of.together - 1) // of.together
@@ -270,7 +267,7 @@ def portion_of(of, task):
 
 @njit(inline="always")
 def _clear_row(inputs, row, blocks):
-    """A row that fills the last tile has scales and sums of 0."""
+    """Clear a padding row of the last tile: its scales and sums are 0."""
     for block in range(blocks):
         at = (row - row % TILE) * blocks + block * TILE + row % TILE
         inputs.scales[at] = inputs.sums[at] = np.float32(0)
@@ -282,7 +279,7 @@ _QUANTIZE = fields("step x parameters epsilon:f codes scales sums count tiled bl
 @made_once
 def _quantizing(kind: type[np.signedinteger]) -> Operation:
     def quantize(at, first, stop):
-        """Rows, and those that fill the last tile."""
+        """Quantize rows, and clear those that pad the last tile."""
         of = given(at)
         inputs = Inputs(numbers(of.codes, kind), numbers(of.scales, np.float32), numbers(of.sums, np.float32))
         preparation = Preparation(of.step, numbers(of.parameters, np.float32), np.float32(of.epsilon))
@@ -299,7 +296,7 @@ def _quantizing(kind: type[np.signedinteger]) -> Operation:
 
 @njit(inline="always")
 def _multiply_tiles(weights, inputs, outputs, room, group, first, last):
-    """Rows `first` up to `last`, which are in tiles, times a group of weights."""
+    """Multiply rows `first` up to `last`, which are in tiles, by a group of weights."""
     for panel in range(group * GROUP // LANES, (group + 1) * GROUP // LANES):
         if panel * LANES < outputs.width:
             first_rows(weights, inputs, outputs, room, panel, first, min(TILE, last - first))
@@ -309,7 +306,7 @@ def _multiply_tiles(weights, inputs, outputs, room, group, first, last):
 
 @njit(inline="always")
 def _multiply_rows(weights, inputs, outputs, group, first, last):
-    """Rows `first` up to `last`, in fours and alone, times a group of weights."""
+    """Multiply rows `first` up to `last`, in fours and singly, by a group of weights."""
     lanes, fours = weights.isa.lanes, last - (last - first) % ROWS
     begin, end = group * GROUP // lanes, (group + 1) * GROUP // lanes
     for panel in range(begin, end, panels_at_once(lanes, ROWS)):
@@ -328,7 +325,7 @@ def _multiplying(
     isa: Isa, of_codes: type[np.generic], of_scales: type[np.generic], of_inputs: type[np.signedinteger]
 ) -> Operation:
     def multiply(at, first, stop):
-        """Groups of weights, with each portion of inputs."""
+        """Multiply groups of weights by portions of inputs."""
         of = given(at)
         weights = Weights(
             numbers(of.codes, of_codes), numbers(of.scales, of_scales), numbers(of.minimums, of_scales),
@@ -354,17 +351,17 @@ def _multiplying(
 
 
 def has_four_bits(tensors: Sequence[StoredTensor]) -> bool:
-    """Whether all of them have codes of four bits."""
+    """Return whether all of them have four-bit codes."""
     return {tensor.format for tensor in tensors} <= FOUR_BITS
 
 
 def has_whole_blocks(tensors: Sequence[StoredTensor]) -> bool:
-    """Whether 32 columns have one minimum in all of them, as an `IntegerMatrix` has."""
+    """Return whether all have one minimum per 32 columns, as an `IntegerMatrix` requires."""
     return not {tensor.format for tensor in tensors} & WITH_FINE_MINIMUMS
 
 
 def can_pack(tensors: Sequence[StoredTensor]) -> bool:
-    """Whether integer products are to be had for one matrix of these."""
+    """Return whether one matrix of these supports integer products."""
     return all(
         tensor.format in CODED and tensor.columns % BLOCK == 0 and tensor.columns <= COLUMNS_MAX for tensor in tensors
     )

@@ -1,9 +1,8 @@
-"""The inner loops of `integer_linear`: one row of inputs, or four, times some panels of weights.
+"""The inner loops of `integer_linear`: one or four rows of inputs times some panels of weights.
 
-There is a sum for each pair of a panel and a row. Inside a block of 32 columns sums are integers, exact. What differs
-between formats is how a load of codes becomes vectors that meet inputs (`_Format`), and between instruction sets how
-many lanes a vector has and what a product is (`IntegerVectors`). The rest is one description, from which the
-instructions of each kernel are made.
+Each pair of a panel and a row has a sum. Inside a block of 32 columns sums are exact integers. Formats differ in how a
+load of codes becomes vectors (`_Format`), and instruction sets in lanes per vector and in products (`IntegerVectors`).
+The rest is one description, from which each kernel is generated.
 """
 
 from collections.abc import Callable
@@ -36,15 +35,15 @@ from freehold.engine.cpu.vectors import (
 )
 
 BLOCK = 32  # columns that share a scale
-GROUP = 32  # rows of weights that one task multiplies: 4 panels of 8, or 2 of 16
-ROWS = 4  # of inputs, whose blocks stand side by side
-NIBBLE_LOADS, BYTE_LOADS = 4, 16  # of codes, for a panel's block
+GROUP = 32  # rows of weights per task: 4 panels of 8, or 2 of 16
+ROWS = 4  # of inputs, with interleaved blocks
+NIBBLE_LOADS, BYTE_LOADS = 4, 16  # loads of codes per panel block
 
 
 class Weights(NamedTuple):
-    """An `IntegerMatrix`: `blocks` in a row, and as many `loads` of codes for a panel's block. The compiler must not
-    know how many: where it unrolls that loop it keeps more in registers than there are. A panel has as many rows as the
-    instruction set has lanes."""
+    """An `IntegerMatrix` with `blocks` per row and `loads` of codes per panel block. The compiler must not know these
+    counts: it would unroll the loop and run out of registers. A panel has as many rows as the instruction set has
+    lanes."""
 
     codes: Any
     scales: Any
@@ -63,8 +62,8 @@ class Inputs(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """Float32 [rows, width], flat, and what products are added to: the number at address `onto`, `row_step` numbers
-    further on with each row and `column_step` with each column. If `column_step` is 0, 16 equal ones lie there."""
+    """Outputs float32 [rows, width], flat, and what products are added to: the number at address `onto`, plus
+    `row_step` numbers per row and `column_step` per column. If `column_step` is 0, there are 16 equal ones."""
 
     values: Any
     width: int
@@ -77,12 +76,12 @@ class Outputs(NamedTuple):
 
 
 def has_wide_totals(isa: type) -> bool:
-    """Whether products of bytes are added up as integers of 32 bits."""
+    """Return whether products of bytes are summed as 32-bit integers."""
     return isa in (*WITH_VNNI, Neon)
 
 
 class IntegerVectors:
-    """The registers of an instruction set, and products of integers in them."""
+    """An instruction set's registers, and integer products in them."""
 
     def __init__(self, isa: type):
         self.isa, lanes = isa, isa().lanes
@@ -92,11 +91,11 @@ class IntegerVectors:
 
     @property
     def byte_total(self) -> ir.VectorType:
-        """What products of bytes are added up as: words without an instruction for more."""
+        """The type for sums of byte products: words without an instruction for more."""
         return self.ints if has_wide_totals(self.isa) else self.words
 
     def add_bytes(self, builder, total, weights, inputs):
-        """total + bytes that are not negative times signed ones, added two by two or four by four."""
+        """Return total + non-negative bytes times signed ones, summed in twos or fours."""
         if self.isa in WITH_VNNI:
             return self._vnni(builder, "vpdpbusd", total, weights, inputs)
         if self.isa is Avx2:
@@ -108,11 +107,11 @@ class IntegerVectors:
         return builder.add(total, pairwise(builder, product, builder.add))
 
     def integers(self, builder, total):
-        """A total of a block."""
+        """Return a block's total as integers."""
         return total if total.type == self.ints else self._sums_of_pairs(builder, total, constant(self.words, 1))
 
     def scaled(self, builder, total, scale):
-        """A total of a block times `scale`, an integer of 16 bits for each lane, modulo 2**32."""
+        """Return a block's total times `scale`, a 16-bit integer per lane, modulo 2**32."""
         if total.type == self.ints:
             return builder.mul(total, scale)
         lower = builder.and_(scale, constant(self.ints, 0xFFFF))
@@ -120,12 +119,12 @@ class IntegerVectors:
         return self._sums_of_pairs(builder, total, builder.bitcast(both, self.words))
 
     def add_lower_words(self, builder, total, weights, inputs):
-        """total + weights x inputs, of which each is an integer of 16 bits for each lane."""
-        lower = builder.and_(weights, constant(self.ints, 0xFFFF))  # beside it, inputs meet zeros
+        """Return total + weights x inputs, each a 16-bit integer per lane."""
+        lower = builder.and_(weights, constant(self.ints, 0xFFFF))  # the upper words meet zeros
         return self.add_words(builder, total, *(builder.bitcast(one, self.words) for one in (lower, inputs)))
 
     def add_words(self, builder, total, weights, inputs):
-        """total + words of `weights` times words of `inputs`, added two by two."""
+        """Return total + words of `weights` times words of `inputs`, summed in pairs."""
         if self.isa in WITH_VNNI:
             return self._vnni(builder, "vpdpwssd", total, weights, inputs)
         return builder.add(total, self._sums_of_pairs(builder, weights, inputs))
@@ -135,7 +134,7 @@ class IntegerVectors:
         return call(builder, f"llvm.x86.avx512.{name}.{32 * self.lanes}", self.ints, [total, a, b])
 
     def _dot(self, builder, total, weights, inputs):
-        """Both factors are signed: weights have seven bits at most, so none looks negative."""
+        """Multiply as signed: weights have at most seven bits, so none looks negative."""
         halves = [
             [slice_of(builder, one, one.type.count // 2, half) for one in (total, weights, inputs)] for half in range(2)
         ]
@@ -153,7 +152,7 @@ class IntegerVectors:
         return pairwise(builder, builder.mul(builder.sext(a, wide), builder.sext(b, wide)), builder.add)
 
     def _products_of_words(self, builder, a, b, number):
-        """Of four, from `4 * number` on: one instruction."""
+        """Multiply four words, from `4 * number` on, in one instruction."""
         wide = ir.VectorType(I32, 4)
         return builder.mul(*(builder.sext(slice_of(builder, one, 4, number), wide) for one in (a, b)))
 
@@ -163,10 +162,11 @@ class IntegerVectors:
 
 @dataclass(frozen=True)
 class _Format:
-    """How a panel's block of weights meets a block of inputs.
+    """How a panel's block of weights is multiplied with a block of inputs.
 
-    One load of codes, of kind `load`, is split into vectors. Each of them meets four bytes of inputs, repeated; they
-    begin `inputs` elements after the first, which is `step` further on with each load."""
+    One load of codes, of type `load`, is split into vectors. Each is multiplied by four bytes of inputs, repeated,
+    which begin `inputs` elements after the first. Each load advances the first by `step`.
+    """
 
     block_bytes: int  # of codes
     load: ir.VectorType
@@ -213,21 +213,21 @@ class Records:
         self.kinds, self.values = signature.args, values
 
     def field(self, argument: int, index: int):
-        """A number in a record."""
+        """Return a number in a record."""
         value = self.builder.extract_value(self.values[argument], index)
         return self.context.cast(self.builder, value, self.kinds[argument].types[index], types.intp)
 
     def at(self, argument: int, index: int, at, kind):
-        """A pointer into an array in a record."""
+        """Return a pointer into an array in a record."""
         array = self.builder.extract_value(self.values[argument], index)
         return pointer(self.context, self.builder, self.kinds[argument].types[index], array, at, kind)
 
     def bring(self, argument: int, index: int, at, cache: int = NEAREST) -> None:
-        """Have the line of memory with an element of an array in a record brought: it will be read soon."""
+        """Prefetch the line of an array element in a record."""
         prefetch(self.builder, self.at(argument, index, at, I8), cache)
 
     def linear(self, *terms):
-        """The sum of terms; a tuple is a product."""
+        """Return the sum of terms; a tuple is a product."""
         total = ir.Constant(I64, 0)
         for term in terms:
             product = ir.Constant(I64, 1)
@@ -238,12 +238,12 @@ class Records:
         return total
 
     def array(self, argument: int, at, kind):
-        """A pointer into an array that is an argument itself."""
+        """Return a pointer into an array argument."""
         return pointer(self.context, self.builder, self.kinds[argument], self.values[argument], at, kind)
 
 
 class _Emitter(Records):
-    """Emits one kernel: panels from `panel` on meet `rows` rows of inputs from `row` on."""
+    """Emits one kernel: panels from `panel` on times `rows` rows of inputs from `row` on."""
 
     def __init__(self, context, builder, signature, values, rows: int):
         super().__init__(context, builder, signature, values)
@@ -272,7 +272,7 @@ class _Emitter(Records):
             write_output(self, *to, builder.load(result))
 
     def multiply(self, block, load, totals) -> None:
-        """One load of codes of each panel meets its inputs in each row."""
+        """Multiply one load of each panel's codes with each row's inputs."""
         builder, form = self.builder, self.format
         inputs: dict[tuple[int, int], Any] = {}
         first = (self.row, self.blocks, BLOCK), (block, self.rows * BLOCK), (load, form.step)
@@ -290,12 +290,11 @@ class _Emitter(Records):
                     builder.store(form.add(builder, builder.load(total), part, inputs[row, offset]), total)
 
     def prefetch(self, index: int, at, block_size: int) -> None:
-        """Bring the numbers that the panels have at the same place which come next. The array has `block_size` of them
-        for each block of a panel."""
+        """Prefetch the same numbers of the next panels. The array has `block_size` of them per panel block."""
         self.bring(0, index, self.linear(at, (self.blocks, self.panels * block_size)))
 
     def finish(self, block, part: int, totals, results) -> None:
-        """result += total x both scales, and, once a block, its minimum x the sum of its inputs."""
+        """Add total x both scales to the result, and, once a block, its minimum x the sum of its inputs."""
         builder, vectors, lanes = self.builder, self.vectors, self.vectors.lanes
         for (panel, row), total, result in zip(self.pairs, totals, results, strict=True):
             number = self.linear((self.panel, self.blocks), (panel, self.blocks), block)
@@ -320,8 +319,8 @@ class _Emitter(Records):
 
 
 class _Output(NamedTuple):
-    """Where a row's outputs of a panel go, a number in `out`; where what they are added to begins, whose columns are
-    `step` apart; and how many columns are left."""
+    """Where a row's outputs of a panel go, an index in `out`; where their addends begin, `step` apart; and how many
+    columns are left."""
 
     at: Any
     onto: Any
@@ -330,7 +329,7 @@ class _Output(NamedTuple):
 
 
 def _output(records: Records, panel, row, lanes: int) -> _Output:
-    """Outputs are the third argument of a kernel."""
+    """Return the output place. Outputs are the kernel's third argument."""
     builder = records.builder
     width, onto, row_step, column_step = (records.field(2, index) for index in range(1, 5))
     column = records.linear((panel, lanes))
@@ -341,14 +340,14 @@ def _output(records: Records, panel, row, lanes: int) -> _Output:
 
 
 def write_whole_output(records: Records, panel, row, result) -> None:
-    """outputs[row, the columns of a panel] = what they are added to + result, a float for each lane."""
+    """Write outputs[row, the panel's columns] = onto + result, a float per lane."""
     builder, to = records.builder, _output(records, panel, row, result.type.count)
     before = builder.load(builder.bitcast(to.onto, result.type.as_pointer()), align=4)
     builder.store(builder.fadd(before, result), records.at(2, 0, to.at, result.type), align=4)
 
 
 def write_output(records: Records, panel, row, result) -> None:
-    """The same where the last panels may have fewer columns than lanes."""
+    """Write likewise, where the last panels may have fewer columns than lanes."""
     builder, lanes = records.builder, result.type.count
     to = _output(records, panel, row, lanes)
     with builder.if_else(builder.icmp_signed(">=", to.left, ir.Constant(I64, lanes))) as (whole, part):
@@ -362,13 +361,13 @@ def write_output(records: Records, panel, row, result) -> None:
 
 @register_jitable
 def panels_at_once(lanes: int, rows: int) -> int:
-    """How many panels a kernel takes at once. One row waits for memory, which is read in order then; for more, as many
-    as there are registers for their sums."""
+    """Return how many panels a kernel takes at once: one for one row, which is memory-bound and then reads in order;
+    else as many as registers hold sums for."""
     return 1 if rows == 1 or lanes == 8 else GROUP // lanes
 
 
 def kernel(emitter: type, rows: int) -> Any:
-    """What `emitter` emits for so many rows of inputs: (weights, inputs, outputs, panel, row)."""
+    """Return a kernel (weights, inputs, outputs, panel, row) from `emitter` for this many rows of inputs."""
 
     def define(typingctx, weights, inputs, outputs, panel, row):
         def codegen(context, builder, signature, values):

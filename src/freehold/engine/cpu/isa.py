@@ -1,7 +1,7 @@
-"""Instruction sets for products of integers, and which of them this processor has.
+"""Instruction sets for integer products, and their detection.
 
-Sums inside a block are exact integers, so all sets give the same bits. They differ in how many lanes a register has and
-in how few instructions a product is.
+Sums inside a block are exact integers, so all sets give the same bits. They differ in lanes per register and
+instructions per product.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from freehold.engine.cpu.amx import permitted
 AUTO = "auto"
 
 
-# Compiled code is made for the type, so that kernels of several sets can be there at once.
+# Code is compiled per type, so that kernels of several sets can coexist.
 class Portable(NamedTuple):
-    """Whatever LLVM makes of the arithmetic."""
+    """Plain arithmetic, compiled by LLVM."""
 
     lanes: int = 8
     tile: int = 0
@@ -30,7 +30,7 @@ class Avx2(NamedTuple):
 
 
 class AvxVnni(NamedTuple):
-    """256 bits; a product and its sum are one instruction."""
+    """256 bits, with a fused product and sum."""
 
     lanes: int = 8
     tile: int = 0
@@ -44,21 +44,21 @@ class Avx512Vnni(NamedTuple):
 
 
 class Avx512Bf16(NamedTuple):
-    """The same, and products of pairs of bfloat16."""
+    """The same, with products of bfloat16 pairs."""
 
     lanes: int = 16
     tile: int = 0
 
 
 class Neon(NamedTuple):
-    """Arm's 128 bits, in pairs; a product of bytes and its sum are one instruction."""
+    """Arm's 128 bits, in pairs, with a fused byte product and sum."""
 
     lanes: int = 8
     tile: int = 0
 
 
 class Amx(NamedTuple):
-    """The same, and registers of 16 rows of inputs for where there are as many."""
+    """The same, with tile registers of 16 rows of inputs."""
 
     lanes: int = 16
     tile: int = 16  # rows of inputs in a register
@@ -82,30 +82,30 @@ _NEEDS = {
 
 
 def available() -> list[str]:
-    """The sets that this processor has, the best last."""
+    """Return the sets of this processor, best last."""
     has = llvm.get_host_cpu_features()
     there = [name for name, ways in _NEEDS.items() if any(all(has.get(one) for one in way) for way in ways)]
     return [name for name in there if name != "amx" or permitted()]
 
 
 def of_integers(isa: Isa) -> Isa:
-    """What products of integers are compiled for: sets that differ in attention alone share theirs."""
+    """Return the set for integer products: sets that differ only in attention share kernels."""
     return Avx512Vnni() if isinstance(isa, Avx512Bf16) else isa
 
 
 def of_attention(isa: Isa) -> Isa:
-    """What attention is compiled for: sets that differ in products of integers alone share it."""
+    """Return the set for attention: sets that differ only in integer products share kernels."""
     return isa if isinstance(isa, Amx | Avx512Bf16) else Portable()
 
 
 def integer_sets() -> dict[str, Isa]:
-    """The sets that this processor has and that have products of integers of their own, the best last."""
+    """Return this processor's sets with distinct integer products, best last."""
     return {name: ISAS[name] for name in available() if of_integers(ISAS[name]) is ISAS[name]}
 
 
 def choose(name: str = AUTO) -> str:
-    """The best set, or the one that is named. Raises ValueError if the processor lacks it, RuntimeError if it lacks
-    what all of them need."""
+    """Return the best set, or the named one. Raises ValueError if the processor lacks it, RuntimeError if it lacks the
+    baseline."""
     if platform.machine() == "x86_64" and not llvm.get_host_cpu_features().get("f16c"):
         raise RuntimeError("this processor lacks F16C: Freehold needs one of 2013 or later")
     there = available()

@@ -1,11 +1,11 @@
-"""What the threads of an attention kernel take: items, and parts of them."""
+"""Work units of attention threads: items and parts of them."""
 
 from typing import Any, NamedTuple
 
 QUERIES = 32  # positions of one item
-MANY = 4  # items that each thread has, at least, in a step whose items have twice as many positions
-SEGMENT = 1024  # positions whose softmax is computed at a stretch
-TOGETHER = 4  # sequences of one item at most: more would leave a core without work
+MANY = 4  # minimum items per thread in a step whose items have twice as many positions
+SEGMENT = 1024  # positions per partial softmax
+TOGETHER = 4  # maximum sequences of one item: more would leave a core idle
 WHOLE = -1  # the segment of a part that has all segments of its item
 
 
@@ -20,8 +20,7 @@ class Members(NamedTuple):
 
 
 class Item(NamedTuple):
-    """Members `first` up to `stop`, which share their first `shared` positions and have `rows` queries for each head of
-    keys."""
+    """Members `first` up to `stop`, which share their first `shared` positions and have `rows` queries per KV head."""
 
     first: int
     stop: int
@@ -30,8 +29,8 @@ class Item(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """What threads take. Part p is segment `segments[p]` of item `items[p]`, or the WHOLE item. A segment's softmax
-    is kept until its item is merged; `places[p]` counts the queries whose softmaxes are kept before it."""
+    """Work of threads. Part p is segment `segments[p]` of item `items[p]`, or the WHOLE item. A segment's softmax is
+    kept until its item is merged; `places[p]` counts the queries kept before it."""
 
     items: Any
     segments: Any
@@ -39,7 +38,7 @@ class Parts(NamedTuple):
 
 
 class Joined(NamedTuple):
-    """Items whose `segments[j]` segments are parts: the first of them is kept at `places[j]`."""
+    """Items split into `segments[j]` parts, the first of which is kept at `places[j]`."""
 
     items: Any
     segments: Any

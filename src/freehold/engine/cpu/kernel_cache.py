@@ -1,7 +1,7 @@
-"""Where compiled kernels are kept between runs, and when they are compiled anew.
+"""The cache of compiled kernels, and its invalidation.
 
-Numba looks at the file that a kernel is in alone. Ours are made of parts that lie in other files: a kernel that was
-compiled before one of them changed would compute what the old ones say.
+Numba checks only the file that defines a kernel. Ours are composed from several files: without this, a kernel would
+stay stale after a change of another file.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 from numba.core import caching
 
 _FOLDER = Path(__file__).parent
-# Not those that type checkers alone see, which are indented.
+# Excludes imports for type checkers, which are indented.
 _IMPORTS = re.compile(rf"^from {re.escape(__package__ or '')}(?:\.(\w+))? import (.*)$", re.MULTILINE)
 _caching: Any = caching
 
 
 def parts_of(file: Path) -> set[Path]:
-    """The files of this folder that a module is made of: itself, and what it imports, directly or not."""
+    """Return this folder's files that a module depends on: itself and its imports, transitively."""
     found, new = {file}, [file]
     while new:
         for module, names in _IMPORTS.findall(new.pop().read_text()):
@@ -35,13 +35,13 @@ def parts_of(file: Path) -> set[Path]:
 
 @cache
 def content_of(file: Path) -> str:
-    """A hash of all that a module is made of."""
+    """Return a hash of all files that a module depends on."""
     parts = sorted(parts_of(file))
     return hashlib.sha256(b"\0".join(part.name.encode() + part.read_bytes() for part in parts)).hexdigest()
 
 
 def _by_content(kind: Any) -> Any:
-    """A locator of Numba's for the kernels of this folder, which knows their content by all their parts."""
+    """Return a Numba cache locator for this folder's kernels that hashes all their files."""
 
     class ByContent(kind):
         @classmethod
@@ -64,13 +64,13 @@ class Nowhere:
 
 
 def keep_kernels_by_content() -> None:
-    """Before the first kernel is declared. Numba's first three locators look for files: where the user says, beside the
-    source, and in the user's cache folder."""
+    """Install the locators, before the first kernel is declared. Numba's first three locators search the user's choice,
+    beside the source, and the user's cache folder."""
     kinds = _caching.CacheImpl._locator_classes
     kinds[:0] = [_by_content(kind) for kind in kinds[:3]]
     kinds.append(Nowhere)
 
 
 def is_kept(kernel: Any) -> bool:
-    """Whether the cache has a compiled function for any arguments, made of what it is made of now."""
+    """Return whether the cache has a current compiled function for any arguments."""
     return bool(kernel._cache._cache_file._load_index())

@@ -1,8 +1,8 @@
-"""Weight matrices kept in their quantized form, and the product that reads each weight once a step.
+"""Weight matrices kept in quantized form, and the product that reads each weight once a step.
 
-A matrix [rows, columns] is cut into panels of 16 rows. A panel is stored column by column, so that one
-load fetches a column of 16 weights, dequantized into lanes. The values are exactly those of the file:
-scale * code + minimum in float32.
+A matrix [rows, columns] is divided into panels of 16 rows. A panel is stored column by column, so that one load fetches
+a column of 16 weights, dequantized into lanes. The values are exactly those of the file: scale * code + minimum in
+float32.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ NIBBLES, BYTES, HALVES, FLOATS = range(4)  # layouts of `codes`
 
 @dataclass(frozen=True)
 class PackedMatrix:
-    """codes uint8 [panels, columns, 16 lanes] in units of the layout; for the quantized layouts
-    scales float32 [panels, columns / 32, 16], and minimums likewise for NIBBLES."""
+    """codes uint8 [panels, columns, 16 lanes] in units of the layout; for the quantized layouts scales float32 [panels,
+    columns / 32, 16], and minimums likewise for NIBBLES."""
 
     layout: int
     rows: int
@@ -61,7 +61,7 @@ class PackedMatrix:
         self, operations: Operations, x: Float32, out: Float32, preparation: Preparation = PLAINLY,
         onto: Onto = NOTHING,
     ) -> None:  # fmt: skip
-        """out [n, rows] = what it is put onto + prepared(x) [n, columns] @ weight.T, all C-contiguous."""
+        """Compute out [n, rows] = onto + prepared(x) [n, columns] @ weight.T, all C-contiguous."""
         if preparation.step != PLAIN:
             x = prepare(operations, x, self.columns, preparation)
         operations.add(
@@ -70,7 +70,7 @@ class PackedMatrix:
         )  # fmt: skip
 
     def gather(self, operations: Operations, rows: Int32) -> Float32:
-        """-> float32 [n, columns]"""
+        """Return some rows' weights, float32 [n, columns]."""
         out = operations.room((len(rows), self.columns))
         operations.add(
             _gathering(), len(rows), self.layout, self.codes, self.scales, self.minimums, self.columns, rows, out
@@ -82,7 +82,7 @@ _NONE = np.zeros(0, np.float32)
 
 
 def pack(tensors: Sequence[StoredTensor]) -> PackedMatrix:
-    """One matrix from the rows of several tensors; mixed formats are kept as float32."""
+    """Pack the rows of several tensors into one matrix; mixed formats are kept as float32."""
     columns = tensors[0].columns
     rows = sum(tensor.rows for tensor in tensors)
     if len({tensor.format for tensor in tensors}) > 1 or columns % BLOCK:
@@ -106,18 +106,18 @@ def _pad_rows(data: np.ndarray) -> np.ndarray:
 
 
 def _interleave(data: np.ndarray) -> np.ndarray:
-    """[rows, n] -> [rows / 16, n, 16]"""
+    """Interleave [rows, n] -> [rows / 16, n, 16]."""
     return np.ascontiguousarray(data.reshape(-1, LANES, data.shape[1]).transpose(0, 2, 1))
 
 
 def _halves(blocks: np.ndarray, at: int) -> Float32:
-    """The float16 at byte `at` of each block [rows, blocks, bytes] -> float32 [rows / 16, blocks, 16]"""
+    """Return the float16 at byte `at` of each block [rows, blocks, bytes] -> float32 [rows / 16, blocks, 16]."""
     return _interleave(np.ascontiguousarray(blocks[:, :, at : at + 2]).view(np.float16)[:, :, 0].astype(np.float32))
 
 
 def _pack_nibbles(data: np.ndarray, rows: int, columns: int, has_minimum: bool) -> PackedMatrix:
-    """Q4_1: scale, minimum, 16 bytes, whose low halves are columns 0 to 15. Q4_0 has the implied
-    minimum -8 * scale."""
+    """Pack Q4_1: scale, minimum, 16 bytes, whose low halves are columns 0 to 15. Q4_0 has the implied minimum -8 *
+    scale."""
     head = 4 if has_minimum else 2
     blocks = data.reshape(len(data), columns // BLOCK, head + 16)
     scales = _halves(blocks, 0)
@@ -127,7 +127,7 @@ def _pack_nibbles(data: np.ndarray, rows: int, columns: int, has_minimum: bool) 
 
 
 def _pack_bytes(data: np.ndarray, rows: int, columns: int) -> PackedMatrix:
-    """Q8_0: scale, 32 signed bytes."""
+    """Pack Q8_0: scale, 32 signed bytes."""
     blocks = data.reshape(len(data), columns // BLOCK, 34)
     codes = _interleave(np.ascontiguousarray(blocks[:, :, 2:]).reshape(len(data), -1))
     return PackedMatrix(BYTES, rows, columns, codes.ravel(), _halves(blocks, 0).ravel(), _NONE)
@@ -150,7 +150,7 @@ class _Stored(NamedTuple):
 
 @njit(inline="always")
 def _unpack(matrix, panel, start, count, out):
-    """Columns start .. start + count of a panel as float32, each a row of `out` (`Rows`)."""
+    """Unpack columns start .. start + count of a panel to float32, each a row of `out` (`Rows`)."""
     codes, values, stride = matrix.codes, out.values, out.stride
     if matrix.layout >= HALVES:
         at = (panel * matrix.columns + start) * LANES
@@ -177,7 +177,7 @@ def _unpack(matrix, panel, start, count, out):
 
 @njit(inline="always")
 def _begin_sums(outputs, sums, group, first, last):
-    """What rows `first` up to `last` of a group are added to."""
+    """Initialize the sums of rows `first` up to `last` of a group with their addends."""
     start = group * GROUP
     onto, width = numbers(outputs.onto, np.float32), min(GROUP, outputs.width - start)
     for row in range(first, last):
@@ -188,8 +188,8 @@ def _begin_sums(outputs, sums, group, first, last):
 
 @njit(inline="always")
 def _multiply_group(matrix, x, group, first, last, outputs, weights, sums):
-    """Rows `first` up to `last` times a group of rows of the matrix; `weights` and `sums` are rooms for what is
-    unpacked, and for a tile of outputs, whose columns may be more than there are."""
+    """Multiply rows `first` up to `last` by a group of matrix rows. `weights` and `sums` are scratch for unpacked
+    weights and for a tile of outputs, which may be wider than the matrix."""
     start = group * GROUP
     width, count = min(GROUP, outputs.width - start), last - first
     _begin_sums(outputs, sums, group, first, last)
@@ -210,7 +210,7 @@ def _multiply_group(matrix, x, group, first, last, outputs, weights, sums):
 
 
 def _multiply(at, first, stop):
-    """Groups of rows of the matrix."""
+    """Multiply groups of matrix rows."""
     of = given(at)
     matrix = _Stored(
         of.layout, of.columns, numbers(of.codes, np.uint8), numbers(of.scales, np.float32),
@@ -235,7 +235,7 @@ def _multiplying() -> Operation:
 
 
 def _gather(at, first, stop):
-    """Rows."""
+    """Gather rows."""
     of = given(at)
     matrix = _Stored(
         of.layout, of.columns, numbers(of.codes, np.uint8), numbers(of.scales, np.float32),

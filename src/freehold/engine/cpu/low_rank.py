@@ -1,4 +1,4 @@
-"""Matrices that adapters change: what an adapter adds is computed beside the product, row by row."""
+"""Matrices with adapters: an adapter's change is computed beside the product, row by row."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Matrix(Protocol):
 
 
 class LowRank(NamedTuple):
-    """What an adapter adds to a matrix: `down` [columns, rank] and `up` [rank, rows]."""
+    """An adapter's change of a matrix: `down` [columns, rank] and `up` [rank, rows]."""
 
     down: Float32
     up: Float32
@@ -49,22 +49,22 @@ Factors = Mapping[Names, LowRank]  # by the names of a matrix's tensors
 
 @dataclass
 class AdaptedTokens:
-    """Which tokens of the batch that is computed belong to which adapter: its factors, and int64 [n], ascending."""
+    """The current batch's tokens by adapter: its factors, and int64 [n], ascending."""
 
     parts: Sequence[tuple[Factors, Int64]] = field(default_factory=list[tuple[Factors, Int64]])
 
 
 @dataclass(frozen=True)
 class AdaptableShape:
-    """That of a matrix of several tensors' rows. It is the same whatever weights are loaded."""
+    """The shape of a matrix of several tensors' rows. It is independent of the loaded weights."""
 
     names: Names
     row_counts: tuple[int, ...]  # of each tensor
     columns: int
 
     def pack(self, matrices: Mapping[str, AdapterMatrices]) -> LowRank:
-        """What an adapter adds, given by the names of tensors. Each tensor has ranks of its own, in which the others'
-        rows are 0."""
+        """Pack an adapter's change, given by tensor name. Each tensor has separate ranks, in which the others' rows are
+        0."""
         found = [matrices.get(name) for name in self.names]
         rank = sum(len(one.down) for one in found if one is not None)
         down, up = np.zeros((self.columns, rank), np.float32), np.zeros((rank, sum(self.row_counts)), np.float32)
@@ -81,8 +81,8 @@ class AdaptableShape:
 
 @dataclass(frozen=True)
 class AdaptedMatrix:
-    """Implements what layers use of a matrix. Tokens without an adapter, and those whose adapter leaves this matrix as
-    it is, get the bits that they would get without it."""
+    """Implements a layer's matrix. Tokens without an adapter, or whose adapter does not change this matrix, get the
+    same bits as without adapters."""
 
     matrix: Matrix
     shape: AdaptableShape
@@ -100,7 +100,7 @@ class AdaptedMatrix:
         self, operations: Operations, x: Float32, out: Float32, preparation: Preparation = PLAINLY,
         onto: Onto = NOTHING,
     ) -> None:  # fmt: skip
-        """out [n, rows] = what it is put onto + prepared(x) [n, columns] @ (weight + what an adapter adds).T"""
+        """Compute out [n, rows] = onto + prepared(x) [n, columns] @ (weight + adapters' changes).T."""
         self.matrix.multiply(operations, x, out, preparation, onto)
         for factors, tokens in self.tokens.parts:
             added = factors.get(self.shape.names)
@@ -130,20 +130,20 @@ def _add(preparation, x, columns, token, down, up, out):
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _add_few(step, x, norm, epsilon, columns, tokens, down, up, out):
-    """The rows `tokens` of out += prepared(x) @ down @ up."""
+    """Add prepared(x) @ down @ up to the rows `tokens` of out."""
     for i in range(len(tokens)):
         _add(Preparation(step, norm, epsilon), x, columns, tokens[i], down, up, out)
 
 
 @njit(parallel=True, nogil=True, cache=True, error_model="numpy")
 def _add_many(step, x, norm, epsilon, columns, tokens, down, up, out):
-    """The same, on all threads."""
+    """Add likewise, on all threads."""
     for i in prange(len(tokens)):
         _add(Preparation(step, norm, epsilon), x, columns, tokens[i], down, up, out)
 
 
 def compile_kernels() -> None:
-    """Before a step waits for it."""
+    """Compile the kernels, so that no step waits for them."""
     tokens, one = np.zeros(1, np.int64), np.zeros((16, 16), np.float32)
     for add in (_add_few, _add_many):
         add(PLAIN, one[0].copy(), NO_NORM, np.float32(0), 16, tokens, one, one, one[:1].copy())

@@ -1,6 +1,6 @@
-"""Instructions of one set, in kernels that are compiled for any.
+"""Instructions of one set, in kernels compiled for any.
 
-The compiler ends the process at an instruction that its target lacks, even where it would never run.
+The compiler aborts the process at an instruction that its target lacks, even if it would never run.
 """
 
 from collections.abc import Callable
@@ -8,14 +8,14 @@ from typing import Any
 
 
 def set_of(kind: Any) -> type:
-    """Of the type of a set of instructions, or of a record whose field `isa` is one."""
+    """Return the instruction set of a type, or of a record's field `isa`."""
     isa = kind.types[kind.fields.index("isa")] if "isa" in kind.fields else kind
     return isa.instance_class
 
 
 def only_for(isa: type, emit: Callable[..., None]) -> Callable[..., Any]:
-    """The code of an intrinsic without result, whose first argument says the set of instructions: nothing with another
-    one than `isa`."""
+    """Return the code of an intrinsic without result, whose first argument gives the instruction set. It emits nothing
+    for sets other than `isa`."""
 
     def codegen(context, builder, signature, values):
         if set_of(signature.args[0]) is isa:

@@ -1,4 +1,4 @@
-"""What a product is added to."""
+"""The addends of products."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _ZEROS = np.zeros(LANES, np.float32)
 
 
 class Onto(NamedTuple):
-    """Nothing, a bias [columns], or what the output holds already."""
+    """The addend: nothing, a bias [columns], or the output's old contents."""
 
     bias: Float32 | None = None
     is_output: bool = False
 
     def arguments(self, out: Float32) -> tuple[Float32, int, int]:
-        """Of an operation: `onto`, `row_step` and `column_step` of `Outputs`."""
+        """Return the operation's arguments: `onto`, `row_step` and `column_step` of `Outputs`."""
         if self.is_output:
             return out, out.shape[1], 1
         return (_ZEROS, 0, 0) if self.bias is None else (self.bias, 0, 1)
@@ -38,5 +38,5 @@ def onto_bias(bias: Float32 | None) -> Onto:
 
 @njit(inline="always")
 def outputs_of(of):
-    """Those among the arguments of an operation."""
+    """Return the outputs from an operation's arguments."""
     return Outputs(numbers(of.out, np.float32), of.width, of.onto, of.row_step, of.column_step)

@@ -1,7 +1,7 @@
-"""Operations: compiled functions over a range of tasks, whose arguments lie in memory.
+"""Operations: compiled functions over a range of tasks, with arguments in memory.
 
-All that an operation needs is found by address. So a list of operations can be done without Python between them, and
-again for other numbers in the same arrays (`program.py`).
+Everything that an operation needs is found by address. So a list of operations can run without Python in between, and
+be replayed for other numbers in the same arrays (`program.py`).
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from freehold.engine.cpu.atomics import call_tasks, read
 from freehold.engine.cpu.vectors import I64, intrinsic
 
 _arrayobj: Any = arrayobj
-_cfunc: Any = cfunc  # whose declaration lacks an option
-PIECES = 4  # of an operation, for each thread
+_cfunc: Any = cfunc  # its type stub lacks an option
+PIECES = 4  # pieces of an operation per thread
 
-# What an operation is, in words: the compiled function, the address of its arguments, the address of a number and what
-# it is multiplied by to count the tasks. A loop of Numba's (`team`) has sizes, steps and data besides, and how many
-# sizes and arguments there are; the arguments of task i begin i steps further.
+# The words of an operation: the compiled function, the address of its arguments, and the address of a number and a
+# factor whose product counts the tasks. A Numba loop (`team`) also has sizes, steps, data, and the number of sizes and
+# arguments; arguments of task i begin i steps further.
 FUNCTION, ARGUMENTS, COUNT_AT, FACTOR, COUNT, SIZES, STEPS, DATA, INNER, ARRAYS = range(10)
 WORDS = 10
 BYTES = 8 * WORDS
@@ -36,21 +36,21 @@ TABLE_ROW = Struct(f"{WORDS}q")
 
 
 class Operation(NamedTuple):
-    """A compiled function: void(address of its arguments, first task, stop), and how the arguments are packed."""
+    """A compiled function: void(address of its arguments, first task, stop), and its argument layout."""
 
     address: int
     arguments: Struct
 
 
 def fields(names: str) -> np.dtype[Any]:
-    """A record of numbers: float64 where ":f" follows a name, else int64, addresses too."""
+    """Return a record type of numbers: float64 where ":f" follows a name, else int64, including addresses."""
     split = [name.partition(":") for name in names.split()]
     return np.dtype([(name, np.float64 if is_float else np.int64) for name, is_float, _ in split])
 
 
 def compiled(function: Callable[..., None], arguments: np.dtype[Any], counts_owners: bool = True) -> Operation:
-    """`function(at, first, stop)` does tasks; `given(at)` are its arguments. `counts_owners`: of arrays; else it makes
-    none."""
+    """Compile `function(at, first, stop)`, which runs tasks; `given(at)` are its arguments. `counts_owners`: whether it
+    counts array references; if not, it must not make arrays."""
     kind = types.void(types.CPointer(from_dtype(arguments)), types.int64, types.int64)
     with event.trigger_event("freehold:compile", data={"name": function.__name__}):
         code = _cfunc(kind, cache=True, error_model="numpy", _nrt=counts_owners)(function)
@@ -61,15 +61,15 @@ def compiled(function: Callable[..., None], arguments: np.dtype[Any], counts_own
 
 
 made_once: Any = lru_cache(None, typed=True)
-"""Decorates a function that makes an operation, so that each operation is compiled once. Instruction sets are named
-tuples, and those with as many lanes are equal, so arguments of different types count as different."""
+"""Caches a function that makes an operation, so that each is compiled once. Instruction sets are named tuples, and
+those with as many lanes are equal, so arguments of different types count as different."""
 
-_code: list[Any] = []  # lives as long as the process, like the kernels that Numba calls itself
+_code: list[Any] = []  # lives as long as the process, like Numba's kernels
 
 
 @intrinsic
 def given(typingctx, at):
-    """The arguments at an address."""
+    """Return the arguments at an address."""
     return at.dtype(at), lambda context, builder, signature, values: builder.bitcast(
         values[0], context.get_value_type(at.dtype)
     )
@@ -77,7 +77,7 @@ def given(typingctx, at):
 
 @intrinsic
 def counted(typingctx, address, kind, count):
-    """`count` numbers of a kind at an address, as an array that nobody owns."""
+    """Return `count` numbers of a type at an address, as an array without reference counting."""
     array = types.Array(kind.instance_type, 1, "C")
 
     def codegen(context, builder, signature, values):
@@ -92,25 +92,25 @@ def counted(typingctx, address, kind, count):
 
 @njit(inline="always")
 def numbers(address, kind):
-    """The same where there is no need to know how many: the length says nothing."""
+    """Return such an array where the count doesn't matter: its length is meaningless."""
     return counted(address, kind, 1 << 40)
 
 
 @njit(nogil=True, cache=True)
 def address(array):
-    """Of an array's first number. Much faster than asking NumPy."""
+    """Return the address of an array's first number. Much faster than NumPy's attribute."""
     return array.ctypes.data
 
 
 @njit(inline="always")
 def task_count(operation):
-    """Of the operation at an address."""
+    """Return the task count of the operation at an address."""
     return read(read(operation, COUNT_AT), 0) * read(operation, FACTOR)
 
 
 @njit(nogil=True, cache=True, parallel=True)
 def run_by_numba(operations, count, threads):
-    """Do `count` operations from the address `operations` on, in order, each as a parallel loop."""
+    """Run `count` operations from the address `operations` on, in order, each as a parallel loop."""
     for number in range(count):
         operation = operations + number * BYTES
         pieces = min(task_count(operation), PIECES * threads)

@@ -1,8 +1,7 @@
-"""The bytes of a page of a cache group, gathered from all its layers and scattered again.
+"""Copies a cache group's page from and to all its layers.
 
-Pages of whole tiles are copied as they lie. Smaller ones share tiles with strangers, and keys are transposed in a
-tile, so their numbers are copied one by one: [head, slot, number] for keys and values of each layer, [head, slot] for
-scales.
+Pages of whole tiles are copied as stored. Smaller ones share tiles with other pages, and keys are transposed in a tile,
+so their numbers are copied one by one: [head, slot, number] for each layer's keys and values, [head, slot] for scales.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from freehold.engine.cpu.caches import LANES, GroupCache
 from freehold.engine.cpu.simd import stream
 from freehold.models.spec import KVCache
 
-WORDS = 4  # that are streamed at a time
+WORDS = 4  # streamed at a time
 
 
 class _Rows(NamedTuple):
@@ -31,14 +30,14 @@ class _Rows(NamedTuple):
 
     @property
     def is_aligned(self) -> bool:
-        """Whether each row begins at a multiple of 16 bytes."""
+        """Whether each row is aligned to 16 bytes."""
         return self.flat.ctypes.data % 16 == self.begin % WORDS == self.stride % WORDS == 0
 
 
 @njit(nogil=True, cache=True)
 def _copy(source, pages, target, to, streams):
-    """Row to[i] of `target` becomes row pages[i] of `source`. With `streams` past the caches: there would be no use in
-    reading what it overwrites, and whoever reads the pages next comes much later."""
+    """Copy row pages[i] of `source` to row to[i] of `target`. With `streams` bypass the caches: the old contents need
+    not be read, and the next reader comes much later."""
     words = source.words
     for i in range(len(pages)):
         at, out = source.begin + pages[i] * source.stride, target.begin + to[i] * target.stride
@@ -52,7 +51,7 @@ def _copy(source, pages, target, to, streams):
 
 @njit(nogil=True, cache=True)
 def _copy_slots(slots, pages, page_size, packed, to, is_gather):
-    """Between `slots` and `packed` [pages, heads * page_size * size]."""
+    """Copy between `slots` and `packed` [pages, heads * page_size * size]."""
     tiles, size = slots.tiles, slots.size
     for i in range(len(pages)):
         for slot in range(page_size):
@@ -69,9 +68,9 @@ def _copy_slots(slots, pages, page_size, packed, to, is_gather):
 
 
 class _Slots(NamedTuple):
-    """Numbers of one kind in one layer: `size` for each head and slot. They lie in `tiles`, flat, which are `tile_step`
-    apart. In a tile a head has `size` times 16 numbers: those of neighbouring lanes are `lane_step` apart, neighbouring
-    numbers of a lane `number_step`."""
+    """One kind of numbers in one layer: `size` per head and slot. They are in `tiles`, flat and `tile_step` apart. In a
+    tile a head has `size` times 16 numbers: neighbouring lanes are `lane_step` apart, neighbouring numbers of a lane
+    `number_step`."""
 
     tiles: Any
     tile_step: int
@@ -95,11 +94,11 @@ class PageBytes:
         self.page_bytes = 4 * sum(row.words for row in self._rows) + of_slots
 
     def gather(self, pages: Int32, out: UInt8, to: Int32) -> None:
-        """out[to[i]] = the bytes of page pages[i]."""
+        """Copy page pages[i] to out[to[i]]."""
         self._move(pages, out, to, is_gather=True)
 
     def scatter(self, pages: Int32, packed: UInt8, at: Int32) -> None:
-        """Page pages[i] gets the bytes packed[at[i]]."""
+        """Copy packed[at[i]] to page pages[i]."""
         self._move(pages, packed, at, is_gather=False)
 
     def _move(self, pages: Int32, packed: UInt8, at: Int32, is_gather: bool) -> None:
@@ -120,7 +119,7 @@ class PageBytes:
 
 
 def _rows_of(cache: GroupCache) -> Iterator[_Rows]:
-    """The runs of bytes that a page consists of, if it does: a state of each layer, or whole tiles."""
+    """Yield a page's contiguous runs, if it has any: each layer's state, or whole tiles."""
     for states in cache.states:
         yield _Rows(states.view(np.uint32).ravel(), 0, states.shape[1], states.shape[1])
     if cache.page_size % LANES == 0:
@@ -130,7 +129,7 @@ def _rows_of(cache: GroupCache) -> Iterator[_Rows]:
 
 
 def _slots_of(cache: GroupCache) -> Iterator[_Slots]:
-    """Scales first, so that all parts begin at multiples of their numbers' size."""
+    """Yield scales first, so that all parts are aligned to their numbers' size."""
     layers = [(kv, one) for kv, one in zip(cache.kv, cache.layout.caches, strict=True) if isinstance(one, KVCache)]
     for kv, one in layers:
         for scales in (kv.key_scales, kv.value_scales):

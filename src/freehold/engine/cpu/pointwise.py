@@ -23,13 +23,13 @@ from freehold.engine.cpu.simd import (
 )
 
 LANES = 16
-ROWS_PARALLEL = 4  # with fewer rows, one thread is done before a second one has started
+ROWS_PARALLEL = 4  # with fewer rows, one thread is done before a second one starts
 BYTE_MAX = np.float32(127)
 
 
 @njit(inline="always")
 def normalize(x, at, size, weight, epsilon, out, out_at):
-    """One RMSNorm over `size` (a multiple of 16) floats."""
+    """Apply one RMSNorm over `size` (a multiple of 16) floats."""
     squares = splat(np.float32(0))
     for k in range(0, size, LANES):
         value = load(x, at + k)
@@ -50,7 +50,7 @@ def _swiglu(gate_up, at, size, out, out_at):
 
 @njit(inline="always")
 def _geglu(gate_up, at, size, out, out_at):
-    """gelu(gate) * up, in its tanh form: gate * sigmoid(sqrt(8 / pi) * (gate + 0.044715 * gate**3))."""
+    """Compute gelu(gate) * up, in its tanh form: gate * sigmoid(sqrt(8 / pi) * (gate + 0.044715 * gate**3))."""
     one, cubic, slope = splat(np.float32(1)), splat(np.float32(0.044715)), splat(np.float32(-1.5957691216057308))
     for k in range(0, size, LANES):
         gate, up = load(gate_up, at + k), load(gate_up, at + size + k)
@@ -66,7 +66,7 @@ def _minimum(a, b):
 
 @njit(inline="always")
 def _clamped_swiglu(gate_up, at, size, alpha, limit, out, out_at):
-    """gpt-oss: clamped gate * sigmoid(alpha * gate) * (clamped up + 1)."""
+    """Compute gpt-oss's clamped gate * sigmoid(alpha * gate) * (clamped up + 1)."""
     one = splat(np.float32(1))
     slope, low, high = splat(-alpha), splat(-limit), splat(limit)
     for k in range(0, size, LANES):
@@ -81,8 +81,9 @@ NO_NORM = np.zeros(0, np.float32)
 
 
 class Preparation(NamedTuple):
-    """What happens to a row before it is multiplied: nothing (PLAIN), RMSNorm with weights `parameters` (NORM), or gate
-    and up become one (SWIGLU, GEGLU, CLAMPED with alpha and limit as `parameters`): n numbers come from 2 n."""
+    """What is applied to a row before its product: nothing (PLAIN), RMSNorm with weights `parameters` (NORM), or a
+    gated activation of gate and up (SWIGLU, GEGLU, CLAMPED with alpha and limit as `parameters`), which makes n numbers
+    of 2 n."""
 
     step: int = PLAIN
     parameters: Any = NO_NORM
@@ -94,7 +95,7 @@ PLAINLY = Preparation()
 
 @njit(inline="always")
 def prepare_row(preparation, x, row, columns, out, out_at):
-    """Row `row` of x, flat -> `columns` floats."""
+    """Prepare row `row` of x, flat -> `columns` floats."""
     if preparation.step == NORM:
         normalize(x, row * columns, columns, preparation.parameters, preparation.epsilon, out, out_at)
     elif preparation.step == SWIGLU:
@@ -110,8 +111,8 @@ def prepare_row(preparation, x, row, columns, out, out_at):
 
 
 class Heads(NamedTuple):
-    """How many heads of queries and of keys and values there are, how many numbers a key has, and a value. If
-    `is_latent`, the value is the first numbers of the key, and is not stored."""
+    """The numbers of query and KV heads, and the sizes of keys and values. If `is_latent`, the value is the first
+    numbers of the key, and is not stored."""
 
     queries: int
     kv: int
@@ -122,8 +123,8 @@ class Heads(NamedTuple):
 
 class LayerKV(NamedTuple):
     """One layer's keys of each 16 slots [kv heads, size, 16], so that 16 neighbouring keys fill the lanes, and values
-    [kv heads, 16, value size], flat and `tile_step` apart; their scales [kv heads, 16], `scale_step` apart, empty
-    unless the format has any."""
+    [kv heads, 16, value size], flat and `tile_step` apart; their scales [kv heads, 16], `scale_step` apart, empty if
+    the format has none."""
 
     keys: Any
     values: Any
@@ -134,7 +135,7 @@ class LayerKV(NamedTuple):
 
 
 class Rotation(NamedTuple):
-    """cos and sin flat [positions, pairs]; the rotated numbers of a head begin at `start`; norms of heads before it
+    """cos and sin flat [positions, pairs]; a head's rotated numbers begin at `start`; head norms before rotation
     [size], empty for none."""
 
     cos: Any
@@ -148,8 +149,8 @@ class Rotation(NamedTuple):
 
 @njit(inline="always")
 def _rotate(x, at, size, rotation, position, out, out_at):
-    """Rotary embedding, halves layout: pairs (k, k + pairs). The other numbers stay. `size` is 16 at least; where it is
-    no multiple, the last numbers are copied twice."""
+    """Apply rotary embedding, halves layout: pairs (k, k + pairs). Other numbers are copied. `size` is at least 16; if
+    it is no multiple, the last numbers are copied twice."""
     pairs, start, angle = rotation.pairs, rotation.start, position * rotation.pairs
     for stretch in range(0, size if 2 * pairs < size else 0, LANES):
         k = min(stretch, size - LANES)
@@ -179,7 +180,7 @@ def _norm_and_rotate(x, at, size, norm, rotation, position, out, out_at):
 
 @njit(inline="always")
 def largest_size(x, at, size):
-    """The largest absolute value of `size` floats, 16 at least."""
+    """Return the largest absolute value of `size` floats, at least 16."""
     zero, top = splat(np.float32(0)), splat(np.float32(0))
     for stretch in range(0, size, LANES):
         value = load(x, at + min(stretch, size - LANES))
@@ -189,7 +190,7 @@ def largest_size(x, at, size):
 
 @njit(inline="always")
 def _scale_of(x, at, size, scales, to):
-    """What to multiply `size` floats by so that they fit the KV's format; its inverse goes to scales[to]."""
+    """Return the factor that fits `size` floats to the KV's format; store its inverse in scales[to]."""
     if not len(scales):
         return np.float32(1)
     largest = largest_size(x, at, size)
@@ -199,8 +200,8 @@ def _scale_of(x, at, size, scales, to):
 
 @njit(inline="always")
 def rotate_and_write(token, qkv, position, slot, rotation, heads, kv, key, q_out):
-    """Rotate a token's queries into q_out [n, heads, size]; rotate its keys, in `key` [size], and put keys and values
-    into its slot."""
+    """Rotate a token's queries into q_out [n, heads, size]; rotate its keys, in `key` [size], and write keys and values
+    to its slot."""
     size, value_size = heads.size, heads.value_size
     width = (heads.queries + heads.kv) * size + (0 if heads.is_latent else heads.kv * value_size)
     for head in range(heads.queries):

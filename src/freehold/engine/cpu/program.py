@@ -1,7 +1,7 @@
-"""Where operations go: to the threads at once, or to a program that does them again and again.
+"""Runs operations immediately, or records them in a program for replay.
 
-A step with few tokens is many small operations. Python takes as long between them as they take themselves, so what a
-step with so many tokens does is recorded once, as for a graph of a GPU, and done again for the numbers of other steps.
+Small steps consist of many small operations, and Python takes as long between them as they take themselves. So such
+steps are captured once, like CUDA graphs, and replayed for other steps' numbers.
 """
 
 from __future__ import annotations
@@ -23,23 +23,22 @@ _SIZES: dict[type[np.generic], int] = {np.float32: 4, np.int32: 4, np.int16: 2, 
 
 
 class Count(NamedTuple):
-    """Of tasks: the number in an array int64 [1], times a factor. It is read when the operation is done."""
+    """A task count: the number in an array int64 [1], times a factor. It is read when the operation runs."""
 
     number: np.ndarray
     factor: int
 
 
 class Operations(Protocol):
-    """What takes operations, in order."""
+    """Accepts operations, in order."""
 
     def room(self, shape: tuple[int, ...], kind: type[np.generic] = np.float32) -> np.ndarray:
-        """An array for what operations compute, from the start of a cache line on. It becomes something else once
-        nobody refers to it."""
+        """Return an uninitialized array aligned to a cache line. Its memory is reused once it is unreferenced."""
         ...
 
     def add(self, operation: Operation, tasks: int | Count, *arguments: Any) -> None:
-        """Do an operation. Its arguments are in the order of its record: numbers, and arrays, which are found by their
-        addresses."""
+        """Run or record an operation. Arguments are in the order of its record: numbers, and arrays, which are passed
+        by address."""
         ...
 
 
@@ -53,7 +52,7 @@ def _place(array: np.ndarray) -> int:
 
 
 def _row(operation: Operation, tasks: int | Count, record: int, at: int) -> tuple[int, ...]:
-    """The words of an operation that is kept at an address, and its arguments at another."""
+    """Return the words of an operation stored at address `at`, with arguments at address `record`."""
     if isinstance(tasks, int):
         return operation.address, record, at + 8 * COUNT, 1, tasks, *_NO_LOOP
     return operation.address, record, address(tasks.number), tasks.factor, 0, *_NO_LOOP
@@ -63,14 +62,14 @@ _NO_LOOP = (0,) * (WORDS - COUNT - 1)
 
 
 def _aligned(size: int) -> np.ndarray:
-    """Bytes from the start of a cache line on."""
+    """Return bytes aligned to a cache line."""
     raw = np.empty(size + LINE, np.uint8)
     first = -address(raw) % LINE
     return raw[first : first + size]
 
 
 class _Rooms:
-    """Memory for rooms, which is given out again once nobody refers to one."""
+    """Memory for rooms, reused once they are unreferenced."""
 
     def __init__(self) -> None:
         self.blocks: list[np.ndarray] = []
@@ -79,7 +78,7 @@ class _Rooms:
     def give(self, shape: tuple[int, ...], kind: type[np.generic]) -> np.ndarray:
         count = prod(shape)
         buffer: Any = self._block(count * _SIZES[kind])
-        # Not a view of the block as an array: what is a view of the room shall refer to the room.
+        # Not a view of the block as an array: views of the room must reference the room.
         room = np.frombuffer(memoryview(buffer), kind, count)
         weakref.finalize(room, self._free.append, buffer).atexit = False
         return room.reshape(shape)
@@ -93,7 +92,7 @@ class _Rooms:
 
 
 class Now:
-    """Each operation is done at once. For one thread."""
+    """Runs each operation immediately. For one thread."""
 
     def __init__(self) -> None:
         self._arguments: Any = np.zeros(WORDS + ARGUMENTS_MAX, np.int64)  # an operation, then its arguments
@@ -102,7 +101,7 @@ class Now:
 
     def room(self, shape: tuple[int, ...], kind: type[np.generic] = np.float32) -> np.ndarray:
         size = prod(shape) * _SIZES[kind]
-        # Large arrays would come from the system each time, which clears them page by page.
+        # The system would clear large arrays page by page on each allocation.
         return self._large.give(shape, kind) if size >= LARGE else _aligned(size).view(kind).reshape(shape)
 
     def add(self, operation: Operation, tasks: int | Count, *arguments: Any) -> None:
@@ -112,15 +111,15 @@ class Now:
 
 
 class Program:
-    """Operations that are recorded, then done whenever it `run`s.
+    """Records operations, and replays them on each `run`.
 
-    Rooms are given out again while it is recorded: what is recorded later is done later, too. So whoever needs a room
-    must refer to it.
+    Rooms are reused during recording, since operations run in recorded order. So a room must stay referenced for as
+    long as it is needed.
     """
 
     def __init__(self) -> None:
         self._recorded: list[tuple[Operation, int | Count, np.ndarray]] = []
-        self._kept: list[np.ndarray] = []  # what operations find by address, and nobody else may keep
+        self._kept: list[np.ndarray] = []  # arrays that operations find by address, which may have no other reference
         self._rooms = _Rooms()
         self._table = np.zeros((0, WORDS), np.int64)
 
@@ -140,7 +139,7 @@ class Program:
         return any(0 <= at - address(block) < block.nbytes for block in self._rooms.blocks)
 
     def end(self) -> None:
-        """All has been recorded."""
+        """Finish recording."""
         self._table = np.empty((len(self._recorded), WORDS), np.int64)
         first = address(self._table)
         for number, (operation, tasks, record) in enumerate(self._recorded):

@@ -1,4 +1,4 @@
-"""Blocks of 32 floats as integers with a scale, as the kernels of `integer_tiles` and `integer_amx` read them."""
+"""Quantizes blocks of 32 floats to integers with a scale, as `integer_tiles` and `integer_amx` read them."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ PLANE = 16 * BLOCK  # codes of a block in a tile of 16 rows
 
 
 class _Emitter(Records):
-    """Emits: BLOCK floats from `at` become codes from `to` on, with number `number` of scales and sums."""
+    """Emits the quantization of BLOCK floats from `at` to codes from `to` on, with scale and sum number `number`."""
 
     def emit(self) -> None:
         builder, is_bytes = self.builder, self.kinds[2].types[0].dtype == types.int8
@@ -39,7 +39,7 @@ class _Emitter(Records):
         return self.builder.select(self.builder.fcmp_ordered(">", a, b), a, b)
 
     def put(self, codes, is_bytes: bool) -> None:
-        """In a tile, those of 16 bits are two bytes in planes."""
+        """Store codes. In a tile, 16-bit codes are split into two planes of bytes."""
         builder, is_tile = self.builder, self.values[5]
         bytes_, words = ir.VectorType(I8, BLOCK), ir.VectorType(I16, BLOCK)
         to = self.at(2, 0, self.values[4], I8)
@@ -66,6 +66,6 @@ def _define(typingctx, floats, at, inputs, number, to, is_tile):
 
 
 quantize_block: Any = intrinsic(_define)
-"""(floats, at, inputs, number, to, is_tile): the 32 floats from `at` become codes of `Inputs`, rounded to the nearest,
-ties to even, from its code `to` on, with the scale and the sum of this number. The bytes of a row in a tile of 16 bits
-take the place of 16 codes, and are followed by those of the other rows."""
+"""(floats, at, inputs, number, to, is_tile): quantize the 32 floats from `at` to codes of `Inputs` from code `to` on,
+rounded to nearest, ties to even, with scale and sum number `number`. In a tile of 16-bit codes, a row's bytes take the
+place of 16 codes, and are followed by those of the other rows."""

@@ -1,4 +1,4 @@
-"""Steps of few tokens, recorded once and done again (`program.py`)."""
+"""Captures small steps once and replays them (`program.py`)."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from freehold.engine.cpu.attention import BATCH
 from freehold.engine.cpu.batch import CpuBatch
 from freehold.engine.cpu.program import Operations, Program
 
-TOKENS_MAX = 64  # of a step that is recorded: with more, Python takes less time than the operations
-ROWS_MAX = 4  # whose logits are recorded: each number of rows has room of its own for them
+TOKENS_MAX = 64  # of a captured step: in larger ones, Python takes less time than the operations
+ROWS_MAX = 4  # whose logits are captured: each row count has a separate room for them
 
 T = TypeVar("T")
 Forward = Callable[[Int32, Sequence[Any]], Float32]
 
 
 class NotRecorded(Exception):
-    """A model does something that is not an operation."""
+    """The model does something that is not an operation."""
 
 
 class Recording(Protocol):
-    """What sends operations to a program while it is recorded."""
+    """Sends operations to a program while recording."""
 
     def recording(self, program: Operations) -> Any: ...
 
@@ -35,12 +35,12 @@ class Recording(Protocol):
 
 @dataclass
 class _Place:
-    """Stands for a batch while a step is recorded: what operations know of it lies here."""
+    """Stands for a batch while recording: it holds what operations know of a batch."""
 
     record: np.ndarray
 
     def make_room(self, heads: int, size: int) -> None:
-        """When the step is done."""
+        """Do nothing: the real batch makes room when the step runs."""
 
 
 @dataclass
@@ -52,14 +52,14 @@ class _Recorded:
 
 
 class _Recordings(Generic[T]):
-    """What was recorded, by the number of rows."""
+    """Recordings by the number of rows."""
 
     def __init__(self) -> None:
         self._of: dict[int, T] = {}
         self._is_possible = True
 
     def of(self, count: int, record: Callable[[], T]) -> T | None:
-        """That of `count` rows, which is recorded if it was not yet. None if it can't be."""
+        """Return the recording for `count` rows, recording it if necessary. None if it can't be recorded."""
         if count not in self._of and self._is_possible:
             try:
                 self._of[count] = record()
@@ -69,16 +69,16 @@ class _Recordings(Generic[T]):
 
 
 class Recorder:
-    """Does forward passes. One with few tokens is recorded, unless adapters change it or the model has states, experts
-    or whatever else is no operation."""
+    """Runs forward passes. Small ones are captured, unless adapters apply or the model has states, experts or anything
+    else that is not an operation."""
 
     def __init__(self, backend: Recording, forward: Forward):
         self._backend, self._forward = backend, forward
         self._recordings: _Recordings[_Recorded] = _Recordings()
 
     def __call__(self, tokens: Int32, batch: Sequence[Any], heads: Sequence[tuple[int, int]]) -> Float32:
-        """-> hidden states, which the next call may overwrite. `heads`: of each cache group, the most heads and numbers
-        of a value that a layer has."""
+        """Return hidden states, which the next call may overwrite. `heads`: for each cache group, the most heads and
+        value numbers of a layer."""
         has_states = not all(isinstance(one, CpuBatch) for one in batch)
         if len(tokens) > TOKENS_MAX or has_states or self._backend.is_adapting:
             return self._forward(tokens, batch)
@@ -109,15 +109,14 @@ class _RecordedRows:
 
 
 class RowRecorder:
-    """Does a function of rows that adapters don't change: the product with the vocabulary. With few rows it is
-    recorded."""
+    """Runs a function of rows that adapters don't change: the product with the vocabulary. Few rows are captured."""
 
     def __init__(self, backend: Recording, compute: Callable[[Float32], Float32]):
         self._backend, self._compute = backend, compute
         self._recordings: _Recordings[_RecordedRows] = _Recordings()
 
     def __call__(self, rows: Float32) -> Float32:
-        """The next call may overwrite the result."""
+        """Compute rows. The next call may overwrite the result."""
         if len(rows) > ROWS_MAX:
             return self._compute(rows)
         found = self._recordings.of(len(rows), lambda: self._record(rows.shape))

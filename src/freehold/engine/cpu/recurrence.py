@@ -1,7 +1,7 @@
-"""Layers that keep a state: causal convolutions, the scan of Mamba2, the gated delta rule.
+"""Layers with a state: causal convolutions, the scan of Mamba2, the gated delta rule.
 
-Tokens of a sequence are taken one after the other, whatever the chunk: the state after a token is the same bits however
-the sequence was cut. Lanes are columns that don't depend on each other, so no sum is ever reordered.
+Tokens of a sequence are processed one by one in any chunk, so that the state after a token has the same bits however
+the sequence was chunked. Lanes are independent columns, so no sum is ever reordered.
 """
 
 import math
@@ -16,8 +16,8 @@ CHANNELS = 128  # columns of a convolution that one task computes
 
 
 class Visits(NamedTuple):
-    """What a step does with states. Sequence i has `counts[i]` tokens, the first of them row `firsts[i]` of the inputs.
-    It goes on from slot `reads[i]`, or from nothing if that is -1. After `afters[w]` of its tokens the state goes to
+    """A step's use of states. Sequence i has `counts[i]` tokens, the first of them row `firsts[i]` of the inputs. It
+    continues from slot `reads[i]`, or from zero if that is -1. After `afters[w]` of its tokens the state goes to
     `slots[w]`, for w from `writes[i]` up to `writes[i + 1]`, in ascending order of `afters`."""
 
     firsts: Any
@@ -43,7 +43,7 @@ def _softplus(x):
 
 @njit(nogil=True, error_model="numpy")
 def _convolve_block(x, convolution, states, visits, sequence, low, high, out):
-    """Columns `low` up to `high` of one sequence."""
+    """Convolve columns `low` up to `high` of one sequence."""
     taps, bias = convolution.taps, convolution.bias
     count, first, channels = visits.counts[sequence], visits.firsts[sequence], x.shape[1]
     before = len(taps) // channels - 1  # inputs that a state keeps
@@ -75,7 +75,7 @@ def _convolve_block(x, convolution, states, visits, sequence, low, high, out):
 
 @njit(parallel=True, nogil=True, cache=True, error_model="numpy")
 def convolve(x, convolution, states, visits, out):
-    """x [tokens, channels] -> out likewise; states [slots, size], which begin with the last inputs [taps - 1,
+    """Convolve x [tokens, channels] -> out likewise; states [slots, size], which begin with the last inputs [taps - 1,
     channels]."""
     channels = x.shape[1]
     blocks = (channels + CHANNELS - 1) // CHANNELS
@@ -87,7 +87,7 @@ def convolve(x, convolution, states, visits, out):
 
 @njit(inline="always")
 def _take_state(states, slot, at, state):
-    """A state [rows, columns] from position `at` of a slot; zeros if there is none."""
+    """Load a state [rows, columns] from position `at` of a slot; zeros if there is none."""
     rows, columns = state.shape
     for s in range(rows):
         for p in range(columns):
@@ -119,7 +119,7 @@ class Scan(NamedTuple):
 
 @njit(nogil=True, error_model="numpy")
 def _scan_head(x, steps, scan, states, visits, sequence, head, out):
-    """One head of one sequence. Its state is [state_size, head_size], so that lanes are numbers of the head."""
+    """Scan one head of one sequence. Its state is [state_size, head_size], so that lanes are the head's numbers."""
     size, state_size, first = scan.head_size, scan.state_size, visits.firsts[sequence]
     inner, group = scan.heads * size, head // (scan.heads // scan.groups)
     at_b, at_c = inner + group * state_size, inner + (scan.groups + group) * state_size
@@ -149,7 +149,8 @@ def _scan_head(x, steps, scan, states, visits, sequence, head, out):
 
 @njit(parallel=True, nogil=True, cache=True, error_model="numpy")
 def scan(x, steps, mamba, states, visits, out):
-    """x [tokens, inputs, B and C], steps [tokens, heads], `mamba` a Scan -> out [tokens, heads * head_size]."""
+    """Scan x [tokens, inputs, B and C] with steps [tokens, heads] and `mamba`, a Scan -> out [tokens, heads *
+    head_size]."""
     for work in prange(len(visits.firsts) * mamba.heads):
         _scan_head(x, steps, mamba, states, visits, work // mamba.heads, work % mamba.heads, out)
 
@@ -170,7 +171,7 @@ class Delta(NamedTuple):
 
 @njit(inline="always")
 def _unit(x, row, at, size, factor, out):
-    """A vector of length `factor`."""
+    """Normalize a vector to length `factor`."""
     squares = np.float32(0)
     for k in range(size):
         squares += x[row, at + k] * x[row, at + k]
@@ -181,7 +182,8 @@ def _unit(x, row, at, size, factor, out):
 
 @njit(nogil=True, error_model="numpy")
 def _delta_head(x, gates, delta, states, visits, sequence, head, out):
-    """One value head of one sequence: its state [key_size, value_size] forgets, then learns what the key lacks."""
+    """Compute one value head of one sequence: its state [key_size, value_size] decays, then learns what the key
+    lacks."""
     keys, values, first = delta.key_size, delta.value_size, visits.firsts[sequence]
     key_head = head // (delta.value_heads // delta.key_heads)
     if delta.tiled_heads:
@@ -224,8 +226,8 @@ def _delta_head(x, gates, delta, states, visits, sequence, head, out):
 
 @njit(parallel=True, nogil=True, cache=True, error_model="numpy")
 def delta_rule(x, gates, delta, states, visits, out):
-    """x [tokens, queries, keys and values], gates [tokens, strengths and time steps], `delta` a Delta -> out [tokens,
-    value heads * value_size]."""
+    """Apply the rule to x [tokens, queries, keys and values] with gates [tokens, strengths and time steps] and `delta`,
+    a Delta -> out [tokens, value heads * value_size]."""
     heads = delta.value_heads
     for work in prange(len(visits.firsts) * heads):
         _delta_head(x, gates, delta, states, visits, work // heads, work % heads, out)

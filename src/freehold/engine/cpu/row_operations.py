@@ -1,4 +1,4 @@
-"""Operations on the rows of a matrix, each row by itself."""
+"""Row-wise operations on a matrix."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _norm_columns(at, first, stop):
 
 
 def _scale(at, first, stop):
-    """`step` is how far the rows of factors are apart: 0 if it is one row for all."""
+    """Scale rows. `step` is the distance between rows of factors: 0 if all use one row."""
     of = given(at)
     x, factors = numbers(of.x, np.float32), numbers(of.factors, np.float32)
     for row in range(first, stop):
@@ -40,7 +40,7 @@ def _scale(at, first, stop):
 
 
 def _add(at, first, stop):
-    """`step` is how far the rows of what is added are apart: 0 if it is one row for all."""
+    """Add to rows. `step` is the distance between rows of addends: 0 if all use one row."""
     of = given(at)
     x, other = numbers(of.x, np.float32), numbers(of.other, np.float32)
     for row in range(first, stop):
@@ -81,25 +81,25 @@ def _clearing() -> Operation:
 
 
 def prepare(operations: Operations, x: Float32, columns: int, preparation: Preparation) -> Float32:
-    """All rows of x, as they are multiplied: [n, columns]"""
+    """Prepare all rows of x for a product: [n, columns]."""
     out = operations.room((len(x), columns))
     operations.add(_preparing(), len(x), preparation.step, x, preparation.parameters, preparation.epsilon, columns, out)
     return out
 
 
 def norm_columns(operations: Operations, x: Float32, start: int, norm: Float32, epsilon: float) -> None:
-    """RMSNorm, in place, of the columns from `start` that `norm` [n] has weights for."""
+    """Apply RMSNorm in place to the columns from `start` covered by `norm` [n]."""
     operations.add(_norming_columns(), len(x), x, x.shape[1], start, len(norm), norm, epsilon)
 
 
 def _step(x: Float32, other: Float32) -> int:
-    """How far apart the rows are of what belongs to x: an array like x, or [columns]."""
+    """Return the distance between rows of an operand of x: an array like x, or [columns]."""
     assert other.shape in (x.shape, x.shape[1:])
     return x.shape[1] if other.ndim == 2 else 0
 
 
 def scale(operations: Operations, x: Float32, factor: float | Float32) -> None:
-    """x *= factor, a number, an array like x, or [columns]."""
+    """Multiply x in place by a number, an array like x, or [columns]."""
     if isinstance(factor, float | int):
         operations.add(_scaling(), len(x), x, x.shape[1], factor, 0, 0, 0)
     else:
@@ -107,7 +107,7 @@ def scale(operations: Operations, x: Float32, factor: float | Float32) -> None:
 
 
 def add(operations: Operations, x: Float32, other: Float32) -> None:
-    """x += other, an array like x or [columns]."""
+    """Add to x in place an array like x or [columns]."""
     operations.add(_adding(), len(x), x, x.shape[1], other, _step(x, other))
 
 

@@ -1,13 +1,13 @@
-"""Products of weights of up to six bits with inputs of 16 bits, in integers from the first column to the last.
+"""Products of weights of up to six bits with 16-bit inputs, in integers over whole rows.
 
 A row of weights has one unit, a float. Each block of 32 columns, or each half of it, has a scale and a minimum that are
-integers of 16 bits, in this unit: a weight is code x scale + minimum, an integer of 16 bits as well. Rounding them
-changes a weight by at most 0.014 % of the largest in its row if codes have four bits, 0.026 % if five, 0.05 % if six.
-A row of inputs has one unit, too. So the sum over a row is an integer, the same in whatever order its terms are added:
-in any batch, with any tile, with every instruction set. It is rounded once.
+16-bit integers in this unit: a weight is code x scale + minimum, a 16-bit integer as well. Rounding them changes a
+weight by at most 0.014 % of the largest in its row if codes have four bits, 0.026 % if five, 0.05 % if six. A row of
+inputs has one unit, too. So the sum over a row is an integer, independent of the order of its terms: the same in any
+batch, with any tile and every instruction set. It is rounded once.
 
-Both factors are cut into digits for processors that multiply bytes: two signed ones (`row_scaled_amx`), or only the
-inputs (`row_scaled_tiles`). A panel has as many rows as the instruction set has lanes, a group 32 rows.
+Factors are split into digits for processors that multiply bytes: both factors into two signed ones (`row_scaled_amx`),
+or only the inputs (`row_scaled_tiles`). A panel has as many rows as the instruction set has lanes, a group 32 rows.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ if TYPE_CHECKING:
     from freehold.engine.cpu.program import Operations
 
 NO_MINIMUMS = np.zeros(0, np.int8)
-LEAST = np.float32(1e-30)  # weights that are all below it are 0: their unit might be
+LEAST = np.float32(1e-30)  # rows of smaller weights are 0: their unit might be
 _HAS_VBMI = bool(llvm.get_host_cpu_features().get("avx512vbmi"))
-TILED = 12  # how many inputs it takes for tiles of 16 rows to be faster
+TILED = 12  # minimum inputs for which tiles of 16 rows are faster
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class RowScaledMatrix:
 
     @classmethod
     def pack(cls, tensors: Sequence[StoredTensor], isa: Isa) -> RowScaledMatrix:
-        """One matrix of the rows of tensors that `has_few_bits`."""
+        """Pack the rows of tensors for which `has_few_bits` holds."""
         rows, columns = sum(tensor.rows for tensor in tensors), tensors[0].columns
         order, kinds = Order(isa.lanes, columns // BLOCK), {tensor.format for tensor in tensors}
         coding, has_minimums = coding_of(kinds), bool(kinds & WITH_MINIMUMS)
@@ -86,14 +86,14 @@ class RowScaledMatrix:
 
     @property
     def loads(self) -> int:
-        """Of codes that are added up at once."""
+        """Loads of codes that are summed at once."""
         return loads_at_once(self.form.bits, has_wide_totals(type(self.isa)))
 
     def multiply(
         self, operations: Operations, x: Float32, out: Float32, preparation: Preparation = PLAINLY,
         onto: Onto = NOTHING,
     ) -> None:  # fmt: skip
-        """out [n, rows] = what it is put onto + prepared(x) [n, columns] @ weight.T, all C-contiguous."""
+        """Compute out [n, rows] = onto + prepared(x) [n, columns] @ weight.T, all C-contiguous."""
         count, blocks = len(out), self.columns // BLOCK
         tiled, each = tiled_rows(count, self.isa.tile, TILED), _row_bytes(blocks)
         rows = max(count, tiled)
@@ -112,7 +112,7 @@ class RowScaledMatrix:
         )  # fmt: skip
 
     def gather(self, operations: Operations, rows: Int32) -> Float32:
-        """The weights of some rows as they are multiplied, float32 [n, columns]"""
+        """Return some rows' weights as multiplied, float32 [n, columns]."""
         out = operations.room((len(rows), self.columns))
         operations.add(
             _gathering(), len(rows), self.codes, self.scales, self.minimums, len(self.minimums) > 0, self.units,
@@ -122,14 +122,14 @@ class RowScaledMatrix:
 
 
 def has_few_bits(tensors: Sequence[StoredTensor]) -> bool:
-    """Whether all of them have codes of six bits or fewer."""
+    """Return whether all of them have codes of six bits or fewer."""
     return {tensor.format for tensor in tensors} <= FEW_BITS
 
 
 def _pack(
     codes: Codes, coding: Coding, has_minimums: bool, order: Order
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, Float32]:
-    """Codes, scales, minimums and units of some groups of rows."""
+    """Return codes, scales, minimums and units of some groups of rows."""
     parts = coding.form.parts
     lowest, highest = (codes.limits[:, [side]] + coding.offset for side in range(2))
     middle = np.floor((lowest + highest + 1) / 2)
@@ -138,18 +138,18 @@ def _pack(
     if codes.minimums is not None:
         least += codes.minimums[:, :: 2 // parts]
     largest = np.maximum(np.abs(least), np.abs(least + highest * scales)).max(axis=1)
-    # What the largest code times a rounded scale may be more has room, too.
+    # Reserve room for the error of the largest code times a rounded scale.
     most = np.float32(LARGEST - (coding.most + 1 >> 1))
     units = np.where(largest > LEAST, largest / most, np.float32(1)).astype(np.float32)
     rounded = np.rint(scales / units[:, None])
-    # Codes in the middle of what the format has suffer least from a rounded scale.
+    # Center on the middle codes, which suffer least from a rounded scale.
     least = np.rint((least + middle * scales) / units[:, None]) - middle * rounded
     rounded, least = (order.of_numbers(values.astype(np.int16)) for values in (rounded, least))
     return pack_codes(codes, coding, order), rounded, least if has_minimums else NO_MINIMUMS, units
 
 
 def _gather(at, first, stop):
-    """Rows."""
+    """Gather rows."""
     of = given(at)
     codes, units = numbers(of.codes, np.uint8), numbers(of.units, np.float32)
     scales, minimums = numbers(of.scales, np.int16), numbers(of.minimums, np.int16)
@@ -180,8 +180,8 @@ def _gathering() -> Operation:
 
 
 class _Emitter(Records):
-    """Emits: BLOCK floats from `at`, times a factor, become digits, the lower ones from `to` on, the upper ones `apart`
-    bytes behind -> the codes, in two halves."""
+    """Emits the split of BLOCK floats from `at`, times a factor, into digits: lower ones from `to` on, upper ones
+    `apart` bytes later. Returns the codes, in two halves."""
 
     def emit(self):
         builder, (_, at, factor, _, to, apart) = self.builder, self.values[:6]
@@ -195,8 +195,8 @@ class _Emitter(Records):
 
 
 def _split(builder, codes) -> list[Any]:
-    """The digits of codes: the upper one is rounded to the nearest, as the lower one is signed. One instruction picks
-    all of their bytes."""
+    """Return the digits of codes. The upper digit is rounded to nearest, since the lower one is signed. One instruction
+    picks all bytes."""
     wide = ir.VectorType(I8, 64)
     rounded = [builder.bitcast(builder.add(half, constant(INTS, 128)), wide) for half in codes]
     order = [4 * lane + digit for digit in range(DIGITS) for lane in range(BLOCK)]
@@ -208,7 +208,7 @@ def _split(builder, codes) -> list[Any]:
 
 
 def _narrow(builder, codes) -> list[Any]:
-    """The same without that instruction."""
+    """Split likewise, without that instruction."""
     words, bytes_ = (ir.VectorType(kind, BLOCK) for kind in (I16, I8))
     low = builder.trunc(concatenated(builder, *codes), words)
     high = builder.lshr(builder.add(low, constant(words, 128)), constant(words, 8))
@@ -248,8 +248,8 @@ def _digits_and_sums(parts: int) -> Any:
 _put_digits: Any = intrinsic(_define_digits)
 """(floats, at, factor, inputs, to, apart): 32 floats from `at` on, times a factor, as digits of `Inputs`."""
 _put_digits_and_sum, _put_digits_and_two_sums = (_digits_and_sums(parts) for parts in (1, 2))
-"""(..., number): the same, and the sums of their digits are number `number` of the sums. Or those of both halves are
-this one and the next."""
+"""(..., number): the same, with the sums of their digits stored as number `number`. Or those of both halves as this one
+and the next."""
 
 
 @njit(inline="always")
@@ -259,15 +259,15 @@ def _row_bytes(blocks):
 
 @njit(inline="always")
 def _quantize_row(preparation, x, row, count, tiled, blocks, parts, inputs, floats):
-    """Prepare a row of x, in `floats` -> `inputs`. A tile of 16 rows is stored as [pairs of blocks, digits, 16, 64], a
-    smaller one as [blocks, digits, rows, 32]."""
+    """Prepare a row of x in `floats`, and quantize it into `inputs`. A tile of 16 rows is stored as [pairs of blocks,
+    digits, 16, 64], a smaller one as [blocks, digits, rows, 32]."""
     prepare_row(preparation, x, row, blocks * BLOCK, floats, 0)
     largest = largest_size(floats, 0, blocks * BLOCK)
     factor = np.float32(LARGEST) / largest if largest > 0 else np.float32(0)
     inputs.units[row] = largest / np.float32(LARGEST)
     first, side, beside = place(np.int64(row), count, tiled)
     start = first * _row_bytes(blocks)
-    if beside == TILE:  # whose products need no sums of blocks
+    if beside == TILE:  # its products need no block sums
         for block in range(blocks):
             to = start + block // 2 * DIGITS * SLAB + side * 2 * BLOCK + block % 2 * BLOCK
             _put_digits(floats, block * BLOCK, factor, inputs, to, SLAB)
@@ -282,7 +282,7 @@ def _quantize_row(preparation, x, row, count, tiled, blocks, parts, inputs, floa
 
 
 def _quantize(at, first, stop):
-    """Rows."""
+    """Quantize rows."""
     of = given(at)
     codes, units, sums = numbers(of.codes, np.int8), numbers(of.units, np.float32), numbers(of.sums, np.int32)
     preparation = Preparation(of.step, numbers(of.parameters, np.float32), np.float32(of.epsilon))
@@ -306,8 +306,8 @@ def _quantizing() -> Operation:
 
 @njit(inline="always")
 def _multiply_tiles(weights, inputs, outputs, room, before, group, first, last):
-    """Rows `first` up to `last`, which are in tiles, times a group of weights. Outputs of the rows `before` are written
-    meanwhile -> those that are left."""
+    """Multiply rows `first` up to `last`, which are in tiles, by a group of weights. Write outputs of the rows `before`
+    meanwhile. Return the rows still to write."""
     panel = group * PANELS
     sum_first(weights, inputs, outputs, room, panel, first, last - first <= TILE, before)
     for row in range(first + TILE, last, TILE):
@@ -318,7 +318,7 @@ def _multiply_tiles(weights, inputs, outputs, room, before, group, first, last):
 
 @njit(inline="always")
 def _multiply_rows(weights, inputs, outputs, group, first, last):
-    """Rows `first` up to `last`, in fours and alone, times a group of weights."""
+    """Multiply rows `first` up to `last`, in fours and singly, by a group of weights."""
     lanes, fours = weights.isa.lanes, last - (last - first) % ROWS
     for panel in range(group * GROUP // lanes, (group + 1) * GROUP // lanes):
         end = last if panel * lanes < outputs.width else 0
@@ -336,7 +336,7 @@ _MULTIPLY = fields(
 @made_once
 def _multiplying(isa: Isa, form: Form, of_minimums: type[np.generic]) -> Operation:
     def multiply(at, first, stop):
-        """Groups of weights, with each portion of inputs."""
+        """Multiply groups of weights by portions of inputs."""
         of = given(at)
         weights = Weights(
             numbers(of.codes, np.uint8), numbers(of.scales, np.int16), numbers(of.minimums, of_minimums),

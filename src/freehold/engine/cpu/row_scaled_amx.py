@@ -1,12 +1,12 @@
-"""Sixteen rows of inputs times the panels of a group of `row_scaled`, in the matrix registers of AMX (`amx.py`).
+"""Sixteen rows of inputs times a group's panels of `row_scaled`, in AMX tile registers (`amx.py`).
 
-A weight is an integer of 16 bits: code x scale + minimum. It becomes two digits, signed bytes, once for all inputs of
-a portion. Each digit of inputs meets each digit of weights. Products that count the same share a sum over all columns:
-those of two lower digits, of a lower and an upper one, and of two upper ones. So nothing has to be scaled on the way.
-The second sum is 2 x 65,536 x 128 x 127 at most, with as many columns as there may be: an integer of 32 bits.
+A weight is a 16-bit integer: code x scale + minimum. It is split into two digits, signed bytes, once for all inputs of
+a portion. Each input digit is multiplied by each weight digit. Products of equal significance share a sum over all
+columns: of two lower digits, of a lower and an upper one, and of two upper ones. So nothing is scaled on the way. The
+second sum is at most 2 x 65,536 x 128 x 127, with the maximum of columns: a 32-bit integer.
 
-The matrix unit works beside the others, if it is given something to do: the digits of the next two blocks are made
-between the products of two blocks with the first 16 rows, and the outputs of 16 rows between the products of the next.
+The matrix unit works in parallel if it is kept busy: the digits of the next two blocks are computed between the
+products of two blocks with the first 16 rows, and the outputs of 16 rows between the products of the next.
 """
 
 from collections.abc import Callable
@@ -34,16 +34,16 @@ from freehold.engine.cpu.vectors import I8, I16, I32, I64, SECOND, constant, int
 
 LANES = 16
 TILE = amx.TILE
-SLAB = TILE * 2 * BLOCK  # bytes: what a register holds, a digit of two blocks
+SLAB = TILE * 2 * BLOCK  # bytes in a register: a digit of two blocks
 _WORDS, _INTS = ir.VectorType(I16, 2 * LANES), ir.VectorType(I32, LANES)
 _SUMS = 2 * DIGITS - 1
 PANELS = GROUP // LANES  # of a group
-_LEFT, _RIGHT = PANELS * _SUMS, PANELS * _SUMS + 1  # registers behind those of sums
-_TOP = 1 << 8  # what the upper digit counts
+_LEFT, _RIGHT = PANELS * _SUMS, PANELS * _SUMS + 1  # registers after those of sums
+_TOP = 1 << 8  # weight of the upper digit
 
 
 class Rows(NamedTuple):
-    """Up to 16 rows of inputs from `first` on, and the first panel of the group that they meet."""
+    """Up to 16 rows of inputs from `first` on, and the first panel of their group."""
 
     panel: Any
     first: Any
@@ -51,9 +51,9 @@ class Rows(NamedTuple):
 
 
 class _Emitter(Records):
-    """Emits for the panels of a group, the first of which is `panel`, and 16 rows of inputs from `row` on. `room` int8
-    has the digits of the group's weights [panels, pairs of blocks, 2 digits, 16, 16 lanes, 4 columns], then the sums of
-    16 rows [panels, counts, 16, 64 bytes]."""
+    """Emits the product of a group's panels, from `panel` on, and 16 rows of inputs from `row` on. `room` int8 has the
+    digits of the group's weights [panels, pairs of blocks, 2 digits, 16, 16 lanes, 4 columns], then the sums of 16 rows
+    [panels, counts, 16, 64 bytes]."""
 
     def __init__(self, context, builder, signature, values, panel=None, row=None):
         super().__init__(context, builder, signature, values)
@@ -63,11 +63,11 @@ class _Emitter(Records):
         self.stride = row_bytes(builder, self.blocks)
         self.pairs = builder.udiv(self.stride, ir.Constant(I64, SLAB * DIGITS // TILE))
         self.sums_at = self.linear((self.pairs, PANELS * DIGITS * SLAB))
-        self.places = ir.Constant(I64, -1)  # a mask: which pairs have a place of their own in `room`
+        self.places = ir.Constant(I64, -1)  # a mask: which pairs have their own place in `room`
 
     def sums_of_first(self, are_alone, before: Rows) -> None:
-        """The sums of the group's first rows, and its digits; the outputs of rows before. If there are no other rows,
-        digits of two pairs at a time are enough, and stay in L1."""
+        """Compute the sums of the group's first rows, and its digits, and write outputs of earlier rows. If there are
+        no other rows, digits of two pairs at a time suffice, and stay in L1."""
         builder, one = self.builder, ir.Constant(I64, 1)
         self.places = builder.select(are_alone, one, self.places)
         self.clear()
@@ -85,7 +85,7 @@ class _Emitter(Records):
         self.store_sums()
 
     def sums_of_next(self) -> None:
-        """The sums of 16 rows, and the outputs of the 16 before."""
+        """Compute the sums of 16 rows, and write the outputs of the 16 before."""
         builder, tile = self.builder, ir.Constant(I64, TILE)
         before = Rows(self.panel, builder.sub(self.row, tile), tile)
         self.clear()
@@ -95,14 +95,14 @@ class _Emitter(Records):
         self.store_sums()
 
     def place(self, panel: int, pair):
-        """Where the digits of a pair are."""
+        """Return where a pair's digits are."""
         own = self.builder.and_(pair, self.places)
         return self.linear((self.pairs, panel * DIGITS * SLAB), (own, DIGITS * SLAB))
 
     # -- digits
 
     def digits_of(self, pair) -> list[Callable[[], None]]:
-        """What makes the digits of a pair of blocks, in small pieces. A block that is missing is zeros."""
+        """Return small steps that compute the digits of a pair of blocks. A missing block is zeros."""
         return [one for panel in range(PANELS) for side in range(2) for one in self.digits_of_block(panel, pair, side)]
 
     def digits_of_block(self, panel: int, pair, side: int) -> list[Callable[[], None]]:
@@ -117,7 +117,7 @@ class _Emitter(Records):
         return [partial(piece, load) for load in range(NIBBLE_LOADS)]
 
     def block(self, panel: int, block):
-        """-> where the codes of a block are, and the scales and minimums of its halves."""
+        """Return where a block's codes are, and its halves' scales and minimums."""
         builder, parts = self.builder, self.form.parts
         is_there = builder.icmp_signed("<", block, self.blocks)
         block = builder.select(is_there, block, builder.sub(self.blocks, ir.Constant(I64, 1)))
@@ -131,12 +131,12 @@ class _Emitter(Records):
             else:
                 factor = builder.trunc(builder.neg(self.field(0, OFFSET)), I16)
                 minimum = builder.mul(scale, splat(builder, factor, _WORDS))
-            # The upper digit is rounded to the nearest, as the lower one is signed.
+            # The upper digit is rounded to nearest, since the lower one is signed.
             found.append((scale, builder.add(minimum, constant(_WORDS, _TOP // 2))))
         return self.linear((number, self.block_bytes)), found if parts == 2 else 2 * found
 
     def put_digits(self, to, load: int, codes_at, of_halves) -> None:
-        """Of the columns of one load of codes."""
+        """Store the digits of one load's columns."""
         builder, low_byte = self.builder, constant(_WORDS, 0xFF)
         for half, (scale, minimum) in enumerate(of_halves):
             even, odd = (
@@ -150,7 +150,7 @@ class _Emitter(Records):
                 builder.store(value, self.array(3, place, _WORDS), align=1)
 
     def code(self, codes_at, load: int, half: int, side: int):
-        """Codes of every second column (`few_bits`)."""
+        """Return codes of every second column (`few_bits`)."""
         code, bits = self.bits(codes_at, load, 8 * side + 4 * half, 0, 15), self.form.bits - 4
         if bits == 0:
             return code
@@ -159,7 +159,7 @@ class _Emitter(Records):
         return self.builder.or_(code, upper)
 
     def bits(self, codes_at, vector: int, bit: int, to: int, mask: int):
-        """Bits of words, from a bit on, moved to another."""
+        """Move bits of words from one bit to another."""
         builder = self.builder
         at = self.linear(codes_at, vector * 4 * LANES)
         raw = builder.load(self.at(0, 0, at, _WORDS), align=1)
@@ -167,14 +167,14 @@ class _Emitter(Records):
         return builder.and_(move(raw, constant(_WORDS, abs(bit - to))), constant(_WORDS, mask))
 
     def in_words(self, index: int, number):
-        """A number of each lane, twice, for there are two words of codes."""
+        """Load a number per lane, repeated for its two words of codes."""
         builder = self.builder
         narrow = builder.load(self.at(0, index, self.linear((number, LANES)), ir.VectorType(I16, LANES)), align=2)
         wide = builder.zext(narrow, _INTS)
         return builder.bitcast(builder.or_(wide, builder.shl(wide, constant(_INTS, 16))), _WORDS)
 
     def prefetch(self, panel, pair) -> None:
-        """Bring a later panel's weights: memory is read once, while the digits of this one are made."""
+        """Prefetch a later panel's weights: memory is read once, while this panel's digits are computed."""
         number = self.linear((panel, self.blocks), (pair, 2))
         for line in range(0, 2 * self.block_bytes, LINE):
             self.bring(0, 0, self.linear((number, self.block_bytes), line), SECOND)
@@ -189,15 +189,15 @@ class _Emitter(Records):
             amx.clear(self.builder, number)
 
     def multiply(self, pair, between: Callable[[int], Any] = lambda number: None) -> None:
-        """A pair of blocks of all panels; after each product, `between` is called with its number. A digit of inputs
-        stays in its register while those of weights go by. Inputs of the next pair are brought from L2."""
+        """Multiply a pair of blocks of all panels; after each product, call `between` with its number. An input digit
+        stays in its register for all weight digits. Inputs of the next pair are prefetched from L2."""
         builder, done = self.builder, 0
         inputs = self.linear((self.row, self.stride), (pair, DIGITS * SLAB))
         for line in range(0, DIGITS * SLAB, LINE):
             self.bring(1, 0, self.linear(inputs, DIGITS * SLAB, line))
         for left in range(DIGITS):
             amx.load(builder, _LEFT, self.at(1, 0, self.linear(inputs, left * SLAB), I8), 2 * BLOCK)
-            for right in range(DIGITS):  # no two products after one another are for one sum
+            for right in range(DIGITS):  # consecutive products never share a sum
                 for panel in range(PANELS):
                     place = self.linear(self.place(panel, pair), right * SLAB)
                     amx.load(builder, _RIGHT, self.array(3, place, I8), 4 * LANES)
@@ -213,7 +213,7 @@ class _Emitter(Records):
     # -- outputs
 
     def write_share(self, rows: Rows, pair) -> None:
-        """As many outputs of `rows` as a pair of blocks has to write, so that all pairs together write all."""
+        """Write a pair's share of the outputs of `rows`, so that all pairs together write all."""
         builder = self.builder
         each = builder.udiv(self.linear(rows.count, self.pairs, -1), self.pairs)
         begin = builder.mul(pair, each)
@@ -221,7 +221,7 @@ class _Emitter(Records):
         self.write(rows, begin, builder.select(builder.icmp_signed("<", left, each), left, each))
 
     def write(self, rows: Rows, begin, count) -> None:
-        """Outputs of `count` of some rows, whose sums are in `room`, from the one with number `begin` on."""
+        """Write outputs of `count` rows, from number `begin` on, whose sums are in `room`."""
         builder = self.builder
         left = builder.sub(self.field(2, 1), self.linear((rows.panel, LANES)))
         is_whole = builder.icmp_signed(">=", left, ir.Constant(I64, PANELS * LANES))
@@ -234,7 +234,7 @@ class _Emitter(Records):
                         write_sums(self, *to, self.joined(panel, number), write)
 
     def joined(self, panel: int, row):
-        """The sums of a row and a panel, rounded once. What is below 2**24, and what is above, are floats exactly."""
+        """Join the sums of a row and a panel, rounded once. The parts below and above 2**24 are exact as floats."""
         builder, eight = self.builder, constant(_INTS, 8)
         parts = []
         for count in range(_SUMS):
@@ -250,7 +250,7 @@ class _Emitter(Records):
 
 
 def _define_begin(typingctx, weights):
-    """Before products with these weights."""
+    """Emit code before products with these weights."""
 
     def emit(context, builder, signature, values):
         amx.configure(builder, ((TILE, 64),) * amx.REGISTERS)
@@ -282,18 +282,18 @@ def _define_write(typingctx, weights, inputs, outputs, room, rows):
 
 @njit(inline="always")
 def room_size(blocks):
-    """Of `room`, bytes."""
+    """Return the bytes of `room`."""
     return (blocks + 1) // 2 * PANELS * DIGITS * SLAB + PANELS * _SUMS * SLAB
 
 
 begin: Any = intrinsic(_define_begin)
 sum_first: Any = intrinsic(_define_first)
-"""(weights, inputs, outputs, room, panel, row, are_alone, before): the digits of the weights of the group whose first
-panel this is, and the sums of the 16 rows from `row` on, a multiple of 16, both into `room` int8 [`room_size`]. If
-these rows `are_alone`, nobody needs the digits later. Outputs are written for the `Rows` before, whose sums `room` has
-until then."""
+"""(weights, inputs, outputs, room, panel, row, are_alone, before): compute the digits of the group's weights, from its
+first panel on, and the sums of the 16 rows from `row` on, a multiple of 16, both into `room` int8 [`room_size`]. If
+these rows `are_alone`, digits are not kept. Outputs are written for the `Rows` before, whose sums `room` holds until
+then."""
 sum_next: Any = intrinsic(_define_next)
 """(weights, inputs, outputs, room, panel, row): the same with the digits in `room`. Outputs are written for the 16 rows
 before."""
 write_rows: Any = intrinsic(_define_write)
-"""(weights, inputs, outputs, room, rows): outputs of `Rows` whose sums are in `room`."""
+"""(weights, inputs, outputs, room, rows): write outputs of `Rows` whose sums are in `room`."""

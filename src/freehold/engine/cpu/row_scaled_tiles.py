@@ -1,12 +1,12 @@
-"""The inner loops of `row_scaled`: one row of inputs, or four, times a panel of weights, in vectors.
+"""The inner loops of `row_scaled`: one or four rows of inputs times a panel of weights, in vectors.
 
-There is a sum for each of the two digits of inputs, an integer of 32 bits: products of a block times its scale, and the
-sum of inputs times its minimum. These terms may overflow, which does no harm: arithmetic is modulo 2**32, and what they
-add up to, weights times inputs, is small enough for `BLOCKS_AT_ONCE` blocks. Both digits of so many are added to the
-sum of the row in float64. It is below 2**53, so nothing is rounded.
+Each of the two input digits has a 32-bit integer sum: block products times the scale, and the sum of inputs times the
+minimum. Terms may overflow harmlessly: arithmetic is modulo 2**32, and the total, weights times inputs, fits for
+`BLOCKS_AT_ONCE` blocks. Both digits of so many are added to the row's sum in float64. It is below 2**53, so nothing is
+rounded.
 
-With one row, products wait for memory. Panels are read one after the other: two at a time, whose lines alternate, are
-read at half the speed.
+With one row, products are memory-bound. Panels are read one by one: two at a time, with alternating lines, are read at
+half the speed.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from freehold.engine.cpu.integer_tiles import (
 )
 from freehold.engine.cpu.vectors import F32, F64, I16, I32, I64, constant, joined, math, slice_of, splat
 
-DIGITS = 2  # of inputs: bytes, both signed; the lower one first
+DIGITS = 2  # of inputs: signed bytes, the lower one first
 LARGEST = 32_639  # weight, or input: 127 x 256 + 127
 BLOCKS_AT_ONCE = (2**31 - 1) // (BLOCK * LARGEST * 128)
 
 
 class Weights(NamedTuple):
-    """A `RowScaledMatrix`: `blocks` in a row. `loads` of codes are added up at a time (`loads_at_once`). The compiler
-    must not know how many: where it unrolls that loop it keeps more in registers than there are. Minimums of type int8
-    are -`offset` x scale each."""
+    """A `RowScaledMatrix` with `blocks` per row. `loads` of codes are summed at a time (`loads_at_once`). The compiler
+    must not know these counts: it would unroll the loop and run out of registers. Minimums of type int8 are -`offset` x
+    scale each."""
 
     codes: Any
     scales: Any
@@ -60,7 +60,7 @@ class Kind(NamedTuple):
 
     @classmethod
     def of(cls, weights: Any) -> Kind:
-        """`weights`: the type of `Weights` in compiled code."""
+        """Return the kind of `weights`, the type of `Weights` in compiled code."""
         kinds = dict(zip(weights.fields, weights.types, strict=True))
         return cls(kinds["form"].instance_class(), kinds["minimums"].dtype == types.int16, kinds["isa"].instance_class)
 
@@ -69,14 +69,13 @@ OFFSET = Weights._fields.index("offset")
 
 
 def loads_at_once(bits: int, has_wide_totals: bool) -> int:
-    """Of codes that are added up before their sums become integers of 32 bits. Four products of 63 x 128 are below
-    2**15, as are eight of 31 x 128, a half of each load, and sixteen of 15 x 128."""
+    """Return the loads of codes summed before widening to 32 bits. Four products of 63 x 128 are below 2**15, as are
+    eight of 31 x 128, a half of each load, and sixteen of 15 x 128."""
     return NIBBLE_LOADS // 2 if bits == 6 and not has_wide_totals else NIBBLE_LOADS
 
 
 class Inputs(NamedTuple):
-    """Codes as digits, int8; a float32 for each row that a code's 1 stands for; the sum of each digit for each part of
-    a block, int32."""
+    """Codes as digits, int8; a float32 unit per row; the sum of each digit for each part of a block, int32."""
 
     codes: Any
     units: Any
@@ -84,16 +83,15 @@ class Inputs(NamedTuple):
 
 
 def write_products(records: Records, panel, row, sums) -> None:
-    """`sums` are float64, the first half of the lanes and the second. They are rounded, and written as `write_sums`
-    does it."""
+    """Write `sums` in float64, the first and second half of the lanes, rounded, as `write_sums` does."""
     builder, half = records.builder, sums[0].type.count
     rounded = [builder.fptrunc(one, ir.VectorType(F32, half)) for one in sums]
     write_sums(records, panel, row, joined(builder, *rounded))
 
 
 def write_sums(records: Records, panel, row, sums, write: Callable[..., None] = write_output) -> None:
-    """outputs[row, the columns of a panel] = what they are added to + sums, floats of all lanes, times both units. The
-    kernel's arguments are weights, inputs, outputs, ..."""
+    """Write outputs[row, the panel's columns] = onto + sums, floats of all lanes, times both units. The kernel's
+    arguments are weights, inputs, outputs, ..."""
     builder, floats = records.builder, sums.type
     unit = splat(builder, builder.load(records.at(1, 1, row, F32)), floats)
     of_weights = builder.load(records.at(0, 3, records.linear((panel, floats.count)), floats), align=4)
@@ -101,7 +99,7 @@ def write_sums(records: Records, panel, row, sums, write: Callable[..., None] = 
 
 
 class _Emitter(Records):
-    """Emits one kernel: a panel meets `rows` rows of inputs from `row` on."""
+    """Emits one kernel: a panel times `rows` rows of inputs from `row` on."""
 
     def __init__(self, context, builder, signature, values, rows: int):
         super().__init__(context, builder, signature, values)
@@ -140,8 +138,7 @@ class _Emitter(Records):
         return place
 
     def of_weights(self, number, part: int) -> tuple[Any, Any]:
-        """Scales and minimums of a part of the panel's block, which is `number` of the matrix: an integer for each
-        lane."""
+        """Return scales and minimums of a part of the panel's block, `number` in the matrix: an integer per lane."""
         builder, parts = self.builder, self.form.parts
 
         def integers(index):
@@ -156,7 +153,7 @@ class _Emitter(Records):
         return scale, builder.mul(scale, splat(builder, offset, self.vectors.ints))
 
     def add_products(self, number, block, part: int, scale, digits) -> None:
-        """digits[row][digit] += scale x the sum of products of a part of a block."""
+        """Add scale x the sum of products of a part of a block to digits[row][digit]."""
         builder, halves = self.builder, range(2) if self.form.parts == 1 else (part,)
         for at_once in (halves,) if self.form.bits == 4 or self.is_wide else zip(halves):
             for first in range(0, NIBBLE_LOADS, loads_at_once(self.form.bits, self.is_wide)):
@@ -169,7 +166,7 @@ class _Emitter(Records):
                         builder.store(builder.add(builder.load(place), scaled), place)
 
     def add_minimums(self, block, part: int, minimum, digits) -> None:
-        """digits[row][digit] += minimum x the sum of inputs of a part of a block."""
+        """Add minimum x the sum of inputs of a part of a block to digits[row][digit]."""
         builder, vectors, parts = self.builder, self.vectors, self.form.parts
         for row, of_row in enumerate(digits):
             at = self.linear((self.row, self.blocks, parts), (block, self.rows * parts), row * parts + part)
@@ -178,12 +175,12 @@ class _Emitter(Records):
                 inputs, total = splat(builder, found, vectors.ints), builder.load(place)
                 if self.has_minimums:
                     total = vectors.add_lower_words(builder, total, minimum, inputs)
-                else:  # a minimum may have more than 16 bits: codes of a row need not begin at 0
+                else:  # a minimum may exceed 16 bits: codes of a row need not begin at 0
                     total = builder.add(total, builder.mul(minimum, inputs))
                 builder.store(total, place)
 
     def add_digits(self, digits, sums) -> None:
-        """sums += the lower digit's + 256 x the upper one's."""
+        """Add the lower digit's sum + 256 x the upper one's to sums."""
         builder = self.builder
         low, high = (doubles(builder, builder.load(place)) for place in digits)
         weight = constant(self.doubles, 256.0)
@@ -192,7 +189,7 @@ class _Emitter(Records):
             builder.store(math(builder, "fma", [upper, weight, total]), place)
 
     def multiply(self, number, block, load, halves, totals) -> None:
-        """Some halves of one load of codes meet both digits of each row."""
+        """Multiply some halves of one load of codes by both digits of each row."""
         builder, of_bytes = self.builder, self.vectors.bytes
         first = (self.row, self.stride), (block, self.rows * BLOCK * DIGITS), (load, 4)
         for half, weights in self.codes(number, load, halves).items():
@@ -205,7 +202,7 @@ class _Emitter(Records):
                     builder.store(added, of_row[digit])
 
     def codes(self, number, load, halves) -> dict[int, Any]:
-        """By half, the codes of four columns of each lane (`few_bits`)."""
+        """Return, by half, the codes of four columns of each lane (`few_bits`)."""
         builder, of_bytes = self.builder, self.vectors.bytes
         size = self.form.bits * of_bytes.count
         at = self.linear((number, size), (load, of_bytes.count))
@@ -218,7 +215,7 @@ class _Emitter(Records):
         return found
 
     def upper(self, number, load, half: int):
-        """What the codes have above their lower four bits."""
+        """Return the codes' bits above the lower four."""
         builder, bits, words = self.builder, self.form.bits - 4, self.vectors.words
         plane = NIBBLE_LOADS + (half if bits == 2 else 0)
         at = self.linear((number, self.form.bits * self.vectors.bytes.count), plane * self.vectors.bytes.count)
@@ -234,20 +231,19 @@ class _Emitter(Records):
         )
 
     def prefetch(self, index: int, at, block_size: int) -> None:
-        """Bring the numbers that the panels have at the same place which come next. The array has `block_size` of them
-        for each block of a panel."""
+        """Prefetch the same numbers of the next panels. The array has `block_size` of them per panel block."""
         self.bring(0, index, self.linear(at, (self.blocks, block_size)))
 
 
 def doubles(builder, integers) -> list[Any]:
-    """The first half of the lanes and the second."""
+    """Return the first and second half of the lanes as doubles."""
     half = integers.type.count // 2
     kind = ir.VectorType(F64, half)
     return [builder.sitofp(slice_of(builder, integers, half, number), kind) for number in range(2)]
 
 
 def row_bytes(builder, blocks):
-    """Of a row of inputs: blocks are stored in pairs."""
+    """Return the bytes of a row of inputs: blocks are stored in pairs."""
     one = ir.Constant(I64, 1)
     pairs = builder.lshr(builder.add(blocks, one), one)
     return builder.mul(pairs, ir.Constant(I64, 2 * BLOCK * DIGITS))

@@ -1,4 +1,4 @@
-"""Gates and routing, each row by itself."""
+"""Row-wise gates and routing."""
 
 import math
 
@@ -13,8 +13,8 @@ def sigmoid(x):
 
 @njit(parallel=True, nogil=True, cache=True, error_model="numpy")
 def silu_gate(x, gate, norm, groups, epsilon, norm_first, out):
-    """out = x * silu(gate), [rows, columns]. With weights `norm`, which repeat if they are fewer than columns, each of
-    `groups` groups of columns is normalized before that or after it."""
+    """Compute out = x * silu(gate), [rows, columns]. With weights `norm`, repeated if fewer than columns, each of
+    `groups` column groups is normalized before or after that."""
     rows, columns = x.shape
     size = columns // groups
     for work in prange(rows * groups):
@@ -36,7 +36,7 @@ def silu_gate(x, gate, norm, groups, epsilon, norm_first, out):
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def sigmoid_gate(x, gate):
-    """x [rows, columns] *= sigmoid(gate), gate likewise or [rows, 1]."""
+    """Multiply x [rows, columns] by sigmoid(gate), gate likewise or [rows, 1]."""
     for row in range(x.shape[0]):
         for k in range(x.shape[1]):
             x[row, k] *= sigmoid(gate[row, k if gate.shape[1] > 1 else 0])
@@ -44,7 +44,7 @@ def sigmoid_gate(x, gate):
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def soft_cap(x, cap):
-    """x = cap * tanh(x / cap), x [rows, columns]."""
+    """Compute x = cap * tanh(x / cap), x [rows, columns]."""
     for row in range(x.shape[0]):
         for k in range(x.shape[1]):
             x[row, k] = cap * np.float32(math.tanh(x[row, k] / cap))
@@ -52,7 +52,7 @@ def soft_cap(x, cap):
 
 @njit(inline="always")
 def _best(values, allowed):
-    """Where the largest allowed value is, the first if several are equal."""
+    """Return the index of the largest allowed value, the first of equals."""
     best = -1
     for k in range(len(values)):
         if allowed[k] and (best < 0 or values[k] > values[best]):
@@ -62,7 +62,7 @@ def _best(values, allowed):
 
 @njit(inline="always")
 def _softmax(values, allowed, out):
-    """Of those allowed; the others get 0."""
+    """Compute the softmax over allowed values; others get 0."""
     highest, total = values[_best(values, allowed)], np.float32(0)
     for k in range(len(values)):
         out[k] = np.float32(math.exp(values[k] - highest)) if allowed[k] else np.float32(0)
@@ -73,7 +73,7 @@ def _softmax(values, allowed, out):
 
 @njit(inline="always")
 def _allow_groups(ranks, groups, used, by_two, allowed):
-    """Only the best `used` of the groups of experts stay: a group is as good as its best, or its best two together."""
+    """Allow only the best `used` groups of experts, ranked by their best, or best two together."""
     size = len(ranks) // groups
     worth, is_open = np.empty(groups, np.float32), np.ones(groups, np.bool_)
     for group in range(groups):
@@ -96,8 +96,8 @@ SOFTMAX, SIGMOID, CHOSEN = range(3)
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def route(logits, correction, scores, normalize, factor, groups, groups_used, by_two, experts, weights):
-    """logits [rows, experts] -> experts int64 [rows, used], ascending, and weights float32 likewise. The arguments are
-    those of `freehold.models.spec.Routing`."""
+    """Route logits [rows, experts] -> experts int64 [rows, used], ascending, and weights float32 likewise. Arguments
+    are those of `freehold.models.spec.Routing`."""
     count, used = logits.shape[1], experts.shape[1]
     everything = np.ones(count, np.bool_)
     for row in range(logits.shape[0]):

@@ -1,8 +1,8 @@
 """Vectors of 16 floats as Numba values: `F32x16` is one zmm register on AVX-512 and two ymm registers on AVX2, with the
 same results on both.
 
-All functions here are Numba intrinsics: they can be called only from `@njit` code, they do no bounds checks, and `at`
-is a flat element index into a C-contiguous array.
+All functions here are Numba intrinsics: they can be called only from `@njit` code, do no bounds checks, and `at` is a
+flat element index into a C-contiguous array.
 """
 
 from collections.abc import Callable
@@ -105,9 +105,9 @@ def _writing(value: types.Type) -> Callable[..., Any]:
 
 
 def lanes(builder, where, dtype):
-    """array f32[*], u16[*] holding bfloat16 values, or i8[*] -> the 16 numbers from element `at`, as floats.
+    """Load the 16 numbers from element `at` of f32[*], u16[*] holding bfloat16, or i8[*], as floats.
 
-    array u8[*] holding floats -> the 16 from byte `at`.
+    From u8[*] holding floats, load the 16 from byte `at`.
     """
     if dtype == types.uint16:
         return widen_bf16(builder, builder.load(where(WORDS), align=2))
@@ -121,7 +121,7 @@ load = _reading(F32x16)(lanes)
 
 @_reading(types.float32)
 def element(builder, where, dtype):
-    """One of those that `load` takes."""
+    """Load one element of the arrays that `load` takes."""
     if dtype == types.uint16:
         return widen_bf16(builder, builder.load(where(I16)))
     return builder.sitofp(builder.load(where(I8)), F32) if dtype == types.int8 else builder.load(where(F32))
@@ -129,17 +129,17 @@ def element(builder, where, dtype):
 
 @_reading(types.float32)
 def scale_at(builder, where, dtype):
-    """array f32[*], or u16[*] holding float16 values -> element `at`."""
+    """Load element `at` of f32[*], or of u16[*] holding float16."""
     return builder.fpext(builder.load(where(F16)), F32) if dtype == types.uint16 else builder.load(where(F32))
 
 
 def _upper_words(builder, bits):
-    """Of 16 integers."""
+    """Return the upper words of 16 integers."""
     return builder.trunc(builder.lshr(bits, constant(INTS, 16)), WORDS)
 
 
 def _rounded(builder, dtype, value):
-    """16 floats as what an array of `dtype` holds, rounded to the nearest, ties to even; they must fit."""
+    """Convert 16 floats to the type of an array of `dtype`, rounded to nearest, ties to even; they must fit."""
     if dtype == types.uint16:
         bits = builder.bitcast(value, INTS)
         odd = builder.and_(builder.lshr(bits, constant(INTS, 16)), constant(INTS, 1))
@@ -150,14 +150,14 @@ def _rounded(builder, dtype, value):
 
 @_writing(F32x16)
 def put(builder, where, dtype, value):
-    """Write 16 floats to what `load` takes, rounded."""
+    """Write 16 floats to an array that `load` takes, rounded."""
     rounded = _rounded(builder, dtype, value)
     builder.store(rounded, where(rounded.type), align=1)
 
 
 @_writing(F32x16)
 def put_apart(builder, where, dtype, value):
-    """The same, but each 16 elements behind the one before."""
+    """Write likewise, but with elements 16 apart."""
     rounded = _rounded(builder, dtype, value)
     first = where(rounded.type.element)
     for lane in range(LANES):
@@ -189,39 +189,39 @@ def _define_stream(typingctx, source, at, target, to):
 
 
 stream = intrinsic(_define_stream)
-"""Copy 4 words, array u32[*] from `at`, to array u32[*] from `to`, at an address that is a multiple of 16, past the
-caches (a non-temporal store)."""
+"""Copy 4 words from `at` of u32[*] to `to` of u32[*], at an address aligned to 16 bytes, past the caches (a
+non-temporal store)."""
 
 
 @_reading(F32x16)
 def load_i8(builder, where, dtype):
-    """array u8[*] holding signed bytes -> the 16 of them from `at`, as floats."""
+    """Load the 16 signed bytes from `at` of u8[*] as floats."""
     return builder.sitofp(builder.sext(builder.load(where(BYTES), align=1), INTS), FLOATS)
 
 
 @_reading(F32x16)
 def load_low_nibbles(builder, where, dtype):
-    """array u8[*] -> the low halves of 16 bytes, as floats."""
+    """Load the low halves of 16 bytes of u8[*] as floats."""
     nibbles = builder.and_(builder.load(where(BYTES), align=1), constant(BYTES, 15))
     return builder.sitofp(builder.zext(nibbles, INTS), FLOATS)
 
 
 @_reading(F32x16)
 def load_high_nibbles(builder, where, dtype):
-    """array u8[*] -> the high halves of 16 bytes, as floats."""
+    """Load the high halves of 16 bytes of u8[*] as floats."""
     nibbles = builder.lshr(builder.load(where(BYTES), align=1), constant(BYTES, 4))
     return builder.sitofp(builder.zext(nibbles, INTS), FLOATS)
 
 
 @_reading(F32x16)
 def load_bf16(builder, where, dtype):
-    """array u8[*] holding bfloat16 values -> the 16 of them from byte `at`, as floats."""
+    """Load the 16 bfloat16 from byte `at` of u8[*] as floats."""
     return widen_bf16(builder, builder.load(where(WORDS), align=2))
 
 
 @_reading(F32x16)
 def splat_at(builder, where, dtype):
-    """array f32[*] -> its element `at` in all 16 lanes."""
+    """Load element `at` of f32[*] into all 16 lanes."""
     return in_all_lanes(builder, builder.load(where(F32)), FLOATS)
 
 
@@ -230,7 +230,7 @@ def splat_at(builder, where, dtype):
 
 @_operation(F32x16, types.float32)
 def splat(builder, value):
-    """One float in all 16 lanes."""
+    """Put one float in all 16 lanes."""
     return in_all_lanes(builder, value, FLOATS)
 
 
@@ -251,13 +251,13 @@ def mul(builder, a, b):
 
 @_operation(F32x16, F32x16, F32x16, F32x16)
 def fma(builder, a, b, c):
-    """a * b + c, rounded once."""
+    """Return a * b + c, rounded once."""
     return math(builder, "fma", [a, b, c])
 
 
 @_operation(F32x16, F32x16)
 def round_bf16(builder, a):
-    """To the nearest bfloat16 value, ties to even."""
+    """Round to the nearest bfloat16 value, ties to even."""
     return widen_bf16(builder, _rounded(builder, types.uint16, a))
 
 
@@ -282,7 +282,7 @@ def max_lanes(builder, a):
 
 @_operation(F32x16, F32x16, types.intp, F32x16)
 def keep_first(builder, a, count, other):
-    """Lanes `< count` of `a`, the rest from `other`."""
+    """Return lanes `< count` of `a`, the rest from `other`."""
     lane = ir.Constant(INTS, list(range(LANES)))
     limit = in_all_lanes(builder, builder.trunc(count, I32), INTS)
     return builder.select(builder.icmp_signed("<", lane, limit), a, other)
@@ -297,7 +297,7 @@ def _fused(builder, x, y, z):
 
 
 def _polynomial(builder, terms, x):
-    """terms[0] * x**n + ... + terms[n], by Horner's rule."""
+    """Return terms[0] * x**n + ... + terms[n], by Horner's rule."""
     y = _number(terms[0])
     for term in terms[1:]:
         y = _fused(builder, y, x, _number(term))
@@ -312,7 +312,7 @@ _EXP_MIN, _EXP_MAX = -87.3, 88.3
 
 @_operation(F32x16, F32x16)
 def exp(builder, a):
-    """e**a. Lanes at or below -87.3 give exactly 0 (a masked score is -inf)."""
+    """Return e**a. Lanes at or below -87.3 give exactly 0 (a masked score is -inf)."""
     x = builder.select(builder.fcmp_ordered("<", a, _number(_EXP_MAX)), a, _number(_EXP_MAX))
     tiny = builder.fcmp_ordered("<=", x, _number(_EXP_MIN))
     x = builder.select(tiny, _number(_EXP_MIN), x)
@@ -326,15 +326,15 @@ def exp(builder, a):
     return builder.select(tiny, _number(0.0), builder.fmul(y, scale))
 
 
-# Of the polynomials of degree 4 that are 1 at 0, the one with the least relative error from -ln(2) / 2 to ln(2) / 2.
+# Of all degree-4 polynomials that are 1 at 0, the one with the least relative error on [-ln(2) / 2, ln(2) / 2].
 _SHORT_EXP_TERMS = (0.04151369631290436, 0.16787457466125488, 0.5000301599502563, 0.9999668598175049, 1.0)
 _ROUNDING = 12582912.0  # 1.5 * 2**23: the last bits of a float plus this number are the nearest integer
 
 
 @_operation(F32x16, F32x16)
 def exp_bf16(builder, a):
-    """e**a rounded to bfloat16, for a at most 88. The relative error before rounding is below 2**-18. Lanes at or below
-    -87.3 give exactly 0."""
+    """Return e**a rounded to bfloat16, for a at most 88. The relative error before rounding is below 2**-18. Lanes at
+    or below -87.3 give exactly 0."""
     x = _larger(builder, a, _number(_EXP_MIN))
     shifted = _fused(builder, x, _number(_LOG2_E), _number(_ROUNDING))
     n = builder.fsub(shifted, _number(_ROUNDING))
@@ -348,5 +348,5 @@ def exp_bf16(builder, a):
 
 @_operation(F32x16, F32x16)
 def reciprocal(builder, a):
-    """1 / a, correctly rounded."""
+    """Return 1 / a, correctly rounded."""
     return builder.fdiv(constant(FLOATS, 1.0), a)

@@ -1,6 +1,6 @@
-"""A softmax that is computed part by part (Milakov and Gimelshein 2018).
+"""A softmax computed in parts (Milakov and Gimelshein 2018).
 
-Within a segment of keys it runs from block to block; what segments give is merged in order.
+Within a segment of keys it runs from block to block; segments are merged in order.
 """
 
 from typing import Any, NamedTuple
@@ -29,8 +29,8 @@ SLACK = np.float32(8)  # weights may be as large as e**8: sums are rarely rescal
 
 
 class Softmax(NamedTuple):
-    """So far, of each row: [rows, value size] the weighted sum of values, [rows] its level, and the sum of weights. A
-    weight is e**(score - level). The level is the highest score, or one at most SLACK below it."""
+    """The partial softmax of each row: [rows, value size] the weighted sum of values, [rows] its level, and the sum of
+    weights. A weight is e**(score - level). The level is the highest score, or at most SLACK below it."""
 
     sums: Any
     levels: Any
@@ -39,8 +39,8 @@ class Softmax(NamedTuple):
 
 @njit(inline="always")
 def highest_visible(scores, at, hidden, valid):
-    """The highest of a row's scores, which begin at `at`; -inf if it sees none. Keys `hidden` up to `valid` of the
-    block are visible to this row: scores of the rest become -inf."""
+    """Return the highest of a row's scores from `at` on; -inf if it sees none. Keys `hidden` up to `valid` of the block
+    are visible to this row: other scores become -inf."""
     low = splat(np.float32(-np.inf))
     if hidden > 0:
         scores[at : at + min(hidden, KEYS)] = np.float32(-np.inf)
@@ -56,9 +56,9 @@ def highest_visible(scores, at, hidden, valid):
 
 @njit(inline="always")
 def take_block(softmax, row, scores, at, top, size, is_rounded, words):
-    """Turn the scores of a row, of which `top` is the highest, into probabilities -> their sums, one for each lane.
-    What was summed before is rescaled if the row's level is more than SLACK below `top`. If `is_rounded`, probabilities
-    are bfloat16. They take the place of scores, or are put into `words` if there are any."""
+    """Turn a row's scores, of which `top` is the highest, into probabilities. Return their sums, one per lane. Earlier
+    sums are rescaled if the row's level is more than SLACK below `top`. If `is_rounded`, probabilities are bfloat16.
+    They replace the scores, or go to `words` if it is not empty."""
     level = softmax.levels[row]
     if top > level + SLACK:
         # All lanes of `shrink` are equal; its largest is the scalar.
@@ -81,7 +81,7 @@ def take_block(softmax, row, scores, at, top, size, is_rounded, words):
 
 @njit(inline="always")
 def merge_segment(segment, row, whole, to, size):
-    """Add row `row` of a segment's softmax to row `to` of that of the segments before it."""
+    """Merge row `row` of a segment's softmax into row `to` of the softmax of earlier segments."""
     level, before = segment.levels[row], whole.levels[to]
     if level == -np.inf:  # the row sees no key of this segment
         return

@@ -1,4 +1,4 @@
-"""Which states a step goes on from, and where it leaves states."""
+"""The states that a step reads and writes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from freehold.engine.cpu.recurrence import Visits
 
 @dataclass(frozen=True)
 class StateBatch:
-    """Sequence i is in row `rows[i]` of the `table`, has `known[i]` tokens without its drafts, and the states after its
-    drafts from slot `scratch[i]` on."""
+    """Sequence i is in row `rows[i]` of the `table`, has `known[i]` tokens without drafts, and its states after drafts
+    from slot `scratch[i]` on."""
 
     table: Int32
     rows: Int64
@@ -26,9 +26,9 @@ class StateBatch:
     def of(
         cls, table: Int32, cache: GroupCache, rows: Int64, starts: Int64, counts: Int64, proposed: Int64
     ) -> StateBatch:
-        """Sequence i has `counts[i]` tokens from position `starts[i]`, the last `proposed[i]` of them drafts. Its state
-        after the last given token, and at the end of each column before it that has a page, goes to that page; states
-        after drafts go to scratch."""
+        """Build a batch. Sequence i has `counts[i]` tokens from position `starts[i]`, the last `proposed[i]` of them
+        drafts. States after the last given token, and at the end of each earlier column with a page, go to those pages;
+        states after drafts go to scratch."""
         size, given = cache.page_size, counts - proposed
         behind = np.maximum(starts - 1, 0) // size
         reads = np.where(starts > 0, table[rows, behind], -1).astype(np.int64)
@@ -49,8 +49,8 @@ class StateBatch:
         return cls(table, rows, known, scratch, visits)
 
     def settle(self, cache: GroupCache, written: Int64) -> None:
-        """Drafts were verified: the first `written[i]` tokens of each sequence are right. The states after accepted
-        drafts go from scratch to their pages."""
+        """Commit verified drafts: the first `written[i]` tokens of each sequence are right. States after accepted
+        drafts are copied from scratch to their pages."""
         sequence, columns, ends = _columns(self.known, written, cache.page_size)
         slots = self.table[self.rows[sequence], columns]
         kept = slots > 0
@@ -60,8 +60,8 @@ class StateBatch:
 
 
 def _columns(starts: Int64, ends: Int64, page_size: int) -> tuple[Int64, Int64, Int64]:
-    """The page columns of the positions from `starts[i]` up to `ends[i]` -> sequence, column, and how many tokens the
-    sequence has at the column's end, or at its own."""
+    """Return the page columns of positions from `starts[i]` up to `ends[i]` as sequence, column, and the sequence's
+    tokens at the column's end, or at its own."""
     first = starts // page_size
     count = np.where(ends > starts, (ends - 1) // page_size - first + 1, 0)
     sequence, index = ragged(count)

@@ -1,7 +1,7 @@
-"""What the threads take of a step: tokens, items and parts of items (`items.py`).
+"""Divides a step into work for threads: tokens, items and parts of items (`items.py`).
 
-It is found anew for each step, so it is compiled: the kernels of a step of few tokens take no longer than some hundred
-calls of NumPy's. Loops are written out: NumPy's functions take seconds each to compile.
+This runs each step, so it is compiled: kernels of a small step take no longer than some hundred NumPy calls. Loops are
+explicit, since NumPy's functions take seconds each to compile.
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ ITEMS_SPLIT = 8  # with more of them, each thread has work without parts of item
 
 @njit(inline="always")
 def _place_tokens(tables, page_size, rows, starts, counts):
-    """-> their positions and slots"""
+    """Return the tokens' positions and slots."""
     total = np.sum(counts)
     positions, slots = np.empty(total, np.int64), np.empty(total, np.int64)
     token = 0
@@ -30,8 +30,8 @@ def _place_tokens(tables, page_size, rows, starts, counts):
 
 @njit(inline="always")
 def _make_members(rows, starts, counts, threads):
-    """A few tokens of a sequence each -> [4, members]: row, first token, count, first position; and the first member of
-    each sequence."""
+    """Split sequences into members of a few tokens. Return [4, members]: row, first token, count, first position; and
+    the first member of each sequence."""
     queries = 2 * QUERIES if np.sum(counts) >= MANY * 2 * QUERIES * threads else QUERIES
     firsts = np.empty(len(rows) + 1, np.int64)
     firsts[0] = 0
@@ -49,8 +49,8 @@ def _make_members(rows, starts, counts, threads):
 
 @njit(inline="always")
 def _comes_before(tables, pages, one, other, rows, starts):
-    """In an order in which sequences that begin with the same pages are neighbours: as far as columns 0, 1, 2, 4, 8 and
-    so on tell."""
+    """Compare sequences in an order that makes those with a common prefix neighbours, judged by columns 0, 1, 2, 4, 8
+    and so on."""
     column = 0
     while column < pages:
         a, b = tables[rows[one], column], tables[rows[other], column]
@@ -62,8 +62,8 @@ def _comes_before(tables, pages, one, other, rows, starts):
 
 @njit(inline="always")
 def _common(tables, page_size, pages, one, other, rows, starts):
-    """How many positions two sequences share, in whole blocks. No further than both have come: what lies beyond in a
-    table is left from its last user."""
+    """Return how many positions two sequences share, in whole blocks, up to the shorter one: table entries beyond are
+    left from the last user."""
     column = 0
     while column < pages and tables[rows[one], column] == tables[rows[other], column]:
         column += 1
@@ -72,8 +72,8 @@ def _common(tables, page_size, pages, one, other, rows, starts):
 
 @njit(inline="always")
 def _group_singles(tables, page_size, rows, starts, singles, sizes, shared):
-    """Put sequences with one token each in an order in which those that share pages are together -> how many items they
-    make. Writes how many sequences each item has to `sizes`, and how many positions these share to `shared`."""
+    """Sort sequences with one token each so that those with shared pages are adjacent, and group them. Return the
+    number of items. Write each item's number of sequences to `sizes`, and of shared positions to `shared`."""
     furthest = 0
     for i in range(len(singles)):
         furthest = max(furthest, starts[singles[i]])
@@ -103,7 +103,7 @@ def _group_singles(tables, page_size, rows, starts, singles, sizes, shared):
 
 @njit(inline="always")
 def _make_items(tables, page_size, rows, starts, counts, firsts, may_share):
-    """-> the members of all items, how many each has, and how many positions they share"""
+    """Return the members of all items, their number in each, and the positions they share."""
     count = firsts[-1]
     order, sizes, shared = np.empty(count, np.int64), np.empty(count, np.int64), np.empty(count, np.int64)
     items, alone = 0, 0
@@ -124,8 +124,8 @@ def _make_items(tables, page_size, rows, starts, counts, firsts, may_share):
 
 @njit(inline="always")
 def _balance(members, order, sizes):
-    """In which order items are taken, and where the members of each begin: the lightest and the heaviest take turns,
-    since a thread takes a stretch of the list, and each should have as much to do."""
+    """Return the order of items, and where each one's members begin. Light and heavy items alternate to balance
+    threads, each of which takes a contiguous stretch."""
     work, begins, at = np.empty(len(sizes), np.int64), np.empty(len(sizes), np.int64), 0
     for i in range(len(sizes)):
         work[i], begins[i] = 0, at
@@ -141,8 +141,8 @@ def _balance(members, order, sizes):
 
 @njit(inline="always")
 def _make_parts(members, firsts):
-    """Of items whose members are in order. A few items with long contexts are split -> parts [3, parts], joined items
-    [3, items], and how many queries are kept."""
+    """Divide items into parts; members are in order. A few items with long contexts are split. Return parts [3, parts],
+    joined items [3, items], and the number of kept queries."""
     items = len(firsts) - 1
     segments, queries = np.empty(items, np.int64), np.empty(items, np.int64)
     joins, count = 0, 0
@@ -181,7 +181,7 @@ def _all_whole(items):
 
 @njit(inline="always")
 def _describe(record, positions, slots, tables, firsts, shared, members, parts, joined):
-    """The addresses of all of it."""
+    """Store all addresses in the record."""
     of = record[0]
     of.positions, of.slots = positions.ctypes.data, slots.ctypes.data
     of.tables, of.columns = tables.ctypes.data, tables.shape[1]
@@ -196,10 +196,10 @@ def _describe(record, positions, slots, tables, firsts, shared, members, parts, 
 
 @njit(cache=True, error_model="numpy")
 def divide(tables, page_size, rows, starts, counts, may_share, threads, record):
-    """Sequence i has `counts[i]` new tokens from position `starts[i]`, its pages in `tables[rows[i]]`; so many
-    `threads` will attend. `record` is a BATCH, which is filled -> positions and slots of tokens; the first member of
-    each item and one more, and how many positions they share; members [4, n]; parts [3, n], joined items [3, n], and
-    how many queries parts have."""
+    """Divide a step. Sequence i has `counts[i]` new tokens from position `starts[i]`, its pages in `tables[rows[i]]`;
+    `threads` threads attend. Fill `record`, a BATCH. Return positions and slots of tokens; the first member of each
+    item and one more, and the positions they share; members [4, n]; parts [3, n], joined items [3, n], and the number
+    of queries of parts."""
     positions, slots = _place_tokens(tables, page_size, rows, starts, counts)
     found, of_sequences = _make_members(rows, starts, counts, threads)
     order, sizes, common = _make_items(tables, page_size, rows, starts, counts, of_sequences, may_share)

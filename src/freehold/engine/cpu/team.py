@@ -1,17 +1,16 @@
-"""The threads that compute: a team which does operations one after the other, and each of them together.
+"""The compute threads: a team that runs operations in order, each of them together.
 
-An operation is a compiled function over a range of tasks. It is cut into several pieces for each thread. A thread takes
-those of its own share in order, which follow each other in memory, then those of others: one thread does all of them if
-nobody else comes. Whoever finishes the last piece begins the next operation. So a thread that has to give its core to
-another process holds up nothing but the piece that it is at, and a whole step is done without anybody telling the team
-what comes next. Who finds nothing to do soon sleeps instead of spinning: an idle core is given to the very thread that
-lacks one.
+An operation is a compiled function over a range of tasks, divided into several pieces per thread. A thread takes the
+consecutive pieces of its own share in order, then those of others: one thread runs all if no other comes. The thread
+that finishes the last piece starts the next operation. So a preempted thread delays only its current piece, and a whole
+step runs without coordination from outside. Idle threads soon sleep instead of spinning: an idle core then goes to the
+thread that lacks one.
 
-Numba's parallel loops are operations, too. Its own threads would divide a loop into as many parts as there are threads,
-and each would wait for all others.
+Numba's parallel loops are operations, too. Its own threads would divide a loop into as many parts as threads, and each
+would wait for all others.
 
-All words that threads share are in one block (`atomics`). An operation that is under way is a job with a number. A
-share's word names its job, so that who comes late to a job finds none of its pieces, and takes none of the next one's.
+All shared words are in one block (`atomics`). A running operation is a job with a number. A share's word names its job,
+so that a late thread finds no pieces of its job, and takes none of the next one's.
 """
 
 from __future__ import annotations
@@ -53,25 +52,25 @@ from freehold.engine.cpu.operation import (
     task_count,
 )
 
-PIECES, TASKS = 4, 16  # pieces of an operation for each thread, at least, and tasks of a piece, at most
-SPIN_WORK, SPIN_END = 2000, 400  # looks, before a thread sleeps: a helper's, and those of whoever called the team
+PIECES, TASKS = 4, 16  # minimum pieces of an operation per thread, and maximum tasks of a piece
+SPIN_WORK, SPIN_END = 2000, 400  # spins before sleeping: of a helper, and of the calling thread
 LINE = 8  # words of a cache line
-# A word each, in cache lines of their own where several threads write.
+# One word each, in separate cache lines if several threads write them.
 BUSY, JOB, DONE, SLEEPERS = range(0, 4 * LINE, LINE)
 OPERATIONS, FIRST, LAST, PIECE_COUNT, SHARES, HELPERS = range(4 * LINE, 4 * LINE + 6)
-LOOP = 5 * LINE  # the operation that a parallel loop of Numba's is
-SHARE = 7 * LINE  # the first thread's: its job, its next piece and where its pieces end, in 32, 16 and 16 bits
+LOOP = 5 * LINE  # the operation for a parallel loop of Numba's
+SHARE = 7 * LINE  # the first thread's: its job, next piece and end of pieces, in 32, 16 and 16 bits
 CORES = len(os.sched_getaffinity(0))
 WORDS = SHARE + (CORES + 1) * LINE
 JOBS, NUMBERS, PIECES_MAX = 0x7FFFFFFF, 0xFFFFFFFF, 0xFFFF
 ARRAYS_MAX, INNER_MAX = 128, 256
-# Of this process, like Numba's own threads. It is there before anything is compiled that names it.
+# Per process, like Numba's own threads. It exists before any code that names it is compiled.
 _words = place(WORDS)
 
 
 @njit(inline="always")
 def _run(operation, piece, pieces, arguments, sizes):
-    """Do one of `pieces` of an operation; `arguments` and `sizes` are the thread's own."""
+    """Run one of `pieces` of an operation; `arguments` and `sizes` are the thread's own."""
     count, function = task_count(operation), read(operation, FUNCTION)
     first, stop = piece * count // pieces, (piece + 1) * count // pieces
     arrays, steps = read(operation, ARRAYS), read(operation, STEPS)
@@ -90,7 +89,7 @@ def _run(operation, piece, pieces, arguments, sizes):
 
 @njit(inline="always")
 def _begin(number):
-    """Begin operation `number` of those that were given, or the next one that has any tasks, as a new job."""
+    """Start operation `number`, or the next one that has tasks, as a new job."""
     operations, last, shares = get(OPERATIONS), get(LAST), get(SHARES)
     while number < last and task_count(operations + number * BYTES) <= 0:
         number += 1
@@ -111,7 +110,7 @@ def _begin(number):
 
 @njit(inline="always")
 def _take(job, own, arguments, sizes):
-    """Do pieces of a job for as long as it has any, first those of share `own`."""
+    """Run pieces of a job while it has any, first those of share `own`."""
     shares = get(SHARES)
     for turn in range(shares):
         share = SHARE + (own + turn) % shares * LINE
@@ -122,7 +121,7 @@ def _take(job, own, arguments, sizes):
                 break
             if not exchange_if(share, word, word + (1 << 16)):
                 continue
-            # The job can't end before this piece is done, so what it says stays.
+            # The job can't end before this piece is done, so its words stay.
             number, pieces = get(FIRST) & NUMBERS, get(PIECE_COUNT)
             _run(get(OPERATIONS) + number * BYTES, piece, pieces, arguments, sizes)
             if add(DONE, 1) + 1 == pieces:
@@ -132,7 +131,7 @@ def _take(job, own, arguments, sizes):
 
 @njit(inline="always")
 def _await(job, patience):
-    """Until another job is begun, or for no reason."""
+    """Wait until another job begins, or return spuriously."""
     spun = 0
     while get(JOB) == job and spun < patience:
         pause()
@@ -145,7 +144,7 @@ def _await(job, patience):
 
 @njit(nogil=True, cache=True)
 def _help(number):
-    """A helper's life. It takes part if a job has room for so many."""
+    """Run a helper. It takes part in jobs with enough shares."""
     arguments, sizes = np.empty(ARRAYS_MAX, np.int64), np.empty(INNER_MAX, np.int64)
     while True:
         job = get(JOB)
@@ -156,7 +155,7 @@ def _help(number):
 
 @njit(inline="always")
 def _lead(operations, count, shares):
-    """Have the team do operations, and take part."""
+    """Have the team run operations, and take part."""
     arguments, sizes = np.empty(ARRAYS_MAX, np.int64), np.empty(INNER_MAX, np.int64)
     put(OPERATIONS, operations)
     put(LAST, count)
@@ -164,7 +163,7 @@ def _lead(operations, count, shares):
     _begin(0)
     while True:
         job, begun = get(JOB), get(FIRST)
-        # FIRST is written before JOB. Where JOB is older, the thread that ends the list has yet to write it, and would
+        # FIRST is written before JOB. If JOB is older, the thread that ends the list has yet to write it, and would
         # overwrite a job of the next list.
         if begun >> 32 == job and begun & NUMBERS >= count:
             break
@@ -176,7 +175,7 @@ def _lead(operations, count, shares):
 
 @njit(inline="always")
 def _alone(operations, count):
-    """The same without a team."""
+    """Run operations without a team."""
     arguments, sizes = np.empty(ARRAYS_MAX, np.int64), np.empty(INNER_MAX, np.int64)
     for number in range(count):
         operation = operations + number * BYTES
@@ -186,7 +185,8 @@ def _alone(operations, count):
 
 @njit(nogil=True, cache=True)
 def run_by_team(operations, count, threads):
-    """Do `count` operations from the address `operations` on, in order; without helpers if others have them."""
+    """Run `count` operations from the address `operations` on, in order; without helpers if another caller uses
+    them."""
     shares = min(threads, get(HELPERS) + 1)
     if shares == 1 or not exchange_if(BUSY, 0, 1):
         _alone(operations, count)
@@ -196,7 +196,7 @@ def run_by_team(operations, count, threads):
 
 @cfunc(types.void(*[types.int64] * 8), cache=True)
 def _parallel_for(function, arguments, sizes, steps, data, inner, arrays, threads):
-    """Numba calls this for each parallel loop: `sizes[0]` tasks."""
+    """Run a parallel loop for Numba: `sizes[0]` tasks."""
     count = read(sizes, 0)
     shares = min(threads, get(HELPERS) + 1)
     if shares == 1 or count <= 1 or not exchange_if(BUSY, 0, 1):
@@ -224,7 +224,7 @@ def _parallel_for(function, arguments, sizes, steps, data, inner, arrays, thread
 
 @cfunc(types.int64(*[types.int64] * 4), cache=True)
 def _piece_count(threads, dimensions, starts, ends):
-    """Numba asks this how many pieces a loop shall have."""
+    """Return the number of pieces of a loop, for Numba."""
     total = 1
     for i in range(dimensions):
         total *= max(read(ends, i) - read(starts, i) + 1, 1)
@@ -232,7 +232,7 @@ def _piece_count(threads, dimensions, starts, ends):
 
 
 def join_team() -> None:
-    """Have all of Numba's parallel loops run by the team. Before the first one is compiled or loaded; it can't be
+    """Run all of Numba's parallel loops on the team. Call it before the first one is compiled or loaded; it can't be
     undone."""
     if _helpers:
         return
@@ -250,5 +250,5 @@ _helpers: list[threading.Thread] = []
 
 
 def helper_count() -> int:
-    """How many threads help whoever runs a loop; 0 where Numba's own threads do it."""
+    """Return the number of helper threads; 0 with Numba's own threads."""
     return len(_helpers)

@@ -15,14 +15,14 @@ from freehold.engine.cpu.operation import run_by_numba
 _config: Any = config
 _parallel: Any = parallel
 
-# How often a thread of OpenMP's that waits for the others looks again before it sleeps. More is hardly faster alone;
-# and beside busy processes of others it keeps the core from the very thread that is waited for.
+# Spins of a waiting OpenMP thread before it sleeps. More is hardly faster alone; beside busy processes it keeps the
+# core from the thread that is waited for.
 SPIN_COUNT = 1000
 
 
 def choose_threads() -> None:
-    """Who runs parallel loops, before the first one does: our team, or a layer of Numba's where the team can't be, or
-    if NUMBA_THREADING_LAYER names one."""
+    """Choose the runner of parallel loops, before the first one: our team, or a Numba layer if the team is unavailable
+    or NUMBA_THREADING_LAYER names one."""
     os.environ.setdefault("GOMP_SPINCOUNT", str(SPIN_COUNT))
     if "NUMBA_THREADING_LAYER" in os.environ:
         return
@@ -36,14 +36,14 @@ def choose_threads() -> None:
         _runner[0] = run_by_team
 
 
-_runner: list[Any] = [run_by_numba]  # the team's, once there is one
+_runner: list[Any] = [run_by_numba]  # the team's, once it exists
 
 
 def run_operations(operations: int, count: int) -> None:
-    """Do `count` operations from an address on, in order, with the threads that parallel kernels have here."""
+    """Run `count` operations from an address on, in order, on the threads of parallel kernels."""
     _runner[0](operations, count, numba.get_num_threads())
 
 
 def use_threads(count: int | None) -> None:
-    """For parallel kernels called from this thread; None means one a core."""
+    """Set the threads of parallel kernels called from this thread; None means one per core."""
     numba.set_num_threads(min(count or os.cpu_count() or 1, _config.NUMBA_NUM_THREADS))

@@ -1,8 +1,8 @@
-"""The inner product that linear layers and attention share.
+"""The inner product shared by linear layers and attention.
 
-out[r, lane] += sum over k of a[r, k] * b[k, lane], k ascending, one fused multiply-add each. Every tile
-shape sums in this same order, so a row's result does not depend on how rows were grouped into tiles.
-Six rows of 16 lanes keep twelve AVX2 registers busy (the shape of BLIS's Haswell kernel).
+out[r, lane] += sum over k of a[r, k] * b[k, lane], k ascending, one fused multiply-add each. Every tile shape sums in
+this order, so a row's result does not depend on its grouping into tiles. Six rows of 16 lanes keep twelve AVX2
+registers busy (the shape of BLIS's Haswell kernel).
 """
 
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ class Rows(NamedTuple):
 
 
 def _element(context, builder, kind, rows, row, column):
-    """Where the number `column`, an integer of LLVM, of a row is."""
+    """Return where number `column`, an LLVM integer, of a row is."""
     values = builder.extract_value(rows, 0)
     first, stride = (context.cast(builder, builder.extract_value(rows, i), kind.types[i], types.intp) for i in (1, 2))
     at = builder.add(builder.add(first, builder.mul(row, stride)), column)
@@ -33,7 +33,7 @@ def _element(context, builder, kind, rows, row, column):
 
 
 def _emit(context, builder, a, left, panels, length, out, target, height: int) -> None:
-    """`out` += `height` rows of `a` times panels of 16 lanes, given as (kind, rows, column), side by side in `out`."""
+    """Add `height` rows of `a` times panels of 16 lanes, given as (kind, rows, column), side by side to `out`."""
     rows = [ir.Constant(I64, r) for r in range(height)]
     columns = [ir.Constant(I64, w * LANES) for w in range(len(panels))]
     places = [_element(context, builder, out, target, row, column) for row in rows for column in columns]
@@ -55,7 +55,7 @@ def _emit(context, builder, a, left, panels, length, out, target, height: int) -
 
 
 def _tile(height: int, width: int = 1) -> Any:
-    """The product of `height` rows of `a` with 16 x `width` lanes of `b`, all sums in registers, as an intrinsic."""
+    """Return an intrinsic: `height` rows of `a` times 16 x `width` lanes of `b`, with all sums in registers."""
     columns = [ir.Constant(I64, w * LANES) for w in range(width)]
 
     def define(typingctx, a, b, count, out):
@@ -71,7 +71,7 @@ def _tile(height: int, width: int = 1) -> Any:
 
 
 def _two_tiles(height: int) -> Any:
-    """The same with 16 lanes of each of two panels, which lie apart and answer side by side."""
+    """Return likewise an intrinsic with 16 lanes of each of two separate panels, with adjacent results."""
     zero = ir.Constant(I64, 0)
 
     def define(typingctx, a, first, second, count, out):
@@ -90,14 +90,14 @@ _tile6, _tile4, _tile3, _tile1 = (_tile(height) for height in (6, 4, 3, 1))
 _wide4, _wide3, wide_tile1 = (_tile(height, 2) for height in (4, 3, 1))
 _two4, _two3, _two1 = (_two_tiles(height) for height in (4, 3, 1))
 
-# A few rows have too few chains of additions to hide the latency of one: twice as many lanes have twice as many. With
-# AVX2 a vector takes two registers, and there are not enough.
+# A few rows have too few chains of additions to hide their latency: twice as many lanes have twice as many. With AVX2 a
+# vector takes two registers, and there are not enough.
 WIDE_ROWS = 4 if llvm.get_host_cpu_features().get("avx512f") else 0
 
 
 @njit(inline="always")
 def wide_rows(a, b, count, out, rows):
-    """`rows` rows, WIDE_ROWS at most, of `a` times `count` rows of 32 lanes of `b`, added to rows of `out`."""
+    """Add `rows` rows of `a`, at most WIDE_ROWS, times `count` rows of 32 lanes of `b` to rows of `out`."""
     if rows == 4:
         _wide4(a, b, count, out)
     elif rows == 3:
@@ -110,7 +110,7 @@ def wide_rows(a, b, count, out, rows):
 
 @njit(inline="always")
 def two_panels(a, first, second, count, out, rows):
-    """The same with 16 lanes of each of two panels, which lie apart."""
+    """Multiply likewise with 16 lanes of each of two separate panels."""
     if rows == 4:
         _two4(a, first, second, count, out)
     elif rows == 3:
@@ -123,8 +123,8 @@ def two_panels(a, first, second, count, out, rows):
 
 @njit(inline="always")
 def tile_height(rows):
-    """How many of `rows` rows to take next: 6, 4, 3 or 1. Low tiles wait for their additions, so 8 rows
-    are 4 + 4 rather than 6 + 1 + 1."""
+    """Return how many of `rows` rows to take next: 6, 4, 3 or 1. Low tiles wait for their additions, so 8 rows are 4 +
+    4 rather than 6 + 1 + 1."""
     if rows >= 9 or rows == 6:
         return 6
     if rows >= 4:
@@ -134,7 +134,7 @@ def tile_height(rows):
 
 @njit(inline="always")
 def tile_rows(a, b, count, out, rows):
-    """Any number of rows of `a` times `count` rows of 16 lanes of `b`, added to rows of `out` (all `Rows`)."""
+    """Add any number of rows of `a` times `count` rows of 16 lanes of `b` to rows of `out` (all `Rows`)."""
     r = 0
     while r < rows:
         height = tile_height(rows - r)

@@ -1,4 +1,4 @@
-"""Grammars, compiled in a thread of low priority and kept for those who ask again."""
+"""Compiles grammars in a low-priority thread, and caches them."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from freehold.contract.constraint import GRAMMAR_BYTES_MAX, Constraint
 from freehold.contract.errors import InvalidParameter, Unavailable
 from freehold.engine.grammar.tokens import TokenText, grammar_tokenizer
 
-# A step of a lexer may take so much: a mask stays below some 30 ms, whatever the expression.
+# Limits on a lexer step: they keep a mask below about 30 ms for any expression.
 INITIAL_LEXER_FUEL, STEP_LEXER_FUEL = 100_000, 20_000
 GRAMMARS_MAX = 256
-GRAMMAR_BYTES = 70_000  # of a small one, compiled
+GRAMMAR_BYTES = 70_000  # size of a small compiled grammar
 FAILURES_MAX = 32
 ABANDONED_MAX = 2
 NICENESS = 10
 SETTLE_S = 0.05
-PATIENCE = 4  # as many times what compiling may take may pass
+PATIENCE = 4  # times the CPU timeout that compiling may take in wall time
 
 
 @dataclass(frozen=True, eq=False)
 class CompiledGrammar:
-    """What a row needs to follow a grammar from the beginning."""
+    """The data for a row to follow a grammar from its start."""
 
     prototype: LLMatcher
     field: str
 
     def matcher(self) -> LLMatcher:
-        """A matcher of its own: they share only what they learn of the grammar."""
+        """Return a new matcher. Matchers share only what they learn of the grammar."""
         return self.prototype.deep_copy()
 
 
@@ -49,7 +49,7 @@ Compiled = Future[CompiledGrammar]
 
 @dataclass
 class _Job:
-    """A grammar that waits for the thread, or is in it since `begun`."""
+    """A grammar waiting for the thread, or in it since `begun`."""
 
     constraint: Constraint
     compiled: Compiled
@@ -58,15 +58,15 @@ class _Job:
 
 @dataclass(frozen=True)
 class _Clocks:
-    """Seconds that a thread has `computed`, and that have `passed`."""
+    """CPU seconds `computed` by a thread, and wall seconds `passed`."""
 
     computed: float
     passed: float
 
 
 class Grammars:
-    """Compiles each text once. Called by one thread; futures are completed by another. `timeout` seconds are what
-    compiling may compute; a thread that takes longer is abandoned, since it can't be stopped."""
+    """Compiles each text once. Called by one thread; futures are completed by another. `timeout` is the CPU seconds for
+    one grammar. A thread that exceeds it is abandoned, since it can't be stopped."""
 
     def __init__(self, tokenizer: TokenText, vocab_size: int, timeout: float, cache_bytes: int):
         self._source = tokenizer, vocab_size
@@ -80,8 +80,8 @@ class Grammars:
         self._abandoned: list[_Worker] = []
 
     def get(self, constraint: Constraint) -> Compiled:
-        """A future that raises InvalidParameter naming the constraint's field. Raises Unavailable if too many
-        compilers hang."""
+        """Return a future, which may raise InvalidParameter naming the constraint's field. Raises Unavailable if too
+        many compilers hang."""
         raw = constraint.grammar.encode()
         if len(raw) > GRAMMAR_BYTES_MAX:
             return _failed(constraint, f"has more than {GRAMMAR_BYTES_MAX >> 10} KiB as a grammar")
@@ -101,8 +101,7 @@ class Grammars:
         return job.compiled
 
     def settle(self) -> None:
-        """Keep what has been compiled, and give up what takes too long. Called now and then while anything is under
-        way."""
+        """Cache finished grammars and abandon late ones. Call this regularly while any is pending."""
         for key, job in list(self._underway.items()):
             if not job.compiled.done() and job.begun is not None and self._is_late(job.begun):
                 self._abandon(job)
@@ -111,13 +110,13 @@ class Grammars:
                 self._keep(key, job.compiled)
 
     def _is_late(self, begun: _Clocks) -> bool:
-        """A thread of low priority may wait long for a processor: what counts is what it computes."""
+        """Return whether a job is late. CPU time counts, since a low-priority thread may wait long for a core."""
         assert self._worker is not None
         now = self._worker.clocks()
         return now.computed - begun.computed > self._timeout or now.passed - begun.passed > PATIENCE * self._timeout
 
     def result(self, constraint: Constraint) -> CompiledGrammar:
-        """Wait for it. Raises InvalidParameter, Unavailable."""
+        """Wait for a grammar. Raises InvalidParameter or Unavailable."""
         compiled = self.get(constraint)
         while not compiled.done():
             wait((compiled,), SETTLE_S)
@@ -131,7 +130,7 @@ class Grammars:
         worker.submit(lambda: self._complete(job, worker))
 
     def _complete(self, job: _Job, worker: _Worker) -> None:
-        """Called by the thread. Nobody hears of it if the job was given up meanwhile."""
+        """Compile a job in the worker thread, unless it was abandoned."""
         if job.compiled.done():
             return
         job.begun = worker.clocks()
@@ -140,11 +139,11 @@ class Grammars:
                 job.compiled.set_result(self._compile(job.constraint))
             except InvalidParameter as error:
                 job.compiled.set_exception(error)
-            except BaseException as error:  # a fault of ours, or a panic, is not this thread's end
+            except BaseException as error:  # a bug or a panic must not end this thread
                 job.compiled.set_exception(InvalidParameter(job.constraint.field, f"can't be compiled: {error}"))
 
     def _abandon(self, job: _Job) -> None:
-        """Those that wait behind it go to another thread."""
+        """Fail a late job, and move those queued behind it to a new thread."""
         assert self._worker is not None
         self._abandoned.append(self._worker)
         self._worker.end()
@@ -165,10 +164,10 @@ class Grammars:
             return
         self._kept[key] = compiled
         if len(self._kept) > self._kept_max:
-            self._kept.popitem(last=False)  # rows that follow it have matchers of their own
+            self._kept.popitem(last=False)  # rows that use it have their own matchers
 
     def _compile(self, constraint: Constraint) -> CompiledGrammar:
-        """Up to the second mask: where a grammar is costly, that shows there."""
+        """Compile, including two masks, which reveal costly grammars."""
         if self._tokenizer is None:
             self._tokenizer = grammar_tokenizer(*self._source)
         limits = LLParserLimits(
@@ -189,7 +188,7 @@ class Grammars:
 
 
 def _legal(matcher: LLMatcher, tokenizer: LLTokenizer) -> np.ndarray:
-    """The tokens that may come next, but for those that end the text, int64 [n]."""
+    """Return the tokens that may come next, except those that end the text, int64 [n]."""
     if matcher.is_error() or matcher.is_stopped():
         return np.empty(0, np.int64) if matcher.is_error() else np.array(tokenizer.eos_tokens)
     bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
@@ -199,7 +198,7 @@ def _legal(matcher: LLMatcher, tokenizer: LLTokenizer) -> np.ndarray:
 
 
 def _reason(error: str) -> str:
-    """The line of llguidance's explanation that a client can use."""
+    """Return the useful line of llguidance's error message."""
     if (found := re.search(r"^error: (.*)$", error, re.MULTILINE)) is not None:
         return f"is no expression that can be followed: {found[1]}"
     first = error.partition("\n")[0]
@@ -214,7 +213,7 @@ def _failed(constraint: Constraint, why: str) -> Compiled:
 
 
 class _Worker:
-    """One thread, which gives way to those that compute."""
+    """One low-priority thread."""
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -233,7 +232,7 @@ class _Worker:
         self._queue.put(work)
 
     def end(self) -> None:
-        """End once the work in hand is done."""
+        """End after the current work."""
         self._queue.put(None)
 
     def _work(self) -> None:

@@ -1,4 +1,4 @@
-"""What rows with a grammar may say next."""
+"""Legal next tokens of rows with a grammar."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ UInt32 = np.ndarray[tuple[int, ...], np.dtype[np.uint32]]
 
 @dataclass
 class _Row:
-    """A sequence under a grammar. `output` is what it had when it took the row, until that has been consumed. Where it
-    `ignores_eos`, tokens that end the text are legal only if nothing else is. After such a token it is `closed`: only
-    they are legal then. `failure` says why it can't go on."""
+    """A sequence under a grammar. `output` is its earlier output, until consumed. If it `ignores_eos`, tokens that end
+    the text are legal only if nothing else is. After such a token it is `closed`: only those are legal. `failure` says
+    why it can't continue."""
 
     grammar: CompiledGrammar
     output: list[int] | None
@@ -33,7 +33,7 @@ class _Row:
 
     @contextmanager
     def asking(self) -> Iterator[None]:
-        """What its matcher raises, a panic included, ends this row and no other."""
+        """Record any exception of its matcher, panics included, as a failure of only this row."""
         try:
             yield
         except BaseException as error:
@@ -42,22 +42,22 @@ class _Row:
 
 @dataclass(frozen=True)
 class Masks:
-    """`words` uint32 [positions, ceil(vocab / 32)] of those sequences that have a grammar: bit t of a row says whether
-    token t is legal. `first[i]`: where those of sequence i begin, -1 if anything is legal. `refused` by sequence."""
+    """`words` uint32 [positions, ceil(vocab / 32)] of sequences with a grammar: bit t says whether token t is legal.
+    `first[i]`: the first row of sequence i, -1 if anything is legal. `refused` by sequence."""
 
     words: UInt32
     first: Int64
     refused: dict[int, str] = field(default_factory=dict[int, str])
 
     def of(self, sequence: int, offset: int) -> UInt32 | None:
-        """What is legal at the sequence's position `offset`, uint32 [words]; None for everything."""
+        """Return the mask at the sequence's position `offset`, uint32 [words]; None if anything is legal."""
         first = int(self.first[sequence])
         return None if first < 0 else self.words[first + offset]
 
 
 class Matchers:
-    """One for each row with a grammar. They are the engine's because only it knows its last samples. Masks are computed
-    by a thread of their own, beside the forward pass; that thread consumes earlier output of rows that start again."""
+    """One matcher per row with a grammar. The engine owns them because only it knows the last samples. A helper thread
+    computes masks during the forward pass, and consumes earlier output of restarted rows."""
 
     def __init__(self, row_count: int, vocab_size: int, eos_tokens: tuple[int, ...]):
         self._rows: list[_Row | None] = [None] * row_count
@@ -71,7 +71,7 @@ class Matchers:
         self._executor: LLExecutor | None = None
 
     def start(self, start: RowStart) -> None:
-        """A new sequence takes the row."""
+        """Assign a row to a new sequence."""
         self._count -= self._rows[start.row] is not None
         grammar = start.grammar
         self._rows[start.row] = None
@@ -80,8 +80,8 @@ class Matchers:
             self._count += 1
 
     def forced(self, rows: Int64, limits: Int64) -> tuple[Int32, Int64]:
-        """What grammars leave no choice about, at most `limits` [n] tokens for each of `rows` [n] -> (tokens int32 [n,
-        k], counts [n]). The same text may be written in other tokens, so they are drafts."""
+        """Return tokens forced by grammars, at most `limits` [n] for each of `rows` [n] -> (tokens int32 [n, k], counts
+        [n]). They are drafts, since the same text has several tokenizations."""
         found = np.zeros((len(rows), int(limits.max(initial=0))), np.int32)
         counts = np.zeros(len(rows), np.int64)
         for i in np.flatnonzero(limits).tolist() if self._count else ():
@@ -92,7 +92,7 @@ class Matchers:
         return found, counts
 
     def cut(self, rows: Int64, drafts: Int32, counts: Int64) -> Int64:
-        """Of `counts` [n] `drafts` int32 [n, k] for `rows` [n] those that are legal, one behind the other."""
+        """Return how many leading `drafts` int32 [n, k], of `counts` [n] for `rows` [n], are legal."""
         legal = counts.copy()
         for i in np.flatnonzero(counts).tolist() if self._count else ():
             if (row := self._going_on(int(rows[i]))) is not None and row.matcher is not None:
@@ -101,15 +101,15 @@ class Matchers:
         return legal
 
     def _going_on(self, number: int) -> _Row | None:
-        """A row, if its matcher is behind the row's last token."""
+        """Return a row if its matcher is up to date with its last token."""
         row = self._rows[number]
         if row is None or row.output is not None or row.closed or row.failure is not None:
             return None
         return row
 
     def begin(self, work: Work) -> Future[Masks] | None:
-        """Compute what is legal for the sequences of `work` that sample at their next position, and behind each of
-        their drafts. None if none of them has a grammar."""
+        """Start computing masks for the sequences of `work` that sample, at their next position and after each draft.
+        None if none of them has a grammar."""
         if not self._count:
             return None
         chosen = work.chosen
@@ -136,7 +136,7 @@ class Matchers:
         return masks
 
     def _fill(self, row: _Row, words: UInt32, chain: list[int]) -> None:
-        """Masks of one row: behind a draft that ends the text, or that is not legal, nothing is."""
+        """Compute one row's masks. After an illegal draft, or one that ends the text, nothing is legal."""
         matcher = None if row.failure is not None else self._started(row)
         if matcher is None:
             return
@@ -160,7 +160,7 @@ class Matchers:
             words[has_others] = others[has_others]
 
     def _started(self, row: _Row) -> LLMatcher | None:
-        """Its matcher, behind the output that it had; None if it has failed."""
+        """Return its matcher, after consuming earlier output; None if it has failed."""
         if row.matcher is None:
             row.matcher = row.grammar.matcher()
         if row.output is not None:
@@ -169,7 +169,7 @@ class Matchers:
         return row.matcher if row.failure is None else None
 
     def _consume(self, row: _Row, tokens: list[int]) -> None:
-        """Up to the first that ends the text: such a token is never consumed."""
+        """Consume tokens up to the first that ends the text, which is never consumed."""
         assert row.matcher is not None
         end = next((at for at, token in enumerate(tokens) if token in self._eos), len(tokens))
         row.closed |= end < len(tokens)
@@ -178,7 +178,7 @@ class Matchers:
                 row.failure = _why(row.matcher)
 
     def advance(self, rows: Int64, counts: Int64, tokens: Int32) -> None:
-        """`counts` [n] tokens were sampled for each of `rows` [n], flat in `tokens`."""
+        """Consume sampled tokens: `counts` [n] for each of `rows` [n], flat in `tokens`."""
         if not self._count:
             return
         ends = np.cumsum(counts)

@@ -1,4 +1,4 @@
-"""Which speculator a configuration asks for."""
+"""Creates the configured speculator."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from freehold.models.tensor import Checkpoint
 
 
 def open_draft(config: EngineConfig, target: Checkpoint) -> Checkpoint:
-    """The draft model. Raises ValueError if it cannot draft for `target`."""
+    """Open the draft model. Raises ValueError if it cannot draft for `target`."""
     path = config.speculative_draft_model_path
     draft = target if path is None else open_checkpoint(resolve_model(path))
     if config.speculative_draft_layers is not None:
@@ -34,7 +34,7 @@ def open_draft(config: EngineConfig, target: Checkpoint) -> Checkpoint:
 def make_speculator(
     config: EngineConfig, target: Checkpoint, shape: KVShape, device: Device, sampler: Sampler
 ) -> Speculator | None:
-    """None without speculation. Raises ValueError or ModelUnavailable."""
+    """Return the speculator, None without speculation. Raises ValueError or ModelUnavailable."""
     if config.speculative_algorithm is None:
         return None
     if config.speculative_algorithm == "ngram":

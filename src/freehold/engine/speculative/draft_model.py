@@ -1,4 +1,4 @@
-"""A smaller model that runs ahead (Leviathan, Kalman and Matias 2023; Chen et al. 2023)."""
+"""Speculation with a smaller draft model (Leviathan, Kalman and Matias 2023; Chen et al. 2023)."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from freehold.engine.sampler import Sampler
 from freehold.engine.sequences import Sequences, Work
 from freehold.models.tensor import Checkpoint
 
-LAG_MAX = 15  # tokens that the draft's KV may stay behind while nothing is drafted
+LAG_MAX = 15  # tokens that the draft's KV may lag behind while it does not draft
 
 
 class DraftModelSpeculator:
-    """Keeps its KV in a cache group of its own, page by page beside the model's.
+    """Keeps its KV in its own cache group, page by page beside the model's.
 
-    While a row drafts nothing its KV lags, and catches up in one go: the weights are read once for many
-    tokens, so that a draft that does not pay costs next to nothing. Where the request samples, the draft
-    samples with the same random number (a coupling of both distributions: alike models agree alike). `lag_max` is 0
-    beside a model with states: a state is that after all tokens that count as written, and these are counted for both.
+    While a row drafts nothing its KV lags, and catches up at once: the weights are read once for many tokens, so that
+    unprofitable drafts cost almost nothing. For sampling requests, the draft uses the same random number (a coupling of
+    both distributions: similar models then agree often). `lag_max` is 0 beside a model with states, since a state
+    includes all written tokens, which are counted for both.
     """
 
     def __init__(self, checkpoint: Checkpoint, shape: KVShape, device: Device, sampler: Sampler, lag_max: int):
@@ -34,7 +34,7 @@ class DraftModelSpeculator:
         self._model = PlacedModel(checkpoint, device, own, checkpoint.spec.one_layout(), "float32")
         self._sampler = sampler
         self._written: Int64 = np.zeros(shape.row_count, np.int64)
-        self._guessed: Int64 = np.zeros(shape.row_count, np.int64)  # in this step: others' drafts were not fed
+        self._guessed: Int64 = np.zeros(shape.row_count, np.int64)  # in this step: other drafts were not fed
 
     def start(self, start: RowStart) -> None:
         self._written[start.row] = start.cached
@@ -59,7 +59,7 @@ class DraftModelSpeculator:
             logits = self._model.logits(hidden)
             for i, row in enumerate(now.tolist()):
                 found[going[i], j] = self._sampler.guess(row, int(length[i]) + j, logits[i])
-        # Of what was fed, all but the drafts is known to be right; `follow` adds those that were accepted.
+        # All fed tokens but the drafts are right; `follow` adds the accepted drafts.
         self._written[rows[limits > 0]] = sequences.length[rows[limits > 0]]
         return found, limits.copy()
 
@@ -78,7 +78,7 @@ class DraftModelSpeculator:
         return np.minimum(written, self._written[rows])
 
     def _forward_known(self, sequences: Sequences, rows: Int64, ends: Int64) -> Float32:
-        """Compute what is missing below `ends` [n] -> hidden states of the last tokens [n, features]."""
+        """Compute missing tokens below `ends` [n] -> hidden states of the last tokens [n, features]."""
         starts = self._written[rows]
         tokens = [sequences.tokens[row, a:b] for row, a, b in zip(rows, starts, ends, strict=True)]
         hidden = self._forward(rows, starts, ends - starts, np.concatenate(tokens))

@@ -1,4 +1,4 @@
-"""Prompt lookup: what followed the last time the sequence said the same (Saxena 2023)."""
+"""Prompt lookup: the continuation of an earlier occurrence of the last tokens (Saxena 2023)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from freehold.contract.step import RowStart
 from freehold.engine.device import PageBytes
 from freehold.engine.sequences import Sequences, Work
 
-MATCH_MAX = 6  # tokens that agree; a longer agreement is not looked for
+MATCH_MAX = 6  # longest match searched, in tokens
 MATCH_MIN = 2
 
 
 @njit(nogil=True, cache=True)
 def find_continuation(tokens, length, shortest, longest):
-    """Where the tokens go on that followed the longest, then newest, earlier occurrence of the sequence's
-    last `shortest` .. `longest` tokens; -1 if they never occurred."""
+    """Return where the longest, then newest, earlier occurrence of the last `shortest` .. `longest` tokens continues;
+    -1 if there is none."""
     best, where = shortest - 1, -1
     for end in range(length - 1, shortest - 1, -1):
         same = 0
@@ -33,13 +33,13 @@ def find_continuation(tokens, length, shortest, longest):
 
 
 class NgramSpeculator:
-    """Has no weights and no KV: it costs nothing where it finds nothing."""
+    """Needs no weights and no KV, and is free if it finds nothing."""
 
     def start(self, start: RowStart) -> None:
-        """Nothing to remember: the tokens are the table."""
+        """Do nothing: the tokens are the table."""
 
     def update_pages(self, updates: list[tuple[Int32, Int32, Int32]]) -> None:
-        """It has no pages."""
+        """Do nothing: it has no pages."""
 
     def page_bytes(self) -> Sequence[PageBytes]:
         return []

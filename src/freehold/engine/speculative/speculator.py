@@ -1,4 +1,4 @@
-"""Proposing tokens ahead of the model, for it to verify."""
+"""Proposes tokens for the model to verify."""
 
 from __future__ import annotations
 
@@ -12,36 +12,34 @@ from freehold.engine.sequences import Sequences, Work
 
 
 class Speculator(Protocol):
-    """Guesses what comes next. Never decides anything: what it proposes is verified by the model, so that a
-    bad guess costs time and nothing else.
+    """Guesses the next tokens. The model verifies each, so that a bad guess costs only time.
 
-    A speculator with KV of its own has it in pages of cache groups after the model's (`page_updates[1:]` of
-    a step), and reports in `follow` how much of it is written: prefixes are shared only as far as every group
-    has them, so a hit never finds the speculator blind. One that works from hidden states (EAGLE) takes
-    them from `follow`.
+    A speculator with its own KV keeps it in pages of cache groups after the model's (`page_updates[1:]` of a step), and
+    reports in `follow` how much is written: prefixes are shared only as far as every group has them, so that a hit
+    always includes the speculator's KV. One that uses hidden states (EAGLE) takes them from `follow`.
     """
 
     def start(self, start: RowStart) -> None:
-        """A sequence takes a row; its first `start.cached` tokens have their KV."""
+        """Assign a row to a sequence; its first `start.cached` tokens have their KV."""
         ...
 
     def update_pages(self, updates: list[tuple[Int32, Int32, Int32]]) -> None:
-        """Writes to the page tables of the speculator's groups."""
+        """Update the page tables of the speculator's groups."""
         ...
 
     def page_bytes(self) -> Sequence[PageBytes]:
-        """How pages of the speculator's groups are copied."""
+        """Return the page copiers of the speculator's groups."""
         ...
 
     def propose(self, sequences: Sequences, rows: Int64, limits: Int64) -> tuple[Int32, Int64]:
-        """At most `limits` [n] tokens to follow each of `rows` [n] -> (tokens int32 [n, k], counts [n])."""
+        """Propose at most `limits` [n] tokens after each of `rows` [n] -> (tokens int32 [n, k], counts [n])."""
         ...
 
     def follow(self, sequences: Sequences, work: Work, hidden: Float32, written: Int64) -> Int64:
-        """The step is done: `hidden` [tokens of work, features], and the model has KV of the first `written`
-        [sequences] tokens -> those of which the speculator has it too."""
+        """Follow a completed step, with `hidden` [tokens of work, features] and the model's KV of the first `written`
+        [sequences] tokens. Return how many of these the speculator has too."""
         ...
 
     def warm_up(self) -> float:
-        """Compile and measure -> seconds that proposing one token takes."""
+        """Compile and measure. Return the seconds to propose one token."""
         ...

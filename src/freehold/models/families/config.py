@@ -1,4 +1,4 @@
-"""A config.json, with what all families read from it in the same way."""
+"""A config.json, with the fields that all families share."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu", "g
 
 
 def architecture_of(values: Mapping[str, Any]) -> str:
-    """The decoder's `model_type`."""
+    """Return the decoder's `model_type`."""
     return str({**values, **values.get("text_config", {})}.get("model_type"))
 
 
 class HfConfig:
-    """Raises ValueError with the path for a field that is missing or not supported. Models that also take images have
-    the decoder's fields in `text_config`. `defaults`: what the family has where the file says nothing."""
+    """Raises ValueError with the path for a missing or unsupported field. Multimodal models have the decoder's fields
+    in `text_config`. `defaults`: the family's values for missing fields."""
 
     def __init__(self, path: Path, values: Mapping[str, Any], defaults: Mapping[str, Any] | None = None):
         self.path = path
@@ -30,7 +30,7 @@ class HfConfig:
             raise ValueError(f"{path}: weights quantized with '{kind}' are not supported (a GGUF file may be)")
 
     def get(self, name: str, default: Any = None) -> Any:
-        """A field's value, the default if it is missing or null."""
+        """Return a field's value, or the default if it is missing or null."""
         value = self.values.get(name)
         return default if value is None else value
 
@@ -49,7 +49,7 @@ class HfConfig:
         return int(self.get("max_position_embeddings", 2048))
 
     def window(self) -> int | None:
-        """`sliding_window`; None if it is as large as the context."""
+        """Return `sliding_window`; None if it covers the context."""
         window = self.get("sliding_window")
         if not window or window >= self.context_length:
             return None
@@ -58,13 +58,13 @@ class HfConfig:
         return int(window)
 
     def layer_types(self, default: list[str]) -> list[str]:
-        """ "full_attention", "sliding_attention", "linear_attention" or "conv" for each layer."""
+        """Return "full_attention", "sliding_attention", "linear_attention" or "conv" for each layer."""
         names = {"attention": "full_attention", "mamba": "linear_attention"}
         kinds: list[str] = self.get("layer_types", default)
         return [names.get(kind, kind) for kind in kinds]
 
     def rotary(self, size: int, layer_type: str | None = None, theta: float = 10000.0) -> Rotary:
-        """Of all layers, or of those of a type, if types differ."""
+        """Return the rotary embedding of all layers, or of one type if types differ."""
         rope = self.get("rope_parameters") or self.get("rope_scaling") or {}
         if layer_type is not None and layer_type in rope:
             rope = rope[layer_type] or {}
@@ -73,7 +73,7 @@ class HfConfig:
         return rotary_of(rope, size, float(self.get("rope_theta", theta)), self.context_length)
 
     def rotated_share(self) -> float:
-        """Of a head's numbers."""
+        """Return the share of a head that is rotated."""
         rope = self.get("rope_parameters") or {}
         return float(rope.get("partial_rotary_factor") or self.get("partial_rotary_factor", 1.0))
 
@@ -82,7 +82,7 @@ class HfConfig:
         return int(self.get("head_dim") or self.int("hidden_size") // self.int("num_attention_heads"))
 
     def attention(self, rotary: Rotary | None, **fields: Any) -> Attention:
-        """`fields` in place of or beside the usual ones."""
+        """Return the attention spec; `fields` override or extend the usual ones."""
         heads = self.int("num_attention_heads")
         usual = {
             "head_count": heads,

@@ -1,4 +1,4 @@
-"""DeepSeek V2 and V3, and MiniCPM3: latents."""
+"""DeepSeek V2, V3 and MiniCPM3, which use latent attention."""
 
 from __future__ import annotations
 

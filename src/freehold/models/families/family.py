@@ -1,4 +1,4 @@
-"""What is peculiar to a family of models: how its configuration reads, and where its tensors are."""
+"""Model families: how to read their configurations and find their tensors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from freehold.models.spec import LayerSpec, ModelSpec
 Array = np.ndarray[Any, Any]  # float32, float16 or bfloat16
 Change = Callable[[Array, re.Match[str]], Array]
 
-# What these fields of a config.json switch on.
+# Tensors that these fields of a config.json enable.
 _SWITCHES = {
     "attention_bias": ATTENTION_BIASES,
     "mlp_bias": r"ffn\..*bias",
@@ -31,10 +31,9 @@ _SWITCHES = {
 
 @dataclass(frozen=True)
 class Family:
-    """`layers` reads the layers of a config.json, `model` what surrounds them. `rules` come before `RULES`. Norms of
-    some families are stored as what is added to 1: those that match `offset_norms`. Names in the file begin with
-    `root`, except that of the head. `defaults` are values of fields that published files leave out. `parts`: as in
-    `ModelSpec`; fields of the configuration add more."""
+    """`layers` reads the layers of a config.json, `model` everything else. `rules` precede `RULES`. Some families store
+    norms minus 1: those that match `offset_norms`. Names in the file start with `root`, except the head's. `defaults`
+    are values that published files omit. `parts`: as in `ModelSpec`; configuration fields add more."""
 
     layers: Callable[[HfConfig], Sequence[LayerSpec]]
     rules: Callable[[HfConfig], Sequence[Rule]] = lambda config: ()
@@ -62,16 +61,16 @@ def decay(stored: Array, match: re.Match[str]) -> Array:
 
 
 def taps(stored: Array, match: re.Match[str]) -> Array:
-    """[columns, 1, taps] -> [columns, taps]"""
+    """Reshape [columns, 1, taps] to [columns, taps]."""
     return stored.squeeze(1)
 
 
 def half(which: int) -> Change:
-    """The first or second half of the rows: gate or up."""
+    """Return a change that takes the first or second half of the rows: gate or up."""
     return lambda stored, match: np.array_split(stored, 2)[which]
 
 
-# Names of the usual Hugging Face layout, that of Llama, DeepSeek and Qwen.
+# Names of the common Hugging Face layout, that of Llama, DeepSeek and Qwen.
 RULES = (
     Rule(r"embedding\.weight", "embed_tokens.weight"),
     Rule(r"norm\.weight", "norm.weight"),

@@ -1,4 +1,4 @@
-"""Gemma 2 and 3: windows, norms on both sides of each part, two rotary bases, capped scores."""
+"""Gemma 2 and 3: windows, norms before and after each part, two rotary bases, capped scores."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""What a GGUF file says of a model: its metadata, and its tensors' names (llama.cpp, `gguf-py/gguf/constants.py`).
+"""Reads models from GGUF metadata and tensor names (llama.cpp, `gguf-py/gguf/constants.py`).
 
-llama.cpp's converter has changed some tensors on the way: 1 is added to the norms of Gemma, time constants of Mamba2
-are -exp, multipliers of Falcon-H1 are part of the weights, some families' queries and keys are permuted, and so are
-Qwen3.5's value heads.
+llama.cpp's converter changes some tensors: it adds 1 to Gemma's norms, stores Mamba2's time constants as -exp, folds
+Falcon-H1's multipliers into the weights, and permutes some families' queries and keys, and Qwen3.5's value heads.
 """
 
 from __future__ import annotations
@@ -45,13 +44,13 @@ from freehold.models.tensor import StoredTensor
 
 
 def _gate_or_up(stored: StoredTensor, match: re.Match[str]) -> StoredTensor:
-    """Some files have both in one tensor, gate first."""
+    """Return one half of a tensor that holds both, gate first."""
     half = stored.rows // 2
     return stored.between(half, stored.rows) if match[2] == "up" else stored.between(0, half)
 
 
 def _flat(stored: StoredTensor, match: re.Match[str]) -> StoredTensor:
-    """A vector of heads or groups that has a dimension for them."""
+    """Flatten a vector with a dimension for heads or groups."""
     return StoredTensor(stored.format, 1, stored.rows * stored.columns, stored.data.reshape(1, -1))
 
 
@@ -98,9 +97,8 @@ RULES = (
 
 @dataclass(frozen=True)
 class GgufFamily:
-    """`layers` reads the layers of a file, `model` what surrounds them. `rules` come before `RULES`. Of some families
-    the converter has multiplied weights, which adapters don't know of (`scales_weights`). `parts`: as in
-    `ModelSpec`."""
+    """`layers` reads the layers of a file, `model` everything else. `rules` precede `RULES`. `scales_weights`: the
+    converter multiplied weights, so that adapters don't fit. `parts`: as in `ModelSpec`."""
 
     layers: Callable[[GgufFields], Sequence[LayerSpec]]
     rules: Callable[[GgufFields], Sequence[Rule]] = field(default=lambda fields: ())
@@ -127,7 +125,7 @@ def _plain(fields: GgufFields) -> list[LayerSpec]:
 
 
 def _halves(fields: GgufFields) -> list[Rule]:
-    """llama.cpp stores the queries and keys of Llama with the two halves of each head interleaved."""
+    """Undo llama.cpp's interleaving of the halves of each head in Llama's queries and keys."""
 
     def change(stored: StoredTensor, match: re.Match[str]) -> StoredTensor:
         half = fields.head_size // 2
@@ -149,7 +147,8 @@ def _qwen3_moe(fields: GgufFields) -> list[LayerSpec]:
 
 
 def _gemma(every: int) -> Callable[[GgufFields], list[LayerSpec]]:
-    """The last of `every` layers is full. Windows of Gemma 3 have a rotary base of their own and are not scaled."""
+    """Return a reader in which every `every`-th layer has full attention. Gemma 3's windows have their own rotary base
+    and are not scaled."""
 
     def layers(fields: GgufFields) -> list[LayerSpec]:
         full = fields.rotary()
@@ -170,7 +169,7 @@ def _gemma(every: int) -> Callable[[GgufFields], list[LayerSpec]]:
 
 
 def _gemma_scale(fields: GgufFields) -> float:
-    """The 27B models of both generations divide by the size that a head would have without `key_length`."""
+    """Return the score scale. Both 27B models divide by the head size they would have without `key_length`."""
     largest = {"gemma2": 46, "gemma3": 62}[fields.architecture]
     size = fields.int("embedding_length") // fields.head_count if len(fields.layers) == largest else fields.head_size
     return size**-0.5
@@ -193,7 +192,7 @@ def _gpt_oss(fields: GgufFields) -> list[LayerSpec]:
 
 
 def _gpt_oss_rotary(fields: GgufFields) -> Rotary:
-    """Its YaRN does not round the dimensions between which it interpolates."""
+    """Return the rotary embedding: its YaRN does not round the interpolation bounds."""
     rope = {
         "rope_type": "yarn",
         "factor": fields.get("rope.scaling.factor", 32.0),
@@ -204,7 +203,7 @@ def _gpt_oss_rotary(fields: GgufFields) -> Rotary:
 
 
 def _latent(fields: GgufFields) -> list[LayerSpec]:
-    """DeepSeek V2, V3 and MiniCPM3, with keys and values of all heads in one tensor."""
+    """Read DeepSeek V2, V3 and MiniCPM3, with keys and values of all heads in one tensor."""
     turned, rank = fields.int("rope.dimension_count"), fields.int("attention.kv_lora_rank")
     head = int(fields.get("attention.key_length_mla") or fields.int("attention.key_length"))
     value = int(fields.get("attention.value_length_mla") or fields.int("attention.value_length"))
@@ -302,7 +301,7 @@ def _granite_model(fields: GgufFields) -> dict[str, Any]:
 
 
 def _olmo2(fields: GgufFields) -> list[LayerSpec]:
-    """OLMo 3 is OLMo 2 with windows, which are not scaled for long contexts."""
+    """Read OLMo 2 and 3. OLMo 3 adds windows, which are not scaled for long contexts."""
     pattern = fields.get("attention.sliding_window_pattern") or [False] * len(fields.layers)
     full, local = fields.rotary(), fields.rotary(is_scaled=False)
     return [
@@ -315,8 +314,8 @@ def _olmo2(fields: GgufFields) -> list[LayerSpec]:
 
 
 def _delta(fields: GgufFields) -> list[LayerSpec]:
-    """Qwen3-Next and Qwen3.5, with or without experts. Of the latter, the converter has sorted the value heads so that
-    neighbours belong to different key heads."""
+    """Read Qwen3-Next and Qwen3.5, with or without experts. For the latter, the converter sorted the value heads so
+    that neighbours belong to different key heads."""
     heads, keys = fields.int("ssm.time_step_rank"), fields.int("ssm.group_count")
     delta = GatedDelta(
         key_head_count=keys,
@@ -333,7 +332,7 @@ def _delta(fields: GgufFields) -> list[LayerSpec]:
 
 
 def _delta_rules(fields: GgufFields) -> list[Rule]:
-    """Qwen3-Next has the rows of strengths and time steps in one tensor, key head by key head."""
+    """Return the rules. Qwen3-Next stores strength and time step rows in one tensor, grouped by key head."""
 
     def half(second: bool) -> Callable[[StoredTensor, re.Match[str]], StoredTensor]:
         def change(stored: StoredTensor, match: re.Match[str]) -> StoredTensor:
@@ -388,7 +387,7 @@ GGUF_FAMILIES = {
 
 
 def gguf_family_of(name: str, where: object) -> GgufFamily:
-    """Raises ValueError for a family that we don't have; `where` the name was found."""
+    """Return a family. Raises ValueError for an unsupported one; `where` the name was found."""
     if name not in GGUF_FAMILIES:
         known = ", ".join(GGUF_FAMILIES)
         raise ValueError(f"{where}: model type '{name}' is not supported ({known} are)")

@@ -1,4 +1,4 @@
-"""The metadata of a GGUF file, and the parts of layers that most families read from it alike."""
+"""A GGUF file's metadata, and the layer parts that most families read alike."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ SILU = Activation()
 
 @dataclass(frozen=True)
 class GgufFields:
-    """Metadata of a file, with its tensors' shapes, the fastest dimension first, and by what rotary frequencies are
-    divided, if the file has that. Raises ValueError with the file's name for a field that is missing."""
+    """A file's metadata, its tensors' shapes, fastest dimension first, and divisors of rotary frequencies, if any.
+    Raises ValueError with the file's name for a missing field."""
 
     path: Path
     values: Mapping[str, Any]
@@ -31,7 +31,7 @@ class GgufFields:
         return str(self.values.get("general.architecture"))
 
     def get(self, name: str, default: Any = None) -> Any:
-        """A field of the architecture."""
+        """Return a field of the architecture."""
         return self.values.get(f"{self.architecture}.{name}", default)
 
     def int(self, name: str) -> int:
@@ -41,20 +41,20 @@ class GgufFields:
         return int(value)
 
     def each(self, name: str) -> list[int]:
-        """A number of each layer, in the file as a list or as one for all."""
+        """Return a number for each layer; the file has a list or one for all."""
         value = self.get(name)
         count = self.int("block_count")
         return [int(one) for one in value] if isinstance(value, list) else [int(value or 0)] * count
 
     @property
     def vocab_size(self) -> int:
-        """As many as the file has tokens. Raises ValueError."""
+        """The number of tokens in the file. Raises ValueError."""
         tokens = self.values.get("tokenizer.ggml.tokens")
         return self.int("vocab_size") if tokens is None else len(tokens)
 
     @property
     def layers(self) -> range:
-        """Without those at the end that only predict further tokens."""
+        """All layers except trailing ones that only predict further tokens."""
         return range(self.int("block_count") - int(self.get("nextn_predict_layers", 0)))
 
     def has(self, tensor: str, layer: int) -> bool:
@@ -73,7 +73,8 @@ class GgufFields:
         return int(self.get("context_length", 2048))
 
     def rotary(self, size: int | None = None, theta: float | None = None, is_scaled: bool = True) -> Rotary:
-        """`theta` in place of the file's. Windows of some models are not scaled for long contexts."""
+        """Return the rotary embedding. `theta` overrides the file's. Some models don't scale windows for long
+        contexts."""
         size = size or int(self.get("rope.dimension_count") or self.head_size)
         base = theta or float(self.get("rope.freq_base", 10_000.0))
         kind = self.get("rope.scaling.type", "none") if is_scaled else "none"

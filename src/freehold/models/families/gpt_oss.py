@@ -11,7 +11,7 @@ from freehold.models.spec import Activation, Experts, LayerSpec, Routing
 
 
 def _every_other(which: int) -> Change:
-    """Gate and up in turns: [inputs, outputs], or biases [outputs]."""
+    """Return a change that takes gate or up, which alternate: [inputs, outputs], or biases [outputs]."""
 
     def change(stored: Array, match: re.Match[str]) -> Array:
         part = stored[..., which::2]

@@ -1,4 +1,4 @@
-"""Llama and those that came of it: Mistral, Qwen2, Qwen3, SmolLM3, and Qwen3 with experts."""
+"""Llama and its descendants: Mistral, Qwen2, Qwen3, SmolLM3, and Qwen3 with experts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _mistral(config: HfConfig) -> list[LayerSpec]:
 
 
 def _windows(config: HfConfig) -> list[int | None]:
-    """Qwen's and SmolLM3's windows are off unless `use_sliding_window` says otherwise."""
+    """Return the window of each layer. Qwen's and SmolLM3's are off unless `use_sliding_window` is set."""
     count, first = config.layer_count, config.get("max_window_layers", 0)
     kinds = config.layer_types(["sliding_attention" if layer >= first else "full_attention" for layer in range(count)])
     window = config.window() if config.get("use_sliding_window") else None
@@ -42,18 +42,18 @@ def _smollm3(config: HfConfig) -> list[LayerSpec]:
 
 
 def has_experts(config: HfConfig, layer: int) -> bool:
-    """Qwen: every so many layers, except some."""
+    """Return whether a Qwen layer has experts: every few layers, with exceptions."""
     is_sparse = (layer + 1) % config.get("decoder_sparse_step", 1) == 0
     return is_sparse and layer not in config.get("mlp_only_layers", []) and _expert_count(config) > 0
 
 
 def _expert_count(config: HfConfig) -> int:
-    """Newer files call it as Mixtral does."""
+    """Return the expert count. Newer files use Mixtral's field name."""
     return int(config.get("num_experts") or config.get("num_local_experts", 0))
 
 
 def qwen_experts(config: HfConfig, normalize: bool) -> Experts:
-    """`normalize` if the file doesn't say whether weights of the chosen experts sum to 1."""
+    """Return the experts; `normalize` is the default for normalizing the chosen experts' weights."""
     normalize = bool(config.get("norm_topk_prob", normalize))
     routing = Routing(config.int("num_experts_per_tok"), normalize=normalize)
     size, shared = config.int("moe_intermediate_size"), int(config.get("shared_expert_intermediate_size", 0))

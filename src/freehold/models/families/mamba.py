@@ -1,4 +1,4 @@
-"""Mamba2, and those that have it beside attention: Falcon-H1 in every layer, Granite 4 in most."""
+"""Mamba2, and hybrids with attention: Falcon-H1 in every layer, Granite 4 in most."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from freehold.models.families.family import RULES, Family, half
 from freehold.models.families.rules import MAMBA_NORM, PRE_NORMS, Rule
 from freehold.models.spec import Dense, Experts, LayerSpec, Mamba2, Routing
 
-MAMBA_CONTEXT = 32_768  # a state has no end; a page table has
+MAMBA_CONTEXT = 32_768  # a state is unbounded; a page table is finite
 
 _MAMBA_RULES = (
     Rule(r"embedding\.weight", "embeddings.weight"),
@@ -38,7 +38,7 @@ _GRANITE_RULES = (
 
 
 def _limit(config: HfConfig) -> tuple[float, float]:
-    """Infinity is a string inside an object in newer files."""
+    """Return the limits of time steps. Newer files write infinity as an object with a string."""
     low, high = config.get("time_step_limit", [0.0, float("inf")])
     return float(low), float("inf") if isinstance(high, dict) else float(high)
 

@@ -1,4 +1,4 @@
-"""OLMo 3: norms behind each part instead of before it, and of all heads of queries and keys together."""
+"""OLMo 3: norms after each part instead of before, and query and key norms over all heads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _olmo3(config: HfConfig) -> list[LayerSpec]:
     kinds = ["sliding_attention" if (layer + 1) % 4 else "full_attention" for layer in range(config.layer_count)]
     size, theta = config.head_size, float(config.get("rope_theta", 500_000.0))
     rotary = {kind: config.rotary(size, kind, theta) for kind in ("sliding_attention", "full_attention")}
-    if not config.get("rope_parameters"):  # a scheme for longer contexts is that of full layers only
+    if not config.get("rope_parameters"):  # scaling for longer contexts applies only to full layers
         rotary["sliding_attention"] = rotary_of({}, size, theta, config.context_length)
     windows = {"sliding_attention": config.window()}
     return [

@@ -54,8 +54,8 @@ def _layers(config: HfConfig) -> list[LayerSpec]:
 
 
 def _next_rules(config: HfConfig) -> list[Rule]:
-    """Qwen3-Next has the rows of queries, keys, values and gates in one tensor, key head by key head; those of
-    strengths and time steps in another."""
+    """Return the rules. Qwen3-Next stores rows of queries, keys, values and gates in one tensor, grouped by key head,
+    and those of strengths and time steps in another."""
     delta = _delta(config)
     values = delta.value_head_count // delta.key_head_count
     wide = [delta.key_size, delta.key_size, values * delta.value_size, values * delta.value_size]
@@ -80,7 +80,7 @@ def _next_rules(config: HfConfig) -> list[Rule]:
 
 
 _DEFAULTS = {"partial_rotary_factor": 0.25, "linear_conv_kernel_dim": 4}
-_NORMS = r"(?!.*delta).*norm"  # those of the states are stored as they are
+_NORMS = r"(?!.*delta).*norm"  # norms of states have no offset
 _PARTS = (PRE_NORMS, QK_NORMS)
 FAMILIES = {
     "qwen3_next": Family(_layers, _next_rules, offset_norms=_NORMS, defaults=_DEFAULTS, parts=(*_PARTS, SHARED_ROUTER)),

@@ -1,4 +1,4 @@
-"""Rotary frequencies as configurations describe them."""
+"""Rotary frequencies from configurations."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from freehold.models.spec import Rotary
 
 
 def rotary_of(rope: Mapping[str, Any], size: int, theta: float, context_length: int) -> Rotary:
-    """`rope`: `rope_parameters` or `rope_scaling` of a config.json; `size`: the numbers of a head that are rotated;
-    `theta`: the base if `rope` has none. Raises ValueError for a scheme that we don't have."""
+    """Return the rotary embedding. `rope`: `rope_parameters` or `rope_scaling` of a config.json; `size`: rotated
+    dimensions of a head; `theta`: the base if `rope` has none. Raises ValueError for an unsupported scheme."""
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind not in _SCHEMES:
         raise ValueError(f"RoPE scaling '{kind}' is not supported ({', '.join(_SCHEMES)} are)")
@@ -24,7 +24,7 @@ def rotary_of(rope: Mapping[str, Any], size: int, theta: float, context_length: 
 
 
 def base_frequencies(theta: float, size: int) -> Float32:
-    """Radians a position, float32 [size / 2]."""
+    """Return radians per position, float32 [size / 2]."""
     exponents = np.arange(0, size, 2, dtype=np.float32) / np.float32(size)
     return (1.0 / np.float32(theta) ** exponents).astype(np.float32)
 
@@ -38,7 +38,8 @@ def _linear(frequencies: Float32, rope: Mapping[str, Any], context_length: int) 
 
 
 def _llama3(frequencies: Float32, rope: Mapping[str, Any], context_length: int) -> tuple[Float32, float]:
-    """Llama 3 leaves short wavelengths alone and interpolates between (transformers, `_compute_llama3_parameters`)."""
+    """Keep short wavelengths, scale long ones, interpolate between (Llama 3; transformers,
+    `_compute_llama3_parameters`)."""
     wavelength = 2 * np.pi / frequencies.astype(np.float64)
     low, high, old = rope["low_freq_factor"], rope["high_freq_factor"], rope["original_max_position_embeddings"]
     smooth = np.clip((old / wavelength - low) / (high - low), 0, 1)
@@ -51,7 +52,7 @@ def yarn_magnitude(factor: float, multiplier: float = 1.0) -> float:
 
 
 def _yarn(frequencies: Float32, rope: Mapping[str, Any], context_length: int) -> tuple[Float32, float]:
-    """YaRN (Peng et al. 2023; transformers, `_compute_yarn_parameters`)."""
+    """Apply YaRN (Peng et al. 2023; transformers, `_compute_yarn_parameters`)."""
     size, old = 2 * len(frequencies), rope["original_max_position_embeddings"]
     theta, factor = float(rope["rope_theta"]), float(rope.get("factor") or context_length / old)
     turns = (rope.get("beta_fast") or 32, rope.get("beta_slow") or 1)
@@ -68,8 +69,8 @@ def _yarn(frequencies: Float32, rope: Mapping[str, Any], context_length: int) ->
 
 
 def _longrope(frequencies: Float32, rope: Mapping[str, Any], context_length: int) -> tuple[Float32, float]:
-    """LongRoPE (Ding et al. 2024). A model whose context is longer than the one it was first trained with uses the long
-    factors for all requests: KV in the cache must not depend on the length that a sequence will have."""
+    """Apply LongRoPE (Ding et al. 2024). A model with an extended context uses the long factors for all requests:
+    cached KV must not depend on a sequence's final length."""
     old = rope["original_max_position_embeddings"]
     is_long = context_length > old
     divisors = np.array(rope["long_factor" if is_long else "short_factor"], np.float32)

@@ -1,4 +1,4 @@
-"""Where a file has the tensors that layers ask for."""
+"""Maps the tensors of layers to their names in files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 ABSENT = ""
 
-# Tensors that families have, or have not.
+# Tensors that only some families have.
 PRE_NORMS = r"(mixer|ffn)_norm\.weight"
 POST_NORMS = r"(mixer|ffn)_post_norm\.weight"
 QK_NORMS = r"attention\.[qk]_norm\.weight"
@@ -24,7 +24,7 @@ SHARED_ROUTER = r"shared\.router\.weight"
 class Rule(NamedTuple):
     """A tensor whose name matches `pattern`, without `layers.<index>.`, is the file's `source`, a template of the
     match. `change` gets the tensor and the match. The family has no such tensor if the source is ABSENT. `is_stacked`:
-    the source has all experts, and group 1 of the match says which."""
+    the source holds all experts, and group 1 of the match is the index."""
 
     pattern: str
     source: str
@@ -33,7 +33,7 @@ class Rule(NamedTuple):
 
 
 def module_name(rules: Sequence[Rule], name: str) -> str | None:
-    """What the first rule for the weight `layers.<index>.<name>` calls its module. None if it changes the tensor."""
+    """Return the module name from the first rule for `layers.<index>.<name>`. None if it changes the tensor."""
     layer = re.match(r"layers\.\d+\.", name)
     if layer is None:
         return None
@@ -45,7 +45,7 @@ def module_name(rules: Sequence[Rule], name: str) -> str | None:
 
 
 def fitting(rules: Sequence[Rule], name: str) -> Iterator[tuple[Rule, re.Match[str]]]:
-    """The rules for a name without `layers.<index>.`, in order, up to one that says it is absent."""
+    """Yield the rules for a name without `layers.<index>.`, in order, up to one that marks it absent."""
     for rule in rules:
         if not (match := re.fullmatch(rule.pattern, name)):
             continue

@@ -1,4 +1,4 @@
-"""Grouped-query attention, over all tokens or a window."""
+"""Grouped-query attention over all tokens or a window."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from freehold.models.tensor import StoredTensor
 class AttentionMixer(Generic[Array, Weight]):
     """Loads `attention.*`: q, k, v, output, q_norm, k_norm, sinks.
 
-    Norms of queries and keys are of one head, or, as in OLMo (`wide_norms`), of all heads together.
+    Query and key norms apply to one head, or, as in OLMo (`wide_norms`), to all heads together.
     """
 
     def __init__(self, spec: Attention, source: LayerSource[Array, Weight], place: CachePlace, epsilon: float):
@@ -49,7 +49,7 @@ class AttentionMixer(Generic[Array, Weight]):
         return self._backend.vector([StoredTensor.of(factors.astype(np.float32))])
 
     def add(self, x: Array, batch: Any, out: Array) -> None:
-        """out += attention of the hidden states x [tokens, hidden_size]."""
+        """Add the attention of the hidden states x [tokens, hidden_size] to out."""
         ops, spec = self._backend, self._spec
         gate = None
         if self._norm is None:
@@ -72,6 +72,6 @@ class AttentionMixer(Generic[Array, Weight]):
 
 
 def _without_gate(stored: StoredTensor, head_size: int) -> tuple[StoredTensor, StoredTensor]:
-    """A query projection whose heads have a gate behind the query -> queries, gates."""
+    """Split a query projection whose heads have a gate after the query. Return queries and gates."""
     rows = np.arange(stored.rows).reshape(-1, 2, head_size)
     return stored.reorder(rows[:, 0].ravel()), stored.reorder(rows[:, 1].ravel())

@@ -1,4 +1,4 @@
-"""A feed-forward layer with a gate (Shazeer 2020)."""
+"""A gated feed-forward layer (Shazeer 2020)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class DenseFFN(Generic[Array, Weight]):
         self._factors = None if spec.gate_multiplier == 1 else self._backend.vector([StoredTensor.of(factors)])
 
     def add(self, x: Array, out: Array) -> None:
-        """out += the layer's answer to the hidden states x [tokens, hidden_size]."""
+        """Add the layer's output for the hidden states x [tokens, hidden_size] to out."""
         ops = self._backend
         if self._norm is None:
             gate_up = ops.linear(x, self._gate_up, self._bias)

@@ -1,4 +1,4 @@
-"""A mixture of experts (Shazeer et al. 2017): a router chooses a few of many feed-forward layers for each token."""
+"""A mixture of experts (Shazeer et al. 2017): a router chooses a few feed-forward layers per token."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ExpertsFFN(Generic[Array, Weight]):
         )
 
     def add(self, x: Array, out: Array) -> None:
-        """out += the experts' answer to the hidden states x [tokens, hidden_size]."""
+        """Add the experts' output for the hidden states x [tokens, hidden_size] to out."""
         ops, activation = self._backend, self._spec.activation
         normed = ops.norm(x, self._norm, self._epsilon)
         choice = ops.route(ops.linear(normed, self._router, self._bias), self._spec.routing, self._correction)

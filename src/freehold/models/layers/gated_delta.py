@@ -1,4 +1,4 @@
-"""The gated delta rule (Yang, Kautz and Hatamizadeh 2024), as Qwen3-Next and Qwen3.5 have it."""
+"""The gated delta rule (Yang, Kautz and Hatamizadeh 2024), as in Qwen3-Next and Qwen3.5."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class GatedDeltaMixer(Generic[Array, Weight]):
         self._output = source.weight("delta.output.weight")
 
     def add(self, x: Array, batch: Any, out: Array) -> None:
-        """out += what the states answer to the hidden states x [tokens, hidden_size]."""
+        """Add the layer's output for the hidden states x [tokens, hidden_size] to out."""
         ops, spec = self._backend, self._spec
         normed = ops.norm(x, self._norm, self._epsilon)
         inner, gate = ops.linear(normed, self._qkv), ops.linear(normed, self._gate)

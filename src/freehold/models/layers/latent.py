@@ -1,4 +1,4 @@
-"""Multi-head latent attention (DeepSeek-AI 2024): keys and values of all heads come from one small latent."""
+"""Multi-head latent attention (DeepSeek-AI 2024): keys and values of all heads are derived from one small latent."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from freehold.models.tensor import StoredTensor
 class LatentMixer(Generic[Array, Weight]):
     """Loads `latent.*`: q or q_down, q_norm, q_up; kv_down, kv_norm, kv_up, output.
 
-    Only latents are kept. What turns a latent into a head's key is applied to the query instead, and what turns it into
-    a value is applied to the weighted sum of latents. Prefill and decoding do the same, so they give the same bits.
+    Only latents are cached. The projection from latents to keys is applied to the query instead, and the projection to
+    values to the weighted sum of latents. Prefill and decoding do the same, so they give the same bits.
     """
 
     def __init__(self, spec: Latent, source: LayerSource[Array, Weight], place: CachePlace, epsilon: float):
@@ -41,7 +41,7 @@ class LatentMixer(Generic[Array, Weight]):
         self._attend = ops.latent_attention(place, spec)
 
     def add(self, x: Array, batch: Any, out: Array) -> None:
-        """out += attention of the hidden states x [tokens, hidden_size]."""
+        """Add the attention of the hidden states x [tokens, hidden_size] to out."""
         ops, spec = self._backend, self._spec
         normed = ops.norm(x, self._norm, self._epsilon)
         source = normed
@@ -59,8 +59,8 @@ class LatentMixer(Generic[Array, Weight]):
 
 
 def _split_rows(heads: int, size: int, plain: int, spec: Latent) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of `heads` heads of `size` rows -> the first `plain` of each, and the others, which are rotated, with halves
-    in place of neighbouring pairs."""
+    """Split the rows of `heads` heads of `size` rows: the first `plain` of each, and the rotated rest, converted from
+    neighbouring pairs to halves."""
     rows = np.arange(heads * size).reshape(heads, size)
     turned = rows[:, plain:]
     if spec.is_interleaved:

@@ -36,7 +36,7 @@ class Mamba2Mixer(Generic[Array, Weight]):
         return self._backend.vector([StoredTensor.of(factors.astype(np.float32))])
 
     def add(self, x: Array, batch: Any, out: Array) -> None:
-        """out += the state space's answer to the hidden states x [tokens, hidden_size]."""
+        """Add the layer's output for the hidden states x [tokens, hidden_size] to out."""
         ops, spec = self._backend, self._spec
         projected = ops.norm_linear(x, self._norm, self._epsilon, self._input, self._input_bias)
         if self._multipliers is not None:

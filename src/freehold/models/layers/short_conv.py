@@ -21,7 +21,7 @@ class ShortConvMixer(Generic[Array, Weight]):
         self._output, self._output_bias = source.weight("conv.output.weight"), source.optional("conv.output.bias")
 
     def add(self, x: Array, batch: Any, out: Array) -> None:
-        """out += C * convolution(B * x) of the hidden states x [tokens, hidden_size]."""
+        """Add C * convolution(B * x) of the hidden states x [tokens, hidden_size] to out."""
         ops, size = self._backend, self._spec.channels
         projected = ops.norm_linear(x, self._norm, self._epsilon, self._input, self._input_bias)
         before, after, inner = (ops.columns(projected, part * size, (part + 1) * size) for part in range(3))

@@ -1,4 +1,4 @@
-"""The tensors of one layer, packed for a backend."""
+"""One layer's tensors, packed for a backend."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from freehold.models.tensor import Checkpoint, StoredTensor
 
 @dataclass(frozen=True)
 class LayerSource(Generic[Array, Weight]):
-    """Names are without `layers.<index>.`. A missing tensor raises KeyError with its whole name."""
+    """Names omit `layers.<index>.`. A missing tensor raises KeyError with its full name."""
 
     checkpoint: Checkpoint
     backend: Backend[Array, Weight, Any]
@@ -26,27 +26,27 @@ class LayerSource(Generic[Array, Weight]):
         return self.checkpoint.has(f"layers.{self.index}.{name}")
 
     def weight(self, *names: str) -> Weight:
-        """One matrix of the rows of all, which adapters may change."""
+        """Pack the rows of all tensors into one matrix, which adapters may change."""
         return self.backend.pack(self._stored(names), [f"layers.{self.index}.{name}" for name in names])
 
     def fixed(self, *names: str) -> Weight:
-        """The same for a matrix that adapters leave as it is."""
+        """Pack a matrix that adapters can't change."""
         return self.backend.pack(self._stored(names))
 
     def vector(self, *names: str) -> Array:
         return self.backend.vector(self._stored(names))
 
     def optional(self, *names: str) -> Array | None:
-        """A vector, or None if the checkpoint has none of these."""
+        """Return a vector, or None if the checkpoint has none of these."""
         return self.vector(*names) if any(self.has(name) for name in names) else None
 
     def taps(self, name: str) -> Array:
-        """Of a convolution: [columns, taps] in the file -> [taps, columns], flat."""
+        """Return a convolution's taps: [columns, taps] in the file -> [taps, columns], flat."""
         return self.backend.vector([StoredTensor.of(self.numbers(name).T)])
 
     def stored(self, name: str) -> StoredTensor:
         return self._stored((name,))[0]
 
     def numbers(self, name: str) -> np.ndarray:
-        """float32 [rows, columns], on the host."""
+        """Return float32 [rows, columns] on the host."""
         return self.stored(name).to_float32()

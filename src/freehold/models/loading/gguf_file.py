@@ -1,4 +1,4 @@
-"""GGUF: the file format of llama.cpp."""
+"""GGUF, the file format of llama.cpp."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from freehold.models.tensor import StoredTensor, TensorFormat
 
 
 class GgufCheckpoint:
-    """A model in one memory-mapped GGUF file. Raises ValueError for an architecture we don't have."""
+    """A model in one memory-mapped GGUF file. Raises ValueError for an unsupported architecture."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -37,7 +37,7 @@ class GgufCheckpoint:
         self._is_unchanged = not family.scales_weights
 
     def field(self, name: str, default: Any = None) -> Any:
-        """A metadata value."""
+        """Return a metadata value."""
         return self._fields.get(name, default)
 
     @property
@@ -45,7 +45,7 @@ class GgufCheckpoint:
         return self._spec
 
     def _find(self, name: str) -> tuple[str, Rule, re.Match[str]]:
-        """-> the name in the file, by which rule. Raises KeyError for a name that no rule has."""
+        """Return the name in the file, and its rule. Raises KeyError for a name without a rule."""
         prefix, own = "", name
         if layer := re.match(r"layers\.(\d+)\.", name):
             prefix, own = f"blk.{layer[1]}.", name[layer.end() :]
@@ -70,12 +70,12 @@ class GgufCheckpoint:
         if rule.is_stacked:
             found = _one_of(found, int(match[1]), self._spec.expert_count)
         stored = _stored(found, found.data)
-        stored.leave_memory()  # tensors that were read before are packed by now
+        stored.leave_memory()  # tensors read earlier are packed by now
         return stored if rule.change is None else rule.change(stored, match)
 
 
 def _one_of(found: Tensor, number: int, count: int) -> Tensor:
-    """The matrix, or the vector, of an expert: the last dimension is that of experts. Raises ValueError."""
+    """Return one expert's matrix or vector: the last dimension counts experts. Raises ValueError."""
     if found.shape[-1] != count:
         raise ValueError(f"it is of {found.shape[-1]} experts, expected {count}")
     size = len(found.data) // count
@@ -86,5 +86,5 @@ def _stored(found: Tensor, raw: np.ndarray) -> StoredTensor:
     columns, rows = int(found.shape[0]), int(np.prod(found.shape[1:], dtype=np.int64))
     if found.kind.name in TensorFormat.__members__:
         return StoredTensor(TensorFormat(found.kind.name), rows, columns, np.asarray(raw).reshape(rows, -1))
-    # A format without a kernel of its own.
+    # A format without its own kernel.
     return StoredTensor.of(dequantize(raw.reshape(rows, -1), found.kind))

@@ -1,6 +1,6 @@
-"""What a GGUF file says about itself: metadata, and where its tensors are.
+"""A GGUF file's metadata, and the locations of its tensors.
 
-The format is llama.cpp's (docs/gguf.md in ggml). The `gguf` package reads it, too, but makes an array of each of a
+The format is llama.cpp's (docs/gguf.md in ggml). The `gguf` package also reads it, but makes an array of each of a
 vocabulary's 50,000 strings, which takes seconds.
 """
 
@@ -24,7 +24,7 @@ SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", BOOL: "?", 10
 
 @dataclass(frozen=True)
 class Tensor:
-    """`shape` as the file has it: the fastest dimension first. `data`: its bytes, mapped."""
+    """`shape` is as in the file: fastest dimension first. `data`: its mapped bytes."""
 
     shape: tuple[int, ...]
     kind: GGMLQuantizationType
@@ -59,7 +59,7 @@ class _Cursor:
         return values.tolist()
 
     def skip(self, kind: int) -> None:
-        """Go on behind a value."""
+        """Skip a value."""
         if kind == STRING:
             self.at += LENGTH.size + LENGTH.unpack_from(self._data, self.at)[0]
         elif kind == ARRAY:
@@ -74,8 +74,7 @@ class _Cursor:
 
 
 class _Fields(Mapping[str, Any]):
-    """Metadata by name. Values are made whenever they are asked for: those of a vocabulary would take tens of
-    megabytes."""
+    """Metadata by name. Values are decoded on each access: a cached vocabulary would take tens of megabytes."""
 
     def __init__(self, data: np.ndarray, places: dict[str, int]):
         self._data = data
@@ -93,7 +92,7 @@ class _Fields(Mapping[str, Any]):
 
 
 def read_layout(path: Path) -> tuple[Mapping[str, Any], dict[str, Tensor]]:
-    """-> metadata by name, tensors by name. Raises ValueError for a file that is not GGUF, or cut short."""
+    """Return metadata by name and tensors by name. Raises ValueError if the file is not GGUF or is truncated."""
     if path.stat().st_size == 0:
         raise ValueError(f"{path.name} is empty")
     data = np.memmap(path, np.uint8, mode="r")
@@ -113,7 +112,7 @@ def read_layout(path: Path) -> tuple[Mapping[str, Any], dict[str, Tensor]]:
         raise ValueError(f"{path.name} is damaged: it ends before its description does") from None
     except (KeyError, ValueError) as error:
         raise ValueError(f"{path.name} can't be read as GGUF: {error}") from None
-    fields = _Fields(np.array(data[: cursor.at]), places)  # a copy: the file may be written to
+    fields = _Fields(np.array(data[: cursor.at]), places)  # copied, since the file may change
     alignment = fields.get("general.alignment", ALIGNMENT)
     start = -(-cursor.at // alignment) * alignment
     tensors: dict[str, Tensor] = {}

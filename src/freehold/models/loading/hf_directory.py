@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes  # noqa: F401  # gives NumPy the type bfloat16
+import ml_dtypes  # noqa: F401  # registers bfloat16 with NumPy
 import numpy as np
 from safetensors import safe_open
 
@@ -19,12 +19,11 @@ from freehold.models.spec import ModelSpec
 from freehold.models.tensor import StoredTensor, TensorFormat
 
 _FORMATS = {"float32": TensorFormat.F32, "float16": TensorFormat.F16, "bfloat16": TensorFormat.BF16}
-HEAD = "lm_head.weight"  # beside the decoder, wherever that is
+HEAD = "lm_head.weight"  # outside the decoder's root
 
 
 class HfCheckpoint:
-    """Raises ValueError for a model type or a setting that we don't have, FileNotFoundError without
-    config or weights."""
+    """Raises ValueError for an unsupported model type or setting, FileNotFoundError without config or weights."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -40,7 +39,7 @@ class HfCheckpoint:
         self._spec = self._family.spec(self.config, self._has_tied_embeddings())
 
     def _find_files(self) -> dict[str, Path]:
-        """tensor name -> the file that holds it."""
+        """Return the file of each tensor name."""
         paths = sorted(self.path.glob("*.safetensors"))
         if not paths:
             raise FileNotFoundError(f"{self.path} holds no *.safetensors file")
@@ -51,18 +50,18 @@ class HfCheckpoint:
         return files
 
     def _read(self, name: str) -> Any:
-        """A tensor in its file: what is indexed is read."""
+        """Return a lazy tensor: indexing reads from the file."""
         return self._opened[self._files[name]].get_slice(name)
 
     def _has_tied_embeddings(self) -> bool:
-        """Old files don't say: then it is as the tensors are."""
+        """Return whether embeddings are tied. Old files don't say: then it depends on the tensors."""
         tied = self.config.get("tie_word_embeddings")
         if tied is False and not self.has("head.weight"):
             raise ValueError(f"{self.path}: the embeddings are not tied, and there is no lm_head.weight")
         return not self.has("head.weight") if tied is None else bool(tied)
 
     def _find_root(self) -> str:
-        """What names of the decoder begin with. Models that also take images have it further down."""
+        """Return the prefix of decoder names. Multimodal models nest the decoder deeper."""
         usual = f"{self._family.root}layers."
         found = (name[: name.index(".layers.") + 1] for name in self._files if ".layers.0." in name)
         roots = sorted(root for root in found if "vision" not in root)
@@ -76,7 +75,7 @@ class HfCheckpoint:
         return self.config.values.get(name, default)
 
     def _find(self, name: str) -> tuple[str, Rule, re.Match[str]]:
-        """-> the name in the file, by which rule. Raises KeyError for a name that no rule has."""
+        """Return the name in the file, and its rule. Raises KeyError for a name without a rule."""
         prefix, own = "", name
         if layer := re.match(r"layers\.\d+\.", name):
             prefix, own = layer[0], name[layer.end() :]

@@ -1,4 +1,4 @@
-"""What `--model` may be: nothing, a GGUF file, a Hugging Face directory, a hub id, a file of a hub id."""
+"""Resolves `--model`: nothing, a GGUF file, a Hugging Face directory, a hub id, or a file of a hub id."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _HUB_FILES = ["*.safetensors", "*.json", "tokenizer.model", "*.jinja"]
 
 
 def resolve_model(model: str | None) -> Path:
-    """A local path, fetched first if need be. A hub id may name one of a repository's GGUF files behind a colon, or a
-    part of the file's name such as Q4_K_M. Raises ModelUnavailable."""
+    """Return a local path, fetching the model if necessary. A hub id may be followed by a colon and a GGUF file, or a
+    part of its name such as Q4_K_M. Raises ModelUnavailable."""
     if model is None:
         return bundled_model()
     if not model:
@@ -42,8 +42,8 @@ def resolve_model(model: str | None) -> Path:
 
 
 def choose_file(repository: str, files: list[str], choice: str) -> str:
-    """The GGUF file of a repository that `choice` names, wholly or in part; without a choice the only one, or the one
-    in the usual format. Raises ModelUnavailable, naming the files."""
+    """Return the repository's GGUF file that `choice` names, fully or partly; without a choice the only one, or the one
+    in the usual format. Raises ModelUnavailable naming the files."""
     found = [name for name in files if name.endswith(".gguf") and not _PART.search(name)]
     wanted = choice or (USUAL_FORMAT if len(found) > 1 else "")
     fitting = [name for name in found if wanted.lower() in name.lower()]
@@ -58,18 +58,18 @@ def choose_file(repository: str, files: list[str], choice: str) -> str:
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Raises ValueError for a model we can't run, ModelUnavailable for one that can't be read."""
+    """Open a model. Raises ValueError for an unsupported one, ModelUnavailable for an unreadable one."""
     try:
         return _opened(path)
     except ValueError:
         raise
-    except Exception as error:  # of the file's library
+    except Exception as error:  # raised by the file's library
         raise ModelUnavailable(f"model: {path} can't be read: {type(error).__name__}: {error}") from error
 
 
 def open_weights(source: str, spec: ModelSpec) -> Checkpoint:
     """Open weights that replace those of a model with this `spec`. Raises what `resolve_model` and `open_checkpoint`
-    raise, and ValueError if the spec is another one."""
+    raise, and ValueError if the specs differ."""
     checkpoint = open_checkpoint(resolve_model(source))
     if checkpoint.spec != spec:
         raise ValueError(f"model_path: {source} is another kind of model: {difference(checkpoint.spec, spec)}")

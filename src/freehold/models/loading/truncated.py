@@ -1,4 +1,4 @@
-"""The first layers of a model, as a model: a draft that needs no second file."""
+"""The first layers of a model, as a draft model without a second file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from freehold.models.tensor import Checkpoint, StoredTensor
 
 
 class TruncatedCheckpoint:
-    """Implements `Checkpoint`: the original with its first `layer_count` layers only."""
+    """Implements `Checkpoint` with only the first `layer_count` layers of the original."""
 
     def __init__(self, whole: Checkpoint, layer_count: int):
         if not 1 <= layer_count <= whole.spec.layer_count:

@@ -1,4 +1,4 @@
-"""Who asks."""
+"""The client that sent a request."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from freehold.server.access.usage import Usage
 
 @dataclass(frozen=True)
 class Client:
-    """Who asks: `name` is the key's, and empty where no keys are asked for: then everybody is an administrator.
-    `salt` separates what the client caches from everybody else's."""
+    """A request's client. `name` is its key's; empty without keys, where every client is an administrator. `salt`
+    separates its cache entries from those of other clients."""
 
     name: str = ""
     is_admin: bool = False
     salt: str = ""
-    address: str = ""  # where the request comes from
+    address: str = ""  # the address of the connection
     usage: Usage | None = field(default=None, compare=False)  # of its quota, if it has one
-    record: Record | None = field(default=None, compare=False)  # of the request that it makes
+    record: Record | None = field(default=None, compare=False)  # of its current request
 
     @property
     def share(self) -> str:
-        """Whose share of the engine a request uses: the key's, or without keys the address's."""
+        """The identity for fair sharing: the key's name, or without keys the address."""
         return self.name or self.address
 
     def may_use(self, owner: str) -> bool:
-        """Whether what `owner` opened is this client's to use."""
+        """Return whether this client may use what `owner` opened."""
         return self.is_admin or owner == self.name
 
     def namespace(self, cache_salt: str | None) -> str:
-        """Where KV of a request with this `cache_salt` is kept. No two pairs of salts have one namespace: a client's
-        own salt has no NUL."""
+        """Return the cache namespace for a request with this `cache_salt`. Distinct pairs of salts get distinct
+        namespaces, since a client's own salt contains no NUL."""
         asked = cache_salt or ""
         return f"{self.salt}\0{asked}" if self.salt or "\0" in asked else asked
 
 
 def client_of(request: Request) -> Client:
-    """As the gate has found out."""
+    """Return the client that the gate identified."""
     return request.state.client

@@ -1,4 +1,4 @@
-"""Connections, before there is a request on them: how many, and for how long."""
+"""Limits on connections before they carry a request: their number, and the time for headers."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-STANDSTILL_S = 0.5  # by which a timer is late if the event loop was blocked or the process suspended
+STANDSTILL_S = 0.5  # a timer later than this means that the event loop was blocked or the process suspended
 BUSY = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 
 class Connections:
-    """The open connections, at most `limit` in all and `client_limit` from one address. Headers of a request must be
-    complete `header_timeout` seconds after they began, or after the connection was made."""
+    """The open connections, at most `limit` in all and `client_limit` per address. A request's headers must be complete
+    `header_timeout` seconds after they began, or after the connection was made."""
 
     def __init__(self, limit: int, client_limit: int, header_timeout: float):
         self._limit = limit
@@ -27,7 +27,7 @@ class Connections:
         return self._open.total()
 
     def add(self, address: str) -> bool:
-        """Whether there is room for one more."""
+        """Count a new connection, if there is room. Return whether there was."""
         if len(self) >= self._limit or self._open[address] >= self._client_limit:
             return False
         self._open[address] += 1
@@ -39,12 +39,12 @@ class Connections:
             del self._open[address]
 
     def protocol(self, **settings: Any) -> BoundedProtocol:
-        """For a new connection, as uvicorn asks for one."""
+        """Return the protocol for a new connection: a factory for uvicorn."""
         return BoundedProtocol(self, **settings)
 
 
 class BoundedProtocol(H11Protocol):
-    """Uvicorn's protocol for one connection of `Connections`."""
+    """Uvicorn's protocol for one of the `Connections`."""
 
     def __init__(self, all_connections: Connections, **settings: Any):
         super().__init__(**settings)
@@ -77,7 +77,7 @@ class BoundedProtocol(H11Protocol):
         if self.cycle is not None and not self.cycle.response_complete:
             self._stop_waiting()
         elif self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]:
-            self._stop_waiting()  # the data was the rest of a refused request's body
+            self._stop_waiting()  # the data was the rest of a rejected request's body
             self._wait_for_another()
         else:
             self._await_headers()
@@ -97,7 +97,8 @@ class BoundedProtocol(H11Protocol):
             self._header_timer = None
 
     def _give_up(self) -> None:
-        """Close the connection. If the timer is late, the client may have been suspended too: start it again."""
+        """Close the connection. If the timer is late, this process may have been suspended: restart the timer
+        instead."""
         assert self._header_timer is not None
         late = self.loop.time() - self._header_timer.when()
         self._header_timer = None

@@ -1,4 +1,4 @@
-"""What happens before a request's body is read: who asks, whether they may, and how much they may send."""
+"""Checks before a request's body is read: key, permission and body size."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from freehold.server.errors import error_response
 
 @dataclass(frozen=True)
 class GateLimits:
-    """`body()` is in bytes; a body must be complete `body_timeout` seconds after its headers."""
+    """`body()` returns a size in bytes. A body must be complete `body_timeout` seconds after its headers."""
 
     body: Callable[[], int]
     body_timeout: float
 
 
 class Gate:
-    """ASGI middleware. `observers` get the record of each request that has ended."""
+    """ASGI middleware. `observers` get the record of each ended request."""
 
     def __init__(
         self, app: ASGIApp, keys: Keys, limits: GateLimits, observers: Sequence[Callable[[Record], None]] = ()
@@ -64,7 +64,7 @@ class Gate:
             if usage is not None:
                 usage.begin()
         except FreeholdError as error:
-            # Leave the connection open: a client that is still sending its body could not read the answer otherwise.
+            # Keep the connection open: a client still sending its body could not read the answer otherwise.
             return await error_response(error, _route(scope), {})(scope, receive, send)
         scope.setdefault("state", {})["client"] = replace(client, address=_address(scope), usage=usage, record=record)
         try:
@@ -75,18 +75,18 @@ class Gate:
 
 
 def _route(scope: Scope) -> str:
-    """The path without the prefix that a proxy put before it (`--root-path`)."""
+    """Return the path without the proxy's prefix (`--root-path`)."""
     prefix = scope.get("root_path", "")
     return scope["path"].removeprefix(prefix) if scope["path"].startswith(f"{prefix}/") else scope["path"]
 
 
 def _address(scope: Scope) -> str:
-    """Of whoever is connected; empty for a Unix socket."""
+    """Return the peer's address; empty for a Unix socket."""
     return scope["client"][0] if scope.get("client") else ""
 
 
 def _noting(record: Record, send: Send) -> Send:
-    """Tells the client its request's name, and the record the status."""
+    """Wrap `send` to add the request id to the headers and the status to the record."""
 
     async def noting(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -98,7 +98,7 @@ def _noting(record: Record, send: Send) -> Send:
 
 
 class _Body:
-    """A request's body, as far as it may go. Raises HTTPException, for only that passes through the framework."""
+    """Limits a request's body. Raises HTTPException, since only that passes through the framework."""
 
     def __init__(self, receive: Receive, limit: int, timeout: float):
         self._receive = receive
@@ -108,7 +108,7 @@ class _Body:
         self._is_complete = False
 
     def expect(self, length: str | None) -> None:
-        """Raises BodyTooLarge for a body that says itself that it is."""
+        """Raise BodyTooLarge if the declared length is over the limit."""
         if length is not None and length.isdecimal() and int(length) > self._limit:
             raise BodyTooLarge(self._message())
 

@@ -1,4 +1,4 @@
-"""API keys: whose they are, and what they open."""
+"""API keys: their owners and rights."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FIELDS = {"name": str, "key": str, "admin": bool, "salt": str, "requests_per_min
 
 @dataclass(frozen=True)
 class ApiKey:
-    """A key is kept as its digest: nothing that prints a configuration can show it."""
+    """A key, kept as its digest so that printing a configuration can't leak it."""
 
     digest: bytes
     client: Client
@@ -36,14 +36,14 @@ def digest_of(key: str) -> bytes:
 
 
 class Keys:
-    """All keys of a server. Without any, whoever asks is an administrator: the server is its user's own."""
+    """All keys of a server. Without any, every client is an administrator: the server is private."""
 
     def __init__(self, keys: Iterable[ApiKey] = ()):
         self._keys = list(keys)
 
     @classmethod
     def of(cls, config: ServerConfig) -> Keys:
-        """From the command line, the environment and a file. Raises ValueError for a key or a file that can't be."""
+        """Read keys from the command line, environment and file. Raises ValueError for an invalid key or file."""
         plain = [(key, False) for key in config.api_key]
         if config.admin_api_key is not None:
             plain.append((config.admin_api_key, True))
@@ -57,7 +57,7 @@ class Keys:
         return cls(keys)
 
     def find(self, headers: Headers) -> ApiKey | None:
-        """The key that a request carries, None if it carries none that we know. Takes as long whichever it is."""
+        """Return the key that a request carries, None if unknown. Takes constant time."""
         digest = digest_of(_given(headers))
         found = None
         for key in self._keys:
@@ -66,7 +66,7 @@ class Keys:
         return found
 
     def check(self, key: ApiKey | None, right: Right) -> Client:
-        """Who asks for something of this right. Raises Unauthorized or Forbidden."""
+        """Return the client that uses this right. Raises Unauthorized or Forbidden."""
         if not self._keys:
             return Client(is_admin=True)
         if key is None and right is not Right.OPEN:
@@ -96,7 +96,7 @@ def _api_key(entry: dict[str, Any], is_isolated: bool) -> ApiKey:
 
 
 def _read_file(path: Path) -> list[dict[str, Any]]:
-    """`[[keys]]` tables with FIELDS. Raises ValueError."""
+    """Read `[[keys]]` tables with FIELDS. Raises ValueError."""
     try:
         content = tomllib.loads(path.read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:

@@ -1,4 +1,4 @@
-"""One line of JSON for each request: who, what it cost, how it ended. Never what it said."""
+"""One line of JSON per request: client, cost and outcome, never content."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ID_LENGTH_MAX = 128
 
 
 def request_id(given: str | None) -> str:
-    """What the client calls its request in `x-request-id`, or a new name."""
+    """Return the client's `x-request-id` if valid, or a new id."""
     if given is not None and 0 < len(given) <= ID_LENGTH_MAX and given.isascii() and given.isprintable():
         return given
     return uuid.uuid4().hex
@@ -23,7 +23,7 @@ def request_id(given: str | None) -> str:
 
 @dataclass
 class Record:
-    """What is known of a request so far. Seconds; `first_token` counts from the request's arrival."""
+    """What is known of a request so far. In seconds; `first_token` counts from the request's arrival."""
 
     id: str
     client: str
@@ -39,12 +39,12 @@ class Record:
     ends: list[str] = field(default_factory=list[str])
 
     def sampled(self) -> None:
-        """A token has arrived."""
+        """Note the arrival of a token."""
         if self.first_token is None:
             self.first_token = time.monotonic() - self.started
 
     def ended(self, end: Ended) -> None:
-        """An output has ended."""
+        """Add the numbers of an ended output."""
         self.prompt_tokens += end.prompt_tokens
         self.cached_tokens += end.cached_tokens
         self.output_tokens += end.output_tokens
@@ -52,7 +52,7 @@ class Record:
         self.ends.append(end.kind)
 
     def write(self) -> None:
-        """To stderr."""
+        """Write the record to stderr."""
         known = {
             "time": time.time(),
             "request_id": self.id,

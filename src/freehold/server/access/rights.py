@@ -1,4 +1,4 @@
-"""Who may call which route."""
+"""The right that each route requires."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from starlette.routing import compile_path
 
 
 class Right(StrEnum):
-    """What a route asks for. Without any keys, all routes are open."""
+    """The right that a route requires. Without keys, all routes are open."""
 
     OPEN = "open"
     CLIENT = "client"
@@ -75,5 +75,5 @@ _PATTERNS = [(compile_path(path)[0], right) for path, right in RIGHTS.items()]
 
 
 def right_of(path: str) -> Right:
-    """What a request's path asks for. A path that no route has asks for a key, so that a stranger learns nothing."""
+    """Return the right for a path. Unknown paths need a key too, so that strangers learn nothing."""
     return next((right for pattern, right in _PATTERNS if pattern.match(path)), Right.CLIENT)

@@ -1,4 +1,4 @@
-"""OpenTelemetry: a span for each request, sent to a collector (the extra `otel`)."""
+"""OpenTelemetry: one span per request, sent to a collector (the extra `otel`)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from freehold.server.access.log import Record
 
 
 class Traces:
-    """Spans have the attributes of OpenTelemetry's conventions for generative AI where there is one, and never content.
-    A request's `traceparent` header makes its span part of the caller's trace. Raises ValueError without the extra."""
+    """Exports spans. Attributes follow OpenTelemetry's conventions for generative AI where possible, and never hold
+    content. A request's `traceparent` header makes its span part of the caller's trace. Raises ValueError without the
+    extra."""
 
     def __init__(self, endpoint: str):
         try:
@@ -28,7 +29,7 @@ class Traces:
         self._propagator = TraceContextTextMapPropagator()
 
     def write(self, record: Record) -> None:
-        """The request has ended. Spans are sent by a thread; those that a collector does not take are lost."""
+        """Record the span of an ended request. A thread sends spans; those that the collector rejects are lost."""
         from opentelemetry.trace import SpanKind, Status, StatusCode
 
         context = self._propagator.extract({"traceparent": record.traceparent or ""})
@@ -53,5 +54,5 @@ class Traces:
         span.end(end)
 
     def close(self) -> None:
-        """Send what is left."""
+        """Send the remaining spans."""
         self._provider.shutdown()

@@ -1,4 +1,4 @@
-"""What each key has used of its quota."""
+"""Use of each key's quota."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MINUTE_S = 60.0
 
 @dataclass(frozen=True)
 class Quota:
-    """What a key may use; None is no limit."""
+    """Limits of a key; None is no limit."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
@@ -21,8 +21,8 @@ class Quota:
 
 
 class Allowance:
-    """A bucket that holds a minute's worth and fills steadily. What was not known before may be spent beyond it: then
-    the next minute has less."""
+    """A token bucket that holds a minute's worth. Costs known only later may overdraw it; then the next minute has
+    less."""
 
     def __init__(self, per_minute: int, clock: Callable[[], float]):
         self._per_minute = per_minute
@@ -36,7 +36,7 @@ class Allowance:
         self._at = now
 
     def wait(self, amount: float = 1.0) -> float:
-        """Seconds until `amount` may be spent."""
+        """Return the seconds until `amount` may be spent."""
         self._fill()
         return max(amount - self._left, 0.0) * MINUTE_S / self._per_minute
 
@@ -46,7 +46,7 @@ class Allowance:
 
 
 class Usage:
-    """Of one key."""
+    """Quota use of one key."""
 
     def __init__(self, quota: Quota, clock: Callable[[], float] = time.monotonic):
         self._quota = quota
@@ -55,7 +55,7 @@ class Usage:
         self._tokens = None if quota.tokens_per_minute is None else Allowance(quota.tokens_per_minute, clock)
 
     def begin(self) -> None:
-        """A request begins. Raises TooManyRequests; then nothing has changed."""
+        """Start a request. Raises TooManyRequests, leaving usage unchanged."""
         if self._quota.concurrency is not None and self._running >= self._quota.concurrency:
             raise TooManyRequests(f"this key may have {self._quota.concurrency} requests at a time", 1.0)
         for allowance, what in ((self._requests, "requests_per_minute"), (self._tokens, "tokens_per_minute")):
@@ -69,13 +69,13 @@ class Usage:
         self._running -= 1
 
     def spend(self, tokens: int) -> None:
-        """Tokens of prompt and output, as they become known."""
+        """Spend prompt and output tokens as they become known."""
         if self._tokens is not None:
             self._tokens.spend(tokens)
 
 
 class UsageTable:
-    """One record for each client whose key has a quota."""
+    """Usage by client, for keys with a quota."""
 
     def __init__(self) -> None:
         self._of: dict[str, Usage] = {}

@@ -1,4 +1,4 @@
-"""Calls of tools, and their results, in the messages that clients send."""
+"""Tool calls and their results in client messages."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from freehold.contract.errors import InvalidParameter
 def check_calls(
     messages: Sequence[Mapping[str, Any]], history: Iterable[Mapping[str, Any]] = (), field: str | None = None
 ) -> None:
-    """`history`: messages that came before, if they are known here. Raises InvalidParameter for a call that is none,
-    and for a result that nobody asked for; it names the message, or the body's `field` that all of them are in."""
+    """Check tool calls and results. `history`: earlier messages known to the server. Raises InvalidParameter for a
+    malformed call or a result without a call; it names the message, or the body's `field` that holds them."""
     asked = {call["id"] for message in history for call in message.get("tool_calls") or () if "id" in call}
     for i, message in enumerate(messages):
         where = field or f"messages[{i}]"
@@ -25,7 +25,7 @@ def check_calls(
 
 
 def _checked(call: Any, where: str) -> str | None:
-    """-> the id of a call, if it has one."""
+    """Check one call. Return its id, if it has one."""
     function: Any = call.get("function") if isinstance(call, dict) else None  # pyright: ignore
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):  # pyright: ignore
         _refuse(f"{where}.function", "must be an object with a name and arguments")
@@ -44,7 +44,7 @@ def _checked(call: Any, where: str) -> str | None:
 
 
 def with_thoughts(message: dict[str, Any]) -> dict[str, Any]:
-    """Templates know thoughts by one of two names: they get both."""
+    """Return the message with its thoughts under both names that templates use."""
     thoughts = message.get("reasoning_content") or message.get("reasoning")
     if not isinstance(thoughts, str):
         return message

@@ -1,4 +1,4 @@
-"""The outputs of a job, read as they come."""
+"""Incremental parsing of a job's outputs."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from freehold.text.answers.parser import AnswerParser, ExpectedAnswer
 
 
 class OutputReader:
-    """Of one output. `expected` is None if all of it is content; ids of calls are made of `name`."""
+    """Parses one output. `expected` is None if all of it is content; call ids derive from `name`."""
 
     def __init__(self, expected: ExpectedAnswer | None, name: str):
         self._parser: AnswerParser | None = None if expected is None else expected.parser(name)
         self._ends: list[int] = []
 
     def read(self, delta: Delta) -> Delta:
-        """The same with what it says, and at the end how many tokens were thoughts."""
+        """Return the delta with its parsed events, and at the end the count of reasoning tokens."""
         if self._parser is None:
             return replace(delta, events=[Content(delta.text)] if delta.text else [])
         self._ends += delta.ends

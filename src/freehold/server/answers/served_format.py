@@ -1,4 +1,4 @@
-"""How the served model writes answers: as options say, or as its chat template shows."""
+"""The served model's answer format: from options, or detected from its chat template."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from freehold.text.answers.thinking import THINKING, thinking_of_template
 from freehold.text.tools.formats import TOOL_FORMATS, format_of_template
 
 AS_TEXT = "hermes"
-GPT_OSS = "gpt_oss"  # calls and thoughts are one format there
+GPT_OSS = "gpt_oss"  # calls and thoughts share one format
 
 
 class ServedFormat:
-    """Known once the model is loaded. `tool_call_parser` and `reasoning_parser` are names, `auto` or `none`."""
+    """The answer format, known once the model is loaded. `tool_call_parser` and `reasoning_parser` are names, `auto` or
+    `none`."""
 
     def __init__(self, engine: AsyncEngine, tool_call_parser: str = AUTO, reasoning_parser: str = AUTO):
         self._engine = engine
@@ -26,12 +27,12 @@ class ServedFormat:
 
     @property
     def has_grammars(self) -> bool:
-        """Whether answers can be bound."""
+        """Whether answers can be constrained."""
         return self._engine.config.grammar_backend != NONE
 
     @property
     def format(self) -> AnswerFormat:
-        """Raises EngineUnavailable while the model is loading."""
+        """The format. Raises EngineUnavailable while the model is loading."""
         if self._format is None:
             tokenizer = self._engine.tokenizer
             template = "" if tokenizer.chat_template is None else tokenizer.chat_template.source
@@ -40,7 +41,7 @@ class ServedFormat:
             if calls in (AUTO, NONE) and thoughts == GPT_OSS:
                 calls = GPT_OSS
             elif calls in (AUTO, NONE):
-                # Where the template has no place for tools we explain them, as text.
+                # If the template can't show tools, we describe them as text.
                 calls = format_of_template(template, self._engine.info.model_path) if shows_tools else AS_TEXT
             if thoughts == AUTO:
                 thoughts = thinking_of_template(template)
@@ -48,7 +49,7 @@ class ServedFormat:
         return self._format
 
     def describe(self) -> str:
-        """For the log."""
+        """Describe the format for the log."""
         thinking = self.format.thinking
         thoughts = self.format.tools.name if self.format.has_channels else NONE if thinking is None else thinking.name
         return f"tool calls: {self.format.tools.name if self.takes_tools else NONE}, reasoning: {thoughts}"

@@ -1,4 +1,4 @@
-"""The tools that a body offers, and what it says of their use."""
+"""Tools in a body, and its rules for their use."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ CHOICES = ("none", "auto", "required")
 
 @dataclass(frozen=True)
 class Offer:
-    """`use` is None if nothing may be called. `shown`: tools for the chat template, as in OpenAI's API."""
+    """The offered tools. `use` is None if none may be called. `shown`: tools for the chat template, as in OpenAI's
+    API."""
 
     use: ToolUse | None = None
     shown: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
 
 def offer_of(tools: list[dict[str, Any]] | None, choice: Any, parallel: bool | None) -> Offer:
-    """Of OpenAI's `tools`, `tool_choice` and `parallel_tool_calls`. Raises InvalidParameter naming one of them."""
+    """Read OpenAI's `tools`, `tool_choice` and `parallel_tool_calls`. Raises InvalidParameter naming one of them."""
     if not tools:
         if choice not in (None, "none", "auto"):
             _refuse("tool_choice", "needs tools")
@@ -36,7 +37,8 @@ def offer_of(tools: list[dict[str, Any]] | None, choice: Any, parallel: bool | N
 def offered(
     known: Sequence[Tool], shown: list[dict[str, Any]], choice: str, name: str | None, parallel: bool | None
 ) -> Offer:
-    """`choice` is one of CHOICES; `name` that of the one tool that has to be called. Raises InvalidParameter."""
+    """Return the offer. `choice` is one of CHOICES; `name` is the one tool that must be called. Raises
+    InvalidParameter."""
     if choice == "none":
         return Offer()
     if name is not None:
@@ -48,7 +50,7 @@ def offered(
 
 
 def read_tools(tools: list[dict[str, Any]]) -> list[Tool]:
-    """Raises InvalidParameter."""
+    """Read OpenAI's `tools`. Raises InvalidParameter."""
     if len(tools) > TOOLS_MAX:
         _refuse("tools", f"has {len(tools)} tools, the limit is {TOOLS_MAX}")
     found: dict[str, Tool] = {}
@@ -67,7 +69,7 @@ def read_tools(tools: list[dict[str, Any]]) -> list[Tool]:
 
 
 def tool_of(given: dict[str, Any], where: str, schema: str) -> Tool:
-    """`schema`: what the schema of its arguments is called. Raises InvalidParameter."""
+    """Read one tool. `schema` is the field of its argument schema. Raises InvalidParameter."""
     name, parameters = given.get("name"), given.get(schema)
     if not isinstance(name, str) or not NAME.fullmatch(name):
         _refuse(f"{where}.name", "must be 1 to 64 letters, digits, and any of _ . -")
@@ -77,7 +79,7 @@ def tool_of(given: dict[str, Any], where: str, schema: str) -> Tool:
 
 
 def _chosen(choice: Any) -> tuple[str, str | None]:
-    """-> one of CHOICES, and the name of the tool that has to be called."""
+    """Return one of CHOICES, and the name of the tool that must be called."""
     if choice is None or choice in CHOICES:
         return choice or "auto", None
     name: Any = None

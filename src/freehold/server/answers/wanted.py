@@ -1,4 +1,4 @@
-"""What a client wants of an answer: the form, the tools, the thoughts."""
+"""The answer that a client wants: form, tools and thoughts."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from freehold.text.answers.parser import ExpectedAnswer
 
 @dataclass(frozen=True)
 class WantedAnswer:
-    """`form`: what the body asked for besides tools. `thinking_budget`: tokens, as `budget_field` says. Raises
-    InvalidParameter for what can't be had together, or not from this server."""
+    """`form`: the constraint besides tools. `thinking_budget`: tokens, given in the field `budget_field`. Raises
+    InvalidParameter for options that conflict or that this server lacks."""
 
     served: ServedFormat
     offer: Offer = Offer()
@@ -38,12 +38,12 @@ class WantedAnswer:
             raise InvalidParameter(self.budget_field, "must be at least 1")
 
     def expected(self, prompt: str) -> ExpectedAnswer | None:
-        """How to read the answer to this prompt; None if all of it is content."""
+        """Return how to read the answer to this prompt; None if all of it is content."""
         tools = {} if self.offer.use is None else {tool.name: tool for tool in self.offer.use.tools}
         return self.served.format.expecting(tools, prompt, self.separates_thoughts)
 
     def constraint(self, prompt: str) -> Constraint | None:
-        """What the answer to this prompt has to follow. Raises InvalidParameter."""
+        """Return the constraint on the answer to this prompt. Raises InvalidParameter."""
         format = self.served.format
         if self.thinking_budget is not None and format.thinking is None and not format.has_channels:
             raise InvalidParameter(self.budget_field, "needs a reasoning model, and this one has no reasoning parser")
@@ -60,7 +60,7 @@ class WantedAnswer:
 
 
 def _json(schema: dict[str, Any], is_lenient: bool) -> str:
-    """A tool takes the arguments that it names and no others, unless its schema says so."""
+    """Return the grammar of a tool's arguments. Unnamed ones are rejected unless the schema allows them."""
     try:
         return json_grammar(schema, SchemaOptions(is_lenient, is_closed=True))
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""What an answer says, as blocks of content."""
+"""Answers as content blocks."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from freehold.text.answers.events import Arguments, CallStart, Content, Event, R
 
 
 class BlockStream:
-    """One output. Each block is stopped before the next one starts; thoughts, texts and calls come in the order in
-    which they were said."""
+    """Builds the blocks of one output. Each block stops before the next one starts; thoughts, texts and calls stay in
+    order."""
 
     def __init__(self) -> None:
         self._answer = Answer()
-        self._open: type[Event] | None = None  # what the block that is being said consists of
+        self._open: type[Event] | None = None  # type of the current block
         self._blocks: list[dict[str, Any]] = []
 
     @property
@@ -24,7 +24,7 @@ class BlockStream:
         return bool(self._answer.calls)
 
     def add(self, events: Iterable[Event]) -> list[dict[str, Any]]:
-        """-> the events of the stream."""
+        """Add events. Return the stream's events."""
         said: list[dict[str, Any]] = []
         for event in events:
             self._answer.add([event])
@@ -64,13 +64,13 @@ class BlockStream:
         return [{"type": "content_block_stop", "index": len(self._blocks) - 1}]
 
     def finish(self) -> list[dict[str, Any]]:
-        """The output is complete. An answer that says nothing is an empty text."""
+        """Close the output. An empty answer becomes an empty text."""
         if self._blocks:
             return self._stop()
         return [*self._start(Content, {"type": "text", "text": ""}), *self._stop()]
 
     def whole(self) -> list[dict[str, Any]]:
-        """All blocks of an answer that is complete."""
+        """Return all blocks of a complete answer."""
         calls = iter(self._answer.calls)
         found = [
             {**block, "input": _input(next(calls).arguments)} if block["type"] == "tool_use" else block
@@ -84,7 +84,7 @@ def _tool_use(event: CallStart) -> dict[str, Any]:
 
 
 def _input(arguments: str) -> Any:
-    """Of a call that was cut there is no object."""
+    """Parse a call's arguments. A truncated call has none."""
     try:
         return json.loads(arguments or "{}")
     except ValueError:

@@ -1,4 +1,4 @@
-"""Blocks of content in Anthropic's messages, as messages of a chat."""
+"""Content blocks of Anthropic's messages, converted to chat messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from freehold.server.requests.hints import CacheControl
 
 
 class Block(BaseModel):
-    """Of any type: which fields it has depends on that."""
+    """A block of any type; the type determines its fields."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -29,7 +29,7 @@ class Block(BaseModel):
 
 
 def text_of(content: str | list[Block] | None, field: str) -> str:
-    """Joined text. Raises InvalidParameter for other kinds of blocks."""
+    """Join text blocks. Raises InvalidParameter for other kinds of blocks."""
     if content is None or isinstance(content, str):
         return content or ""
     other = [block.type for block in content if block.type != "text"]
@@ -39,7 +39,7 @@ def text_of(content: str | list[Block] | None, field: str) -> str:
 
 
 def messages_of(role: str, content: str | list[Block], field: str) -> list[dict[str, Any]]:
-    """As OpenAI has them: results of tools are messages of their own, before what else is said. Raises
+    """Convert to OpenAI's format: tool results become messages of their own, before the rest. Raises
     InvalidParameter."""
     if isinstance(content, str):
         return [{"role": role, "content": content}]

@@ -71,8 +71,7 @@ class _Answer:
         self._head = {"id": job.id, "type": "message", "role": "assistant", "model": model}
 
     def _usage(self, cached: int, output: int) -> dict[str, int]:
-        """The prompt's tokens in three parts: read from the cache, kept in it because `cache_control` asked for that,
-        and the others."""
+        """Split the prompt's tokens three ways: read from the cache, retained for `cache_control`, and the rest."""
         prompt, retention = len(self._job.prompts[0]), self._job.options.retention
         created = 0 if retention is None else max((retention.end or 0) - cached, 0)
         usage = {

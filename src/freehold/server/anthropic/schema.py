@@ -1,4 +1,4 @@
-"""Bodies of the Anthropic routes."""
+"""Request bodies of the Anthropic routes."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class CountBody(StrictBody):
     thinking: ThinkingOption | None = None
 
     def turns(self) -> list[dict[str, Any]]:
-        """For the chat template: what is said to the system leads, merged, then the others in order. Raises
-        InvalidParameter for content that can't be told."""
+        """Return the turns for the chat template: system messages first, merged, then the others in order. Raises
+        InvalidParameter for unsupported content."""
         systems = [text_of(self.system, "system")] if self.system else []
         turns: list[dict[str, Any]] = []
         for i, message in enumerate(self.messages):
@@ -55,7 +55,7 @@ class CountBody(StrictBody):
         return [{"role": "system", "content": "\n\n".join(systems)}, *turns] if systems else turns
 
     def offer(self) -> Offer:
-        """Raises InvalidParameter."""
+        """Return the offered tools. Raises InvalidParameter."""
         choice = self.tool_choice or ToolChoice(type="auto")
         if not self.tools:
             if choice.type in ("any", "tool"):
@@ -82,11 +82,11 @@ class CountBody(StrictBody):
 
     @property
     def template_variables(self) -> dict[str, Any]:
-        """What chat templates of reasoning models ask."""
+        """Chat template variables of reasoning models."""
         return {} if self.thinking is None else {"enable_thinking": self.thinking.type != "disabled"}
 
     def up_to_breakpoint(self) -> tuple[CountBody, CacheControl] | None:
-        """The body up to its last block with `cache_control`, if there is one."""
+        """Return the body up to its last block with `cache_control`, or None."""
         for i in range(len(self.messages) - 1, -1, -1):
             message = self.messages[i]
             if (found := _last_marked(message.content)) is not None:
@@ -94,14 +94,14 @@ class CountBody(StrictBody):
                 last = message.model_copy(update={"content": blocks})
                 return CountBody(model=self.model, system=self.system, messages=[*self.messages[:i], last]), control
         if (found := _last_marked(self.system)) is not None:
-            # A chat needs a message: one that no prompt begins with, so that the common part is the system's.
+            # A chat needs a message: this one matches no prompt, so that the common part ends with the system's.
             nobody = AnthropicMessage(role="user", content="\x00")
             return CountBody(model=self.model, system=found[0], messages=[nobody]), found[1]
         return None
 
 
 def _last_marked(content: str | list[Block] | None) -> tuple[list[Block], CacheControl] | None:
-    """The blocks up to the last that is marked, and the mark."""
+    """Return the blocks up to the last marked one, and its mark."""
     for j in range(len(content) - 1, -1, -1) if isinstance(content, list) else ():
         control = content[j].cache_control  # pyright: ignore
         if control is not None:
@@ -119,7 +119,7 @@ class MessagesBody(CountBody):
     metadata: dict[str, Any] | None = None
 
     def sampling(self, defaults: dict[str, Any]) -> SamplingParams:
-        """Raises InvalidParameter."""
+        """Return the sampling parameters. Raises InvalidParameter."""
         names = ("temperature", "top_p", "top_k")
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
         stop = tuple(self.stop_sequences or ())
@@ -127,7 +127,7 @@ class MessagesBody(CountBody):
 
     @property
     def thinking_budget(self) -> int | None:
-        """In tokens. Raises InvalidParameter."""
+        """Budget in tokens. Raises InvalidParameter."""
         if self.thinking is None or self.thinking.type != "enabled" or self.thinking.budget_tokens is None:
             return None
         if not 1 <= self.thinking.budget_tokens < self.max_tokens:

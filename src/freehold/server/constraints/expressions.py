@@ -1,4 +1,4 @@
-"""Regular expressions and lists of choices, as a part of a grammar."""
+"""Regular expressions and choices as parts of a grammar."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ import re
 
 from freehold.text.lark import literal
 
-# Of ASCII alone, as in JSON Schema: a digit of another script is none.
+# ASCII only, as in JSON Schema: digits of other scripts don't match.
 _CLASSES = {"d": "0-9", "w": "a-zA-Z0-9_", "s": r" \t\n\r\f\v"}
 _CLASS_BEGIN = re.compile(r"\[\^?\]?")
 _NEWLINES = {"\n": r"\n", "\r": r"\r"}
 
 
 def regex_grammar(pattern: str) -> str:
-    """Lark for text that a regular expression matches as a whole. Raises ValueError."""
+    """Return Lark for text that matches a regular expression as a whole. Raises ValueError."""
     if not pattern:
         raise ValueError("must not be empty")
     return f"/{_in_ascii(pattern)}/"
 
 
 def choice_grammar(choices: list[str]) -> str:
-    """Lark for one of these texts. Raises ValueError."""
+    """Return Lark for one of these texts. Raises ValueError."""
     if not choices or not all(isinstance(one, str) and one for one in choices):  # pyright: ignore
         raise ValueError("must be a list of texts that are not empty")
     return " | ".join(literal(one) for one in choices)
 
 
 def _in_ascii(pattern: str) -> str:
-    """With classes written out, and no character that would end a line or the expression."""
+    """Expand classes, and escape characters that would end a line or the expression."""
     found: list[str] = []
     at, is_in_class = 0, False
     while at < len(pattern):
@@ -38,7 +38,7 @@ def _in_ascii(pattern: str) -> str:
             continue
         if char == "[" and not is_in_class:
             is_in_class = True
-            # A bracket that comes first is a character.
+            # A leading bracket is a literal.
             begin = _CLASS_BEGIN.match(pattern, at)
             assert begin is not None
             found.append(begin[0].replace("]", r"\]"))

@@ -1,4 +1,4 @@
-"""From the fields of a body to the one constraint that they ask for."""
+"""Converts constraint fields of a body to one constraint."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from freehold.server.constraints.gbnf import lark_of
 from freehold.server.constraints.schemas import ANY_OBJECT, SchemaOptions, json_grammar, parsed
 from freehold.server.constraints.tags import tag_grammar
 
-ANY_JSON = "$$ANY$$"  # SGLang's word
+ANY_JSON = "$$ANY$$"  # SGLang's marker
 WHITESPACE_LENGTH_MAX = 200
 
 _Maker = Callable[[Any, SchemaOptions], str]  # from a field's value to a whole grammar; raises ValueError
@@ -39,8 +39,7 @@ class StructuredOutputs(BaseModel):
 
 
 class ConstraintFields(BaseModel):
-    """What clients of OpenAI, vLLM, SGLang and llama.cpp call the form of an output. An empty value asks for
-    nothing."""
+    """The constraint fields of OpenAI, vLLM, SGLang and llama.cpp. An empty value means not given."""
 
     response_format: dict[str, Any] | None = None
     json_schema: str | dict[str, Any] | None = None
@@ -56,7 +55,7 @@ class ConstraintFields(BaseModel):
     guided_whitespace_pattern: str | None = None
 
     def constraint(self) -> Constraint | None:
-        """None if nothing is asked for. Raises InvalidParameter."""
+        """Return the constraint, None if none is given. Raises InvalidParameter."""
         whitespace = self.guided_whitespace_pattern
         options = SchemaOptions() if not whitespace else _with_whitespace("guided_whitespace_pattern", whitespace)
         asked: _Asked = {
@@ -75,7 +74,7 @@ def one_of(
     asked: _Asked,
     options: SchemaOptions = SchemaOptions(),  # noqa: B008
 ) -> Constraint | None:
-    """The one that is asked for. Raises InvalidParameter if it can't be made, or if there are two."""
+    """Return the only constraint given. Raises InvalidParameter if it is invalid or there are two."""
     if not asked:
         return None
     (field, (maker, value)), *others = asked.items()
@@ -90,7 +89,7 @@ def one_of(
 
 
 def native_constraint(given: dict[str, str | None]) -> Constraint | None:
-    """Of `sampling_params` in the native API, by field. Raises InvalidParameter."""
+    """Return the constraint of the native API's `sampling_params`, by field. Raises InvalidParameter."""
     return one_of({name: (_MAKERS[_FIELDS[name]], value) for name, value in given.items() if value})
 
 
@@ -133,7 +132,7 @@ def _of_vllm(given: StructuredOutputs, options: SchemaOptions) -> tuple[_Asked, 
 def _of_response_format(
     given: dict[str, Any],
 ) -> tuple[str, _Maker, Any, SchemaOptions] | None:
-    """-> the field, what makes a grammar of its value, the value, and how strict to be."""
+    """Return the field, its grammar maker, its value and the schema options."""
     kind, options = given.get("type"), SchemaOptions()
     if kind == "text":
         return None

@@ -1,10 +1,10 @@
-"""GBNF, the grammars of llama.cpp and xgrammar, translated to Lark.
+"""Translates GBNF, the grammars of llama.cpp and xgrammar, to Lark.
 
-A rule is `name ::= alternatives`; it goes on until the next one begins, over as many lines as it likes. Items are
-"literals", [classes], `.`, names and (groups), with `*`, `+`, `?`, `{n}` and `{n,m}` behind them. `root` is the start.
+A rule is `name ::= alternatives` and extends over any number of lines until the next one. Items are "literals",
+[classes], `.`, names and (groups), followed by `*`, `+`, `?`, `{n}` or `{n,m}`. `root` is the start.
 
-Rules that don't refer to themselves become terminals, so that the whole of one is one regular expression: a lexer that
-had to choose between its parts could choose wrongly.
+Non-recursive rules become terminals, so that each is one regular expression: a lexer that had to choose between its
+parts could choose wrongly.
 """
 
 from __future__ import annotations
@@ -43,11 +43,12 @@ class _Token:
         raise ValueError(f"line {self.line}, column {self.column}: {why}")
 
 
-_Parts = list[str | _Token]  # of a rule: Lark, but for names, which are tokens
+_Parts = list[str | _Token]  # a rule in Lark; names are still tokens
 
 
 def lark_of(source: str) -> str:
-    """A grammar in Lark, from GBNF or as it is. Raises ValueError saying what is wrong, and where."""
+    """Return a grammar in Lark, translated from GBNF or unchanged. Raises ValueError with the problem and its
+    position."""
     if "::=" in source:
         return _translate(source)
     if re.search(r"^\s*start\s*:", source, re.MULTILINE):
@@ -81,7 +82,7 @@ def _translate(source: str) -> str:
 
 
 def _named(rules: dict[str, _Parts]) -> dict[str, str]:
-    """Lark's names: terminals, which refer to terminals alone, are in capitals."""
+    """Return Lark's names: terminals, which refer only to terminals, are in capitals."""
     called = {name: {part.text for part in parts if isinstance(part, _Token)} for name, parts in rules.items()}
     callers: defaultdict[str, list[str]] = defaultdict(list)
     for name, others in called.items():
@@ -89,7 +90,7 @@ def _named(rules: dict[str, _Parts]) -> dict[str, str]:
             callers[other].append(name)
     left = {name: len(others) for name, others in called.items()}
     terminal = [name for name, count in left.items() if count == 0]
-    for name in terminal:  # grows meanwhile
+    for name in terminal:  # grows during the loop
         for caller in callers[name]:
             left[caller] -= 1
             if left[caller] == 0:
@@ -114,10 +115,10 @@ def _tokens(source: str) -> Iterator[_Token]:
 
 
 def _body(tokens: list[_Token]) -> _Parts:
-    """What stands behind `::=`, checked and turned into Lark."""
+    """Check the right side of a rule and convert it to Lark."""
     found: _Parts = []
     open_groups: list[_Token] = []
-    is_empty, may_repeat = True, False  # the alternative so far; whether an item has just ended
+    is_empty, may_repeat = True, False  # the current alternative; whether an item has just ended
     for token in tokens:
         if token.kind == "repeat":
             if not may_repeat:
@@ -180,7 +181,7 @@ def _char(escape: str) -> str | None:
 
 
 def _class(token: _Token) -> str:
-    """A class of characters as a regular expression: each by its number, so that none means anything else."""
+    """Convert a character class to a regular expression. Characters become numbers, so that none is special."""
     inside = token.text[1:-1]
     sign = "^" if inside.startswith("^") else ""
     chars: list[tuple[str, bool]] = []  # with whether it was escaped

@@ -1,4 +1,4 @@
-"""JSON schemas, as a part of a grammar."""
+"""JSON schemas as parts of a grammar."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-WHITESPACE = r"[ \n\t]{1,8}"  # between tokens: a small model could fill its whole output with it
-GUIDANCE = "x-guidance"  # llguidance's own keyword: options are ours to choose
+WHITESPACE = r"[ \n\t]{1,8}"  # between tokens, bounded: a small model could fill its whole output with whitespace
+GUIDANCE = "x-guidance"  # llguidance's own keyword; only we may set it
 
 
 @dataclass(frozen=True)
 class SchemaOptions:
-    """`is_lenient`: keywords that can't be followed are ignored, not refused. `whitespace`: a regular expression for
-    what may stand between tokens, None for nothing. `is_closed`: objects have no properties but those of the schema."""
+    """`is_lenient`: unsupported keywords are ignored, not refused. `whitespace`: a regular expression for text between
+    tokens, None for no text. `is_closed`: objects have only the schema's properties."""
 
     is_lenient: bool = False
     whitespace: str | None = WHITESPACE
@@ -24,7 +24,7 @@ ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
 
 def parsed(given: str | dict[str, Any] | bool) -> dict[str, Any] | bool:
-    """A schema, from its text if need be. Raises ValueError saying what is wrong."""
+    """Return a schema, parsed if it is text. Raises ValueError with the problem."""
     if isinstance(given, str):
         try:
             given = json.loads(given)
@@ -38,7 +38,7 @@ def parsed(given: str | dict[str, Any] | bool) -> dict[str, Any] | bool:
 
 
 def json_grammar(schema: dict[str, Any] | bool, options: SchemaOptions = SchemaOptions()) -> str:
-    """Lark for a document of that schema. Raises ValueError."""
+    """Return Lark for a document of this schema. Raises ValueError."""
     if schema is False:
         raise ValueError("allows nothing")
     whole: dict[str, Any] = {} if schema is True else dict(schema)

@@ -1,4 +1,4 @@
-"""Structural tags, as SGLang has them: free text, in which a trigger begins something of a given form."""
+"""Structural tags, as in SGLang: free text in which a trigger starts constrained text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from freehold.text.lark import ANYTHING, literal, sequence
 
 
 class Structure(BaseModel):
-    """`begin`, then a document of `schema`, then `end`."""
+    """`begin`, a document of `schema`, then `end`."""
 
     model_config = ConfigDict(populate_by_name=True)
 
@@ -28,7 +28,7 @@ class StructuralTag(BaseModel):
 
 
 def tag_grammar(given: str | dict[str, Any], options: SchemaOptions) -> str:
-    """A whole grammar in Lark. Raises ValueError."""
+    """Return a whole grammar in Lark. Raises ValueError."""
     tag = _read(given)
     lines = [
         "start: (" + " | ".join(f"tag_{i}" for i in range(len(tag.triggers))) + ")* rest",

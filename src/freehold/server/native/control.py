@@ -41,7 +41,7 @@ def native_control_routes(engine: AsyncEngine, generator: Generator, sessions: S
 
     @routes.post("/close_session")
     async def close_session(request: Request, body: CloseSessionBody) -> Response:
-        """At the end of the turn that runs. Unknown names are fine: they are closed."""
+        """Close a session after its running turn. Unknown names are ignored: they count as closed."""
         with contextlib.suppress(NoSuchSession):
             sessions.close(sessions.get(body.session_id, client_of(request)))
             await sessions.memory.settle()
@@ -55,7 +55,7 @@ def native_control_routes(engine: AsyncEngine, generator: Generator, sessions: S
     @routes.get("/flush_cache", include_in_schema=False)
     @routes.post("/flush_cache")
     async def flush_cache(timeout: float = 0.0) -> Response:
-        """Empty the prefix cache and drop what sessions have parked, once nothing runs."""
+        """Empty the prefix cache and drop parked session tails, once nothing runs."""
         if flushing.locked():
             raise BadRequest("another flush is waiting")
         async with flushing:
@@ -69,7 +69,7 @@ def native_control_routes(engine: AsyncEngine, generator: Generator, sessions: S
 
     @routes.get("/health_generate")
     async def health_generate() -> Response:
-        """Generate one token; during a pause, health is enough."""
+        """Generate one token; during a pause, only check health."""
         if not engine.is_healthy:
             return Response(status_code=503)
         if not await engine.call("paused"):
@@ -82,8 +82,8 @@ def native_control_routes(engine: AsyncEngine, generator: Generator, sessions: S
 
 
 def _abort(body: AbortBody, client: Client, engine: AsyncEngine, generator: Generator) -> None:
-    """An administrator ends all requests, or those whose id begins with `rid`; other clients the request of their own
-    that has this id. Raises Forbidden."""
+    """Abort requests. Administrators may abort all, or those whose id starts with `rid`; other clients only their own
+    request with this id. Raises Forbidden."""
     if body.abort_all and not client.is_admin:
         raise Forbidden("abort_all needs an admin API key (--admin-api-key)")
     rid = body.rid or ""

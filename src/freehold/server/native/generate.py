@@ -48,13 +48,13 @@ def native_routes(engine: AsyncEngine, generator: Generator, sessions: SessionTa
 
 @dataclass
 class _Sample:
-    """One output of a prompt, as far as it has come."""
+    """One output of a prompt, as received so far."""
 
     job: Job
     sampling: NativeSampling
     probe: Probe | None
     output: Output = field(default_factory=Output)
-    failure: FreeholdError | None = None  # why there is no more, in a stream
+    failure: FreeholdError | None = None  # why a stream ended early
     started: float = field(default_factory=time.monotonic)
 
 
@@ -66,8 +66,8 @@ async def _samples(
     natives: NativeSessions,
     generator: Generator,
 ) -> tuple[list[_Sample], bool]:
-    """Everything is validated before anything changes -> outputs, prompt-major, and whether to answer with a
-    list. Raises BadRequest and what sessions raise."""
+    """Validate everything before any change. Return the outputs, prompt-major, and whether to answer with a list.
+    Raises BadRequest and what sessions raise."""
     prompts, is_list = body.prompts()
     count = len(prompts)
     samplings, probes = body.sampling(count), body.probes(count, engine.info.vocab_size)
@@ -125,7 +125,7 @@ class _Answer:
         self._is_list = is_list
 
     async def _news(self) -> AsyncGenerator[int]:
-        """Run all jobs at once; the index of an output each time that one has news."""
+        """Run all jobs at once and yield an output's index each time it has news."""
         news: asyncio.Queue[int | Exception | None] = asyncio.Queue()
         samples = self._samples[0].job.params.n
         jobs = [sample.job for sample in self._samples[::samples]]
@@ -164,13 +164,13 @@ class _Answer:
         return answers if self._is_list else answers[0]
 
     async def stream(self) -> AsyncGenerator[dict[str, Any]]:
-        """What goes wrong before anything was sent is an error; later it is a reason to finish."""
+        """Stream events. An error before the first event is raised; a later one becomes a finish reason."""
         has_begun, ended = False, set[int]()
         try:
             async with aclosing(self._news()) as news:
                 async for at in news:
                     if at in ended:
-                        continue  # an event has told this news, too: events say all that is known when they are made
+                        continue  # a previous event already included this news
                     has_begun = True
                     if self._samples[at].output.ended is not None:
                         ended.add(at)
@@ -210,7 +210,7 @@ class _Answer:
         output, prompt = sample.output, sample.job.prompts[0]
         scored = list(output.prompt_logprobs)
         if 0 <= probe.start < len(prompt):
-            # Of the first nothing is said: it comes after nothing, or what comes before was not asked about.
+            # The first token has no log-probability: nothing precedes it, or the prefix was not requested.
             scored.insert(0, TokenLogprobs(int(prompt[probe.start]), math.nan, []))
         found: dict[str, Any] = {"output_token_logprobs_length": len(output.logprobs)}
         for side, entries in (("input", scored), ("output", output.logprobs)):
@@ -243,7 +243,8 @@ def _finish_reason(sample: _Sample, tokens: int, nothing: bool) -> dict[str, Any
 
 
 def _rids(body: GenerateBody, count: int, engine: AsyncEngine) -> list[str]:
-    """A string for a batch becomes rid_0, rid_1, ... Raises InvalidParameter for one that is in flight."""
+    """Return the request ids. A string for a batch becomes rid_0, rid_1, ... Raises InvalidParameter for one in
+    flight."""
     if isinstance(body.rid, list):
         rids = body.each("rid", count, None)
     elif body.rid is not None:

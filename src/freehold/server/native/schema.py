@@ -1,4 +1,4 @@
-"""Bodies of the native routes, field-compatible with SGLang's."""
+"""Request bodies of the native routes, field-compatible with SGLang's."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NATIVE_CONSTRAINTS = ("json_schema", "regex", "ebnf", "structural_tag")
 
 
 class NativeSampling(BaseModel):
-    """`sampling_params`. Unlike elsewhere an unknown key is refused. A null means: not given."""
+    """`sampling_params`. Unlike in other bodies, unknown keys are refused. A null means: not given."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -52,7 +52,7 @@ class NativeSampling(BaseModel):
     custom_params: dict[str, Any] | None = None
 
     def params(self, probe: Probe | None) -> SamplingParams:
-        """As far as they don't depend on the prompt. Raises InvalidParameter."""
+        """Return the parameters that don't depend on the prompt. Raises InvalidParameter."""
         given = {name: value for name in PASSED_ON if (value := getattr(self, name)) is not None}
         try:
             biases = {int(token): bias for token, bias in (self.logit_bias or {}).items()}
@@ -75,8 +75,8 @@ class NativeSampling(BaseModel):
         )
 
     def fitted(self, params: SamplingParams, room: int) -> SamplingParams:
-        """With as much output as `room`, what the context leaves for it, allows. For none, one token is
-        computed and not shown."""
+        """Limit output to `room`, the context left for it. If no output is wanted, one token is computed and not
+        shown."""
         wanted = max(room if self.max_new_tokens is None else min(self.max_new_tokens, room), 1)
         return replace(params, max_tokens=wanted, min_tokens=min(params.min_tokens, wanted))
 
@@ -87,8 +87,8 @@ def _strings(given: str | list[str] | None) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Probe:
-    """The log-probabilities to report of one prompt: from `start` on (-1: of output alone), with the `top` best
-    and those of `token_ids`."""
+    """The log-probabilities to report for a prompt: from position `start` (-1: output only), the `top` best tokens and
+    `token_ids`."""
 
     start: int
     top: int
@@ -96,7 +96,7 @@ class Probe:
 
 
 class SessionParams(BaseModel):
-    """Which session, and for branching ones, what to continue from."""
+    """Which session, and for branching ones, which point to continue."""
 
     id: str | None = None
     rid: str | None = None
@@ -106,7 +106,7 @@ class SessionParams(BaseModel):
 
 
 class GenerateBody(BaseModel):
-    """Each of the lists has one entry a prompt."""
+    """The body of /generate. Lists have one entry per prompt."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -128,7 +128,7 @@ class GenerateBody(BaseModel):
     timeout: Seconds | None = None
 
     def prompts(self) -> tuple[list[str] | list[list[int]], bool]:
-        """-> (prompts, whether a list was given). Raises InvalidParameter."""
+        """Return the prompts and whether a list was given. Raises InvalidParameter."""
         if (self.text is None) == (self.input_ids is None):
             raise InvalidParameter("text", "give exactly one of text and input_ids")
         if self.text == []:
@@ -140,7 +140,7 @@ class GenerateBody(BaseModel):
         return (ids, True) if is_list else ([ids], False)
 
     def each(self, name: str, count: int, default: Any) -> list[Any]:
-        """A field's value for each of `count` prompts. Raises InvalidParameter."""
+        """Return a field's value for each of `count` prompts. Raises InvalidParameter."""
         value = getattr(self, name)
         if not isinstance(value, list) or (name == "token_ids_logprob" and value and isinstance(value[0], int)):
             return [default if value is None else value] * count
@@ -149,7 +149,7 @@ class GenerateBody(BaseModel):
         return [default if one is None else one for one in value]
 
     def sampling(self, count: int) -> list[NativeSampling]:
-        """Raises InvalidParameter, naming the field."""
+        """Return the sampling of each prompt. Raises InvalidParameter naming the field."""
         try:
             parsed = [NativeSampling(**one) for one in self.each("sampling_params", count, {})]
         except ValidationError as error:
@@ -161,7 +161,7 @@ class GenerateBody(BaseModel):
         return parsed
 
     def probes(self, count: int, vocab_size: int) -> list[Probe | None]:
-        """For each prompt, None for no log-probabilities. Raises InvalidParameter."""
+        """Return each prompt's probe, None for no log-probabilities. Raises InvalidParameter."""
         names = ("return_logprob", "logprob_start_len", "top_logprobs_num", "token_ids_logprob")
         each = zip(*(self.each(*one) for one in zip(names, [count] * 4, (False, -1, 0, []), strict=True)), strict=True)
         probes: list[Probe | None] = []

@@ -1,4 +1,4 @@
-"""Turns of sessions as the native API asks for them, streaming and branching."""
+"""Session turns of the native API, streaming and branching."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class NativeSessions:
         self._table = table
 
     def turn(self, body: GenerateBody, client: Client, rid: str, outputs: int) -> Turn | None:
-        """One that has its session, which branches have together; None for a request without a session. To be
-        closed, whatever comes of it. Raises BadRequest, as the contract says, for a session that can't take it."""
+        """Return a turn that holds its session, or None for a request without a session. The caller must close it.
+        Raises BadRequest, part of the API, for a session that can't accept it."""
         params = body.session_params
         if params is None or params.id is None:
             return None
@@ -39,7 +39,7 @@ class NativeSessions:
             raise BadRequest(str(error)) from error
 
     async def begin(self, turn: Turn, params: SessionParams, tokens: Int32) -> None:
-        """Begin with new input int32 [n], if the whole of it fits. Raises BadRequest; then nothing has changed."""
+        """Begin with new input int32 [n], if all of it fits. Raises BadRequest, leaving everything unchanged."""
         session = turn.session
         history = await self._table.history(session)
         base, replacement = history.head, None
@@ -54,7 +54,7 @@ class NativeSessions:
 
 
 def room(length: int, engine: AsyncEngine) -> int:
-    """What the context leaves for output behind `length` tokens. Raises InvalidParameter."""
+    """Return the context left for output after `length` tokens. Raises InvalidParameter."""
     limit = engine.info.max_model_len
     if length >= limit:
         raise InvalidParameter(
@@ -72,6 +72,6 @@ def _refuse_branching(params: SessionParams) -> None:
 
 
 def _without_bos(tokens: Int32, base: Conversation, tokenizer: Tokenizer) -> Int32:
-    """What continues something does not begin with BOS again."""
+    """Remove BOS from input that continues a conversation."""
     begins_again = tokenizer.adds_bos and base.length > 0 and tokens[:1].tolist() == [tokenizer.bos_token]
     return tokens[1:] if begins_again else tokens

@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions"""
+"""POST /v1/chat/completions."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class _Answer:
         return {**self._head, "object": "chat.completion", "choices": choices, "usage": counted}
 
     async def stream(self) -> AsyncGenerator[dict[str, Any]]:
-        """A chunk with the role, chunks with what is said, a chunk with the reason, and the usage if asked for."""
+        """Stream the role, then content, then the finish reason, and usage if requested."""
         outputs: dict[int, Output] = {}
         waiting = _Waiting(self._body.stream_reasoning is not False)
         async with aclosing(self._generator.deltas(self._job)) as deltas:
@@ -155,14 +155,14 @@ class _Answer:
 
 
 class _Waiting:
-    """Thoughts that are not to be streamed wait here until they are complete."""
+    """Holds back thoughts that are not streamed until they are complete."""
 
     def __init__(self, streams_thoughts: bool):
         self._streams_thoughts = streams_thoughts
         self._thoughts: dict[int, str] = {}
 
     def release(self, delta: Delta) -> list[Event]:
-        """What can be sent now of the delta's output."""
+        """Return the delta's events that can be sent now."""
         if self._streams_thoughts:
             return delta.events
         waiting = self._thoughts.pop(delta.index, "")
@@ -187,7 +187,7 @@ def _message(answer: Answer) -> dict[str, Any]:
 
 
 def _said(event: Event) -> dict[str, Any]:
-    """As a delta of a chunk. A call's id and name are said once."""
+    """Format an event as a chunk's delta. A call's id and name are sent once."""
     if isinstance(event, Content):
         return {"content": event.text}
     if isinstance(event, Reasoning):

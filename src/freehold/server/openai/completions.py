@@ -1,4 +1,4 @@
-"""POST /v1/completions"""
+"""POST /v1/completions."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class _Answer:
             yield {**self._head, "choices": [], "usage": counted}
 
     def _scored(self, index: int, output: Output | Delta) -> list[TokenLogprobs]:
-        """With the prompt's if it is echoed. Its first token comes after nothing, so nothing is said of it."""
+        """Return log-probabilities, including the prompt's if echoed. Its first token has none."""
         if self._job.params.prompt_logprobs_start is None:
             return output.logprobs
         first = TokenLogprobs(int(self._prompt(index)[0]), math.nan, [])

@@ -1,4 +1,4 @@
-"""POST /v1/embeddings"""
+"""POST /v1/embeddings."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def embedding_routes(engine: AsyncEngine, generator: Generator, models: ServedMo
 
     @routes.post("/v1/embeddings")
     async def embeddings(body: EmbeddingBody, request: Request) -> dict[str, Any]:
-        """The final hidden state of the last token, or the mean of all, of length 1 unless `normalize` is false."""
+        """Return the final hidden state of the last token, or the mean of all, of length 1 unless `normalize` is
+        false."""
         model, adapter = models.choose(body.model, body.lora_path)
         client, many = client_of(request), body.prompts
         generator.check_outputs(len(many), 1, "input")

@@ -1,4 +1,4 @@
-"""Bodies of the OpenAI routes. Unknown fields are ignored, wrong values are refused."""
+"""Request bodies of the OpenAI routes. Unknown fields are ignored, wrong values refused."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from freehold.server.requests.hints import CacheHints
 from freehold.server.requests.prompt import Rendering
 from freehold.server.requests.unsupported import StrictBody
 
-RENDERED = {"messages", "tools", "add_generation_prompt"}  # fields of their own
+RENDERED = {"messages", "tools", "add_generation_prompt"}  # have fields of their own
 TokenIds = list[Annotated[int, Field(ge=0, strict=True)]]
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]  # a text may say "inf", which no JSON can hold
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]  # a string may say "inf", which JSON can't represent
 
 
 class StreamOptions(BaseModel):
@@ -30,7 +30,7 @@ class StreamOptions(BaseModel):
 
 
 class SamplingBody(CacheHints, ConstraintFields):
-    """What completions and chat have in common. A null means that the field was not given."""
+    """Fields shared by completions and chat. A null means: not given."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -66,8 +66,8 @@ class SamplingBody(CacheHints, ConstraintFields):
     def sampling(
         self, defaults: dict[str, Any], max_tokens: int | None, logprobs: int | None, echo: bool = False
     ) -> SamplingParams:
-        """With the model's own defaults where the body says nothing; `echo` wants log-probabilities of the
-        prompt too. Raises InvalidParameter."""
+        """Return the sampling parameters, with the model's defaults for missing fields. `echo` requests the prompt's
+        log-probabilities too. Raises InvalidParameter."""
         names = (
             "n temperature top_p top_k min_p seed presence_penalty frequency_penalty repetition_penalty "
             "ignore_eos min_tokens"
@@ -87,7 +87,7 @@ class SamplingBody(CacheHints, ConstraintFields):
         )
 
     def options(self, client: Client, adapter: str, retention: Retention | None) -> Options:
-        """Of a request that is no turn of a session."""
+        """Return the options of a request outside sessions."""
         namespace = client.namespace(self.cache_salt)
         return Options(self.priority or 0, namespace, self.timeout, None, retention, adapter=adapter)
 
@@ -113,7 +113,7 @@ class CompletionBody(SamplingBody):
 
     @property
     def prompts(self) -> list[str] | list[TokenIds]:
-        """Each prompt by itself."""
+        """Each prompt separately."""
         return each_prompt(self.prompt)
 
 
@@ -129,7 +129,7 @@ class ContentPart(BaseModel):
 
 
 class Message(BaseModel):
-    """Other fields (name, ...) are passed to the chat template."""
+    """A chat message. Other fields (name, ...) are passed to the chat template."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -141,7 +141,7 @@ class Message(BaseModel):
     reasoning: str | None = None
 
     def for_template(self) -> dict[str, Any]:
-        """Raises InvalidParameter for content that is not text."""
+        """Return the message for the template. Raises InvalidParameter for content that is not text."""
         fields = self.model_dump(exclude_none=True)
         if isinstance(self.content, list):
             other = [part.type for part in self.content if part.type not in ("text", "input_text")]
@@ -153,15 +153,15 @@ class Message(BaseModel):
 
 
 def for_template(messages: list[Message], history: Iterable[Mapping[str, Any]] = ()) -> list[dict[str, Any]]:
-    """All of them; `history`: what came before, if it is known here. Raises InvalidParameter, also for calls of tools
-    that are none, and for results that nobody asked for."""
+    """Return all messages; `history`: earlier messages known to the server. Raises InvalidParameter, also for malformed
+    tool calls and results without a call."""
     found = [message.for_template() for message in messages]
     check_calls(found, history)
     return found
 
 
 def up_to_breakpoint(messages: list[Message]) -> list[dict[str, Any]] | None:
-    """The messages up to the last part with an explicit cache breakpoint; None if there is none."""
+    """Return the messages up to the last part with an explicit cache breakpoint; None if there is none."""
     for i in range(len(messages) - 1, -1, -1):
         content = messages[i].content
         for j in range(len(content) - 1, -1, -1) if isinstance(content, list) else ():
@@ -189,7 +189,7 @@ class ChatBody(SamplingBody):
 
     @property
     def rendering(self) -> Rendering:
-        """How the chat template is to be applied."""
+        """How to apply the chat template."""
         given = {name: value for name, value in (self.chat_template_kwargs or {}).items() if name not in RENDERED}
         if self.reasoning_effort is not None:
             given.setdefault("reasoning_effort", self.reasoning_effort)
@@ -197,7 +197,7 @@ class ChatBody(SamplingBody):
 
 
 class EmbeddingBody(StrictBody):
-    """`pooling` and `normalize` are not OpenAI's."""
+    """`pooling` and `normalize` extend OpenAI's API."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -215,7 +215,7 @@ class EmbeddingBody(StrictBody):
 
     @property
     def prompts(self) -> list[str] | list[TokenIds]:
-        """Each prompt by itself."""
+        """Each prompt separately."""
         return each_prompt(self.input)
 
 
@@ -239,7 +239,7 @@ class WeightsBody(BaseModel):
 
 
 class LookupBody(BaseModel):
-    """Exactly one of the first three."""
+    """Exactly one of the first three is given."""
 
     prompt: str | TokenIds | None = None
     messages: list[Message] | None = Field(default=None, min_length=1)
@@ -249,14 +249,14 @@ class LookupBody(BaseModel):
 
 
 class PinBody(LookupBody):
-    """`ttl` in seconds; without one the pin stays."""
+    """`ttl` in seconds; without one the pin never expires."""
 
     id: str | None = Field(default=None, min_length=1, max_length=256)
     ttl: float | None = Field(default=None, gt=0, le=365 * 86400)
 
 
 class StorageBody(BaseModel):
-    """A storage backend, by the names of the options."""
+    """A storage backend, with fields named as the options."""
 
     hicache_storage_backend: Literal["file", "redis", "s3"]
     hicache_storage_location: str | None = None
@@ -264,7 +264,7 @@ class StorageBody(BaseModel):
     hicache_storage_prefetch_policy: Literal["best_effort", "wait_complete", "timeout"] = "timeout"
 
     def backend(self) -> dict[str, Any]:
-        """For the engine process."""
+        """Return the arguments for the engine process."""
         return {
             "kind": self.hicache_storage_backend,
             "location": self.hicache_storage_location,
@@ -274,7 +274,7 @@ class StorageBody(BaseModel):
 
 
 class SaveBody(BaseModel):
-    """`timeout`: how long to wait until all is saved, in seconds."""
+    """`timeout`: maximum seconds to wait until all is saved."""
 
     timeout: float = Field(default=30.0, ge=0, le=600)
 

@@ -1,4 +1,4 @@
-"""POST /tokenize, /detokenize"""
+"""POST /tokenize and /detokenize."""
 
 from __future__ import annotations
 

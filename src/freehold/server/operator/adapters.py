@@ -1,4 +1,4 @@
-"""Adapters come and go while the server runs. Routes and fields are those of vLLM and SGLang."""
+"""Loads and unloads adapters at run time. Routes and fields are those of vLLM and SGLang."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def adapter_routes(engine: AsyncEngine, models: ServedModels) -> APIRouter:
     @routes.post("/v1/load_lora_adapter")
     @routes.post("/load_lora_adapter")
     async def load(body: LoadAdapterBody) -> dict[str, Any]:
-        """From a folder on the server's machine. Clients choose it by its name, as their model."""
+        """Load an adapter from a folder on the server's machine. Clients select it by name, as their model."""
         if body.lora_name in models.names:
             raise InvalidParameter("lora_name", f"'{body.lora_name}' is the model's name")
         await engine.load_adapter(body.lora_name, body.lora_path)
@@ -40,7 +40,7 @@ def adapter_routes(engine: AsyncEngine, models: ServedModels) -> APIRouter:
     @routes.post("/v1/unload_lora_adapter")
     @routes.post("/unload_lora_adapter")
     async def unload(body: UnloadAdapterBody) -> dict[str, Any]:
-        """Requests that began with it finish with it."""
+        """Unload an adapter. Requests that began with it finish with it."""
         await engine.unload_adapter(body.lora_name)
         return loaded(f"The adapter '{body.lora_name}' is unloaded.")
 

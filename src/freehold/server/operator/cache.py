@@ -1,4 +1,4 @@
-"""/v1/cache: what is cached, what of a prompt would hit, and what an operator wants kept."""
+"""/v1/cache: cached prefixes, lookups, prefetches and operators' pins."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ def cache_routes(engine: AsyncEngine) -> APIRouter:
 
     @routes.get("/v1/cache")
     async def cache() -> dict[str, Any]:
-        """Pages by owner, the prefixes hit most, and how old pages are when hit and when evicted."""
+        """Report pages by owner, the most hit prefixes, and page ages at hits and evictions."""
         return await engine.call("cache")
 
     @routes.post("/v1/cache/lookup")
     async def lookup(request: Request, body: LookupBody) -> dict[str, Any]:
-        """How many tokens would hit now, and why the rest would not."""
+        """Report how many tokens would hit now, and why the rest would miss."""
         found = await explain_miss(engine, body, client_of(request))
         host = {"host": found.pop("host_tokens")} if "host_tokens" in found else {}
         return {**found, "cached_tokens": {"device": found["cached_tokens"], **host}}
 
     @routes.post("/v1/cache/prefetch")
     async def prefetch(request: Request, body: LookupBody) -> dict[str, Any]:
-        """Fetch what storage has of a prompt to the host, before anybody asks for it."""
+        """Prefetch a prompt's pages from storage to the host."""
         tokens = await _tokens(engine, body)
         return await engine.call("prefetch", {"tokens": tokens.tobytes(), **_scope(body, client_of(request))})
 
@@ -46,7 +46,7 @@ def cache_routes(engine: AsyncEngine) -> APIRouter:
 
     @routes.post("/v1/cache/pins")
     async def pin(body: PinBody) -> dict[str, Any]:
-        """Keep a prefix, computing it if need be; the answer says how much of it the budget allows."""
+        """Pin a prefix, computing it if necessary. The answer says how much fits the budget."""
         tokens = await _tokens(engine, body)
         params = SamplingParams(max_tokens=1, temperature=0)
         options = Options(namespace=body.cache_salt or "", adapter=body.lora_path or "")
@@ -66,13 +66,13 @@ def cache_routes(engine: AsyncEngine) -> APIRouter:
 
 
 async def explain_miss(engine: AsyncEngine, body: LookupBody, client: Client) -> dict[str, Any]:
-    """How much of a prompt is cached now, and why no more."""
+    """Report how much of a prompt is cached now, and why no more."""
     tokens = await _tokens(engine, body)
     return await engine.call("miss", {"tokens": tokens.tobytes(), **_scope(body, client)})
 
 
 def _scope(body: LookupBody, client: Client) -> dict[str, str]:
-    """Where to look: what the engine's procedures call it."""
+    """Return the cache scope in the arguments of the engine's procedures."""
     return {"namespace": client.namespace(body.cache_salt), "adapter": body.lora_path or ""}
 
 

@@ -1,4 +1,4 @@
-"""Pausing, continuing and new weights: what training loops need of a rollout server."""
+"""Pause, resume and weight updates, as training loops need of a rollout server."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ def control_routes(engine: AsyncEngine) -> APIRouter:
 
     @routes.post("/update_weights_from_disk")
     async def update_weights(body: WeightsBody) -> dict[str, Any]:
-        """Compute with the weights of another model of the same shape. Nothing that the old ones computed is
-        found in the cache again."""
+        """Load the weights of another model of the same shape. Results cached with the old ones are never reused."""
         await engine.call("update_weights", body.model_path)
         return {"success": True, "message": "Weights updated."}
 

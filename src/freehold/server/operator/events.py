@@ -1,4 +1,4 @@
-"""/v1/cache/events: what comes into the cache and what leaves it, as server-sent events."""
+"""/v1/cache/events: blocks stored in and removed from the cache, as server-sent events."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from freehold.ipc.async_engine import AsyncEngine
 from freehold.server.router import router
 
 FOLLOWERS_MAX = 16
-IDLE_MS = 5000  # then a comment is sent, so that a connection that is gone is noticed
+IDLE_MS = 5000  # then a comment is sent, to detect lost connections
 
 
 def event_routes(engine: AsyncEngine) -> APIRouter:
@@ -27,8 +27,8 @@ def event_routes(engine: AsyncEngine) -> APIRouter:
 
     @routes.get("/v1/cache/events")
     async def events(request: Request) -> StreamingResponse:
-        """A batch an event, with its number as the id. A client that comes back with Last-Event-ID gets what it has
-        missed first."""
+        """Stream each batch as an event, with its number as the id. A client that reconnects with Last-Event-ID first
+        gets what it missed."""
         if not config.is_on:
             raise BadRequest(
                 """events are not published: start with --kv-events-config '{"enable_kv_cache_events": true}'"""
@@ -59,7 +59,7 @@ def event_routes(engine: AsyncEngine) -> APIRouter:
 
 
 def _event(number: int, batch: EventBatch) -> bytes:
-    """Hashes are in hexadecimal."""
+    """Encode a batch. Hashes are in hexadecimal."""
     data = {"ts": batch.ts, "events": [_readable(event) for event in batch.events]}
     return b"id: %d\nevent: batch\ndata: %s\n\n" % (number, json.dumps(data).encode())
 

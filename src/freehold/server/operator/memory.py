@@ -1,4 +1,4 @@
-"""Metrics, and who holds which page."""
+"""Metrics and page ownership."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ def insight_routes(engine: AsyncEngine, metrics: Metrics) -> APIRouter:
 
     @routes.get("/debug/memory")
     async def memory(page: int | None = None, group: int = 0) -> dict[str, Any]:
-        """Who holds what, recounted; one page of a cache group explained."""
+        """Recount page ownership, or explain one page of a cache group."""
         if page is None:
             return await engine.call("memory")
         return {"page": page, "explanation": await engine.call("page", {"page": page, "group": group})}
 
     @routes.get("/debug/requests/{name}")
     async def request(name: str) -> dict[str, Any]:
-        """What a request went through: hits, misses and why, retractions, seconds in each state."""
+        """Report a request's hits, misses and their reasons, retractions, and seconds in each state."""
         return await engine.call("request", name)
 
     @routes.post("/debug/miss")
     async def miss(request: Request, body: LookupBody) -> dict[str, Any]:
-        """How much of a prompt is cached now, and why no more."""
+        """Report how much of a prompt is cached now, and why no more."""
         return await explain_miss(engine, body, client_of(request))
 
     return routes

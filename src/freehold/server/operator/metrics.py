@@ -1,4 +1,4 @@
-"""Prometheus metrics: the names that vLLM's dashboards read, and our own for pages by owner."""
+"""Prometheus metrics: vLLM's names, for its dashboards, and our own for pages by owner."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120
 
 
 def _used_share(counts: dict[str, int]) -> float:
-    """Of a group's pages, those that requests use."""
+    """Return the share of a group's pages that requests use."""
     return (counts["lease"] + counts["pinned"]) / counts["capacity"] if counts["capacity"] else 0.0
 
 
 class _EngineCollector(Collector):
-    """What the engine process last reported."""
+    """The engine process's last report."""
 
     def __init__(self, engine: AsyncEngine, model_name: str):
         self._engine = engine
@@ -44,10 +44,10 @@ class _EngineCollector(Collector):
         yield self._counter("freehold_sampled_tokens", "Tokens sampled", stats.sampled_tokens)
         yield self._counter("freehold_engine_restarts", "Engine processes started again", self._engine.restarts)
         yield self._counter("vllm:spec_decode_num_draft_tokens", "Draft tokens verified", drafted)
-        yield self._counter("vllm:spec_decode_num_accepted_tokens", "Draft tokens that were right", accepted)
+        yield self._counter("vllm:spec_decode_num_accepted_tokens", "Draft tokens accepted", accepted)
         rate = accepted / drafted if drafted else 0.0
-        yield self._gauge("freehold_draft_acceptance_rate", "Share of draft tokens that were right", rate)
-        compiling = "Requests that wait for their grammar to be compiled"
+        yield self._gauge("freehold_draft_acceptance_rate", "Share of draft tokens accepted", rate)
+        compiling = "Requests waiting for their grammar to compile"
         yield self._gauge("freehold_grammars_compiling", compiling, stats.grammars_compiling)
         text = "Requests that ended because of their grammar, by when"
         yield self._labelled(CounterMetricFamily, "freehold_grammar_failures", text, "reason", stats.grammar_failures)
@@ -67,7 +67,7 @@ class _EngineCollector(Collector):
         yield capacities
 
     def _tiers(self, stats: Stats) -> Iterator[Metric]:
-        """Nothing without a tier below the device."""
+        """Yield the tiers' metrics. There are none without a tier below the device."""
         tiers = stats.tiers
         if tiers is None:
             return
@@ -84,11 +84,11 @@ class _EngineCollector(Collector):
         seconds = {kind: counts.seconds for kind, counts in by_kind}
         yield self._labelled(counter, "freehold_moved_pages", "Pages copied between tiers", "kind", tiers.moved_pages)
         yield self._labelled(counter, "freehold_lost_pages", "Pages that were not copied", "reason", tiers.lost_pages)
-        yield self._labelled(gauge, "freehold_queued_pages", "Pages that wait to be copied", "kind", tiers.queued_pages)
+        yield self._labelled(gauge, "freehold_queued_pages", "Pages waiting to be copied", "kind", tiers.queued_pages)
         yield self._labelled(gauge, "freehold_transfers", "Transfers in flight", "kind", flying)
         yield self._labelled(counter, "freehold_transfers_ended", "Transfers that have ended", "kind", ended)
-        yield self._labelled(counter, "freehold_transfers_failed", "Those that failed", "kind", failed)
-        unavailable = GaugeMetricFamily("freehold_storage_unavailable", "1 while storage is left alone", labels=[MODEL])
+        yield self._labelled(counter, "freehold_transfers_failed", "Transfers that failed", "kind", failed)
+        unavailable = GaugeMetricFamily("freehold_storage_unavailable", "1 while storage is not used", labels=[MODEL])
         unavailable.add_metric([self._model], float(stats.storage_trouble is not None))
         yield unavailable
         yield self._labelled(counter, "freehold_transfer_seconds", "Seconds that transfers took", "kind", seconds)
@@ -101,7 +101,7 @@ class _EngineCollector(Collector):
         label: str,
         values: Mapping[str, float],
     ) -> Metric:
-        """One value for each value of a label."""
+        """Return a metric with one sample per label value."""
         metric = family(name, text, labels=[MODEL, label])
         for value, count in values.items():
             metric.add_metric([self._model, value], count)
@@ -119,7 +119,7 @@ class _EngineCollector(Collector):
 
 
 class Metrics:
-    """One registry for one app."""
+    """The metrics registry of one app."""
 
     def __init__(self, engine: AsyncEngine, model_name: str):
         self._model = model_name
@@ -146,7 +146,7 @@ class Metrics:
         self._hits = counter("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache")
 
     def observe(self, delta: Delta, arrival: float, last: dict[int, float]) -> None:
-        """`last` keeps when each output was heard of before."""
+        """Record a delta's latencies. `last` holds the time of each output's previous delta."""
         now = time.monotonic()
         if delta.tokens:
             before = last.get(delta.index)

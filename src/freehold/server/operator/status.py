@@ -1,4 +1,4 @@
-"""Health, and what this server is."""
+"""Health and information about this server."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def status_routes(
 
     @routes.get("/health")
     async def health() -> JSONResponse:
-        """200 when the engine serves; 503 while it loads or drains, and after a failed audit. `degraded` names what it
-        serves without, and why."""
+        """Return 200 while the engine serves; 503 while it loads or drains, and after a failed audit. `degraded` names
+        unavailable parts and why."""
         trouble = engine.stats.storage_trouble
         degraded = {} if trouble is None else {"storage": trouble}
         return JSONResponse({"degraded": degraded}, 200 if engine.is_healthy else 503)
@@ -100,7 +100,7 @@ def _server_info(engine: AsyncEngine, model_name: str) -> dict[str, Any]:
 
 
 def _options(record: Any, sources: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    """The value of each option, and where it came from: flag, environment, file, argument or default."""
+    """Return each option's value and source: flag, environment, file, argument or default."""
     shown: dict[str, dict[str, Any]] = {}
     for one in options_of(type(record)):
         value = getattr(record, one.name)

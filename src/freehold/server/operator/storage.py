@@ -22,7 +22,8 @@ def storage_routes(engine: AsyncEngine) -> APIRouter:
     routes = router()
 
     async def until_done(procedure: str, argument: Any = None, field: str | None = None) -> dict[str, Any]:
-        """Raises BadRequest, of `field`, if it failed, TimedOut if it is not done within LIMIT_S; it goes on then."""
+        """Run a procedure and wait for it. Raises BadRequest, naming `field`, if it fails, TimedOut after LIMIT_S; it
+        then continues."""
         await engine.call(procedure, argument)
         end = time.monotonic() + LIMIT_S
         while (status := await engine.call("storage"))["state"] not in ("attached", "detached"):
@@ -39,18 +40,18 @@ def storage_routes(engine: AsyncEngine) -> APIRouter:
 
     @routes.put(PATH)
     async def attach(body: StorageBody) -> dict[str, Any]:
-        """Open a store. What the host has goes there, and new requests look there."""
-        # The kind and the capacity have been checked by then: what can't be opened is the location.
+        """Open a store. Host pages are copied to it, and new requests look there."""
+        # The kind and capacity are already validated, so that only the location can fail.
         return await until_done("attach_storage", body.backend(), "hicache_storage_location")
 
     @routes.delete(PATH)
     async def detach() -> dict[str, Any]:
-        """Close the store when what it is doing is done. It keeps what it has."""
+        """Close the store after its current work. It keeps its contents."""
         return await until_done("detach_storage")
 
     @routes.post(f"{PATH}/clear")
     async def clear() -> dict[str, Any]:
-        """Forget all that is stored."""
+        """Delete all stored pages."""
         return await until_done("clear_storage")
 
     return routes

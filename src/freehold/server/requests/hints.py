@@ -1,4 +1,4 @@
-"""How clients say what to keep in the cache: each API in its own words, all of them one retention record."""
+"""Cache hints of each API, all converted to one retention record."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from freehold.server.requests.unsupported import StrictBody
 SECONDS_OF = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 RESUME_PRIORITY = 80
 BREAKPOINT_PRIORITY = 50
-KEY_PRIORITY = 10  # of prompts that only name a key: requests like this will come again
+KEY_PRIORITY = 10  # for prompts with only a key: similar requests are likely
 DEFAULT_TTL = "5m"
 
 
 class RetentionBody(BaseModel):
-    """Our own: keep the first `tokens` (all, output included) at `priority`, until `ttl` seconds have passed.
-    `next` says what an agent does now: it will `resume` after a tool call, or is `done`."""
+    """Our own hint: retain the first `tokens` (default: all, output included) at `priority` for `ttl` seconds. `next`
+    is an agent's next move: it will `resume` after a tool call, or is `done`."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -44,14 +44,14 @@ class RetentionBody(BaseModel):
 
 
 class PromptCacheOptions(BaseModel):
-    """OpenAI's. `explicit` keeps what comes before the breakpoints in the messages and no more."""
+    """OpenAI's hint. `explicit` keeps only what precedes the breakpoints in the messages."""
 
     ttl: str | None = None
     mode: Literal["implicit", "explicit"] | None = None
 
 
 class CacheControl(BaseModel):
-    """Anthropic's, on a block: keep what comes before its end."""
+    """Anthropic's hint on a block: keep everything before its end."""
 
     type: str = "ephemeral"
     ttl: str | None = None
@@ -61,7 +61,7 @@ class CacheControl(BaseModel):
 
 
 class CacheHints(StrictBody):
-    """What OpenAI's routes take. A key groups requests, it does not separate them: that is `cache_salt`."""
+    """Cache fields of OpenAI's routes. A key groups requests but does not isolate them: that is `cache_salt`."""
 
     retention: RetentionBody | None = None
     prompt_cache_key: str | None = None
@@ -69,7 +69,7 @@ class CacheHints(StrictBody):
     prompt_cache_retention: str | None = None
 
     def retained(self, prompt_length: int | None, breakpoint: int | None = None) -> Retention | None:
-        """The record, given where the last explicit breakpoint is; without a `prompt_length` for all tokens,
+        """Return the retention record. `breakpoint` is the last explicit one; `prompt_length` None means all tokens,
         output included. Raises InvalidParameter."""
         if self.retention is not None:
             return self.retention.retention()
@@ -90,7 +90,7 @@ class CacheHints(StrictBody):
 
 
 def seconds(duration: str, field: str) -> float:
-    """30m -> 1800. Raises InvalidParameter."""
+    """Convert a duration: 30m is 1800. Raises InvalidParameter."""
     found = re.fullmatch(r"(\d{1,6})([smhd])", duration)
     value = int(found[1]) * SECONDS_OF[found[2]] if found else 0
     if not 0 < value <= TTL_MAX:
@@ -101,11 +101,11 @@ def seconds(duration: str, field: str) -> float:
 async def tokens_before(
     engine: AsyncEngine, prompt: Int32, rendering: Rendering, messages: list[dict[str, Any]]
 ) -> int:
-    """How many tokens of `prompt` int32 [n], which is a chat, come before the end of its first `messages`."""
+    """Return how many tokens of the chat `prompt` int32 [n] precede the end of its first `messages`."""
     try:
         start = await replace(rendering, add_generation_prompt=False, continues_answer=False).tokens(engine, messages)
     except ChatTemplateError:
-        return len(prompt)  # the template wants more than that: keep all
+        return len(prompt)  # the template can't render so few messages: keep all
     count = min(len(start), len(prompt))
     differ = np.flatnonzero(start[:count] != prompt[:count])
     return int(differ[0]) if len(differ) else count

@@ -1,4 +1,4 @@
-"""What all routes that generate share: jobs, and outputs gathered, streamed and counted."""
+"""Shared by all generating routes: jobs, and outputs gathered, streamed and counted."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from freehold.text.answers.parser import ExpectedAnswer
 
 @dataclass
 class Output:
-    """One output, as far as it has come."""
+    """One output, as received so far."""
 
     text: str = ""
     tokens: list[int] = field(default_factory=list[int])
@@ -63,7 +63,7 @@ class Job:
     prompts: list[Int32]
     params: SamplingParams
     options: Options
-    prompt_field: str  # what the body calls the prompt
+    prompt_field: str  # the body's name for the prompt
     client: Client
     skip_special_tokens: bool = True
     turn: Turn | None = None  # of a session
@@ -71,22 +71,21 @@ class Job:
 
     @property
     def marks(self) -> Mapping[int, str]:
-        """What stands in texts for tokens that are markers."""
+        """Texts that replace marker tokens."""
         return {} if self.expected is None else self.expected.marks
 
 
 class Generator:
-    """Runs jobs, of at most `output_limit` outputs each, and keeps the latency metrics."""
+    """Runs jobs of at most `output_limit` outputs each, and records latency metrics."""
 
     def __init__(self, engine: AsyncEngine, metrics: Metrics, output_limit: int):
         self._engine = engine
         self._metrics = metrics
         self._output_limit = output_limit
-        self._owners: dict[str, str] = {}  # of jobs under way, by id
+        self._owners: dict[str, str] = {}  # of running jobs, by id
 
     async def deltas(self, job: Job) -> AsyncGenerator[Delta]:
-        """The job's news. An output that failed raises its error, except beside others that did
-        not."""
+        """Yield the job's deltas. Raises the error of a failed output, unless it was aborted."""
         self.check_outputs(len(job.prompts), job.params.n, job.prompt_field)
         self._check_biases(job)
         arrival = time.monotonic()
@@ -113,13 +112,13 @@ class Generator:
                     yield delta
         except BadRequest as error:
             if error.field == "prompt":
-                error.field = job.prompt_field  # the engine knows a prompt; the client's body may call it messages
+                error.field = job.prompt_field  # the engine says prompt; the client's body may call it messages
             raise
         finally:
             self._owners.pop(job.id, None)
 
     def check_outputs(self, prompts: int, n: int, prompt_field: str) -> None:
-        """Raises InvalidParameter if that is too much for one request."""
+        """Raise InvalidParameter if there are too many outputs for one request."""
         if prompts * n > self._output_limit:
             field = "n" if n > 1 else prompt_field
             raise InvalidParameter(field, f"asks for {prompts * n} outputs, the limit is {self._output_limit}")
@@ -131,16 +130,16 @@ class Generator:
             raise InvalidParameter("logit_bias", f"token id {unknown} is outside the vocabulary of {size}")
 
     def is_running(self, request_id: str, client: Client) -> bool:
-        """Whether it is the id of a client's own job that is under way."""
+        """Return whether it is the id of a running job that the client may use."""
         return request_id in self._owners and client.may_use(self._owners[request_id])
 
     def abort(self, request_id: str, client: Client) -> None:
-        """End a client's own job. Does nothing if it has none of that id."""
+        """End a client's own job. Does nothing if it has none with this id."""
         if self.is_running(request_id, client):
             self._engine.abort(request_id)
 
     async def gather(self, job: Job) -> list[Output]:
-        """All outputs, whole."""
+        """Run a job and return its complete outputs."""
         outputs = [Output() for _ in range(len(job.prompts) * job.params.n)]
         async with aclosing(self.deltas(job)) as stream:
             async for delta in stream:
@@ -149,7 +148,7 @@ class Generator:
 
 
 def _account(client: Client, delta: Delta) -> None:
-    """Note in the client's quota and in the request's record what the delta brought."""
+    """Charge the delta to the client's quota and its request's record."""
     if client.record is not None and delta.tokens:
         client.record.sampled()
     if delta.ended is None:
@@ -161,12 +160,12 @@ def _account(client: Client, delta: Delta) -> None:
 
 
 def session_field(job: Job) -> dict[str, str]:
-    """What answers say of the session."""
+    """Return the session's field of an answer."""
     return {} if job.turn is None else {"session_id": job.turn.session_id}
 
 
 def usage(ends: Sequence[Ended], job: Job, reasoning_tokens: int = 0) -> dict[str, Any]:
-    """`ends` of all outputs. A prompt counts once, with what its first output found in the cache."""
+    """Return the usage of outputs with these `ends`. A prompt counts once, with its first output's cache hits."""
     prompts = ends[:: job.params.n]
     prompt = sum(end.prompt_tokens for end in prompts)
     completion = sum(end.output_tokens for end in ends)

@@ -1,4 +1,4 @@
-"""From chat messages to the text and tokens of a prompt."""
+"""Converts chat messages to the text and tokens of a prompt."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from freehold.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Rendering:
-    """How the model's chat template is applied; `tools`, as in OpenAI's API, and `variables` are passed to it. With
-    `continues_answer` a last message of the assistant is the beginning of its answer."""
+    """How to apply the model's chat template, which gets `tools`, as in OpenAI's API, and `variables`. With
+    `continues_answer` a final assistant message is the start of the answer."""
 
     add_generation_prompt: bool = True
     continues_answer: bool = False
@@ -25,7 +25,7 @@ class Rendering:
     tools: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
     def text(self, tokenizer: Tokenizer, messages: list[dict[str, Any]]) -> str:
-        """Raises InvalidParameter if the model has no template, or ChatTemplateError."""
+        """Render messages. Raises ChatTemplateError, or InvalidParameter if the model has no template."""
         if tokenizer.chat_template is None:
             raise InvalidParameter("messages", "the model has no chat template: use /v1/completions")
         render = functools.partial(tokenizer.chat_template.render, tools=self.tools)
@@ -34,14 +34,14 @@ class Rendering:
         return render(messages, self.add_generation_prompt, **self.variables)
 
     async def tokens(self, engine: AsyncEngine, messages: list[dict[str, Any]]) -> Int32:
-        """int32 [n]. Raises the same, and InvalidParameter for what can't fit."""
+        """Return the prompt int32 [n]. Raises the same, and InvalidParameter for a chat that can't fit."""
         return await engine.encode(self.text(engine.tokenizer, messages), add_special_tokens=False)
 
 
 async def tokens_of(
     prompts: Sequence[str | list[int]], field: str, engine: AsyncEngine, may_be_empty: bool = False
 ) -> list[Int32]:
-    """Each prompt's tokens int32 [n]. `field` is what the body calls them. Raises InvalidParameter."""
+    """Return each prompt's tokens int32 [n]. `field` is the body's name for them. Raises InvalidParameter."""
     if list(prompts) in ([], [[]]):
         raise InvalidParameter(field, "must not be empty")
     try:

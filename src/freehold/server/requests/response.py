@@ -1,4 +1,4 @@
-"""From an answer to an HTTP response: whole or as server-sent events, for as long as the client is there."""
+"""Converts an answer to an HTTP response, whole or as server-sent events, while the client stays connected."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Chunks = AsyncGenerator[dict[str, Any]]
 
 
 class Answer(Protocol):
-    """What a route has to say. Both begin the work, and closing the stream or cancelling ends it."""
+    """A route's answer. Both methods start the work; closing the stream or cancelling ends it."""
 
     async def whole(self) -> Any: ...
 
@@ -30,14 +30,14 @@ class Answer(Protocol):
 
 @dataclass(frozen=True)
 class EventFormat:
-    """How a kind of API writes its events."""
+    """An API's event format."""
 
     encode: Callable[[dict[str, Any]], bytes]
     error: Callable[[FreeholdError], dict[str, Any]]
     closing: bytes = b""
 
 
-# Characters that end a line for many clients (httpx, Python's splitlines), although not in the standard of events.
+# Line ends for many clients (httpx, Python's splitlines), although not in the SSE standard.
 _LINE_ENDS = {character.encode(): f"\\u{ord(character):04x}".encode() for character in "\x85\u2028\u2029"}
 
 
@@ -64,8 +64,8 @@ async def respond(
     turn: Turn | None = None,
     events: EventFormat = OPENAI_EVENTS,
 ) -> Any:
-    """The response to `request`. `turn`, if it is one of a session, is closed at the end of it, whatever the
-    end. What goes wrong before the first event is an ordinary error."""
+    """Return the response to `request`. Its session `turn`, if any, is closed when it ends for any reason. An error
+    before the first event is an ordinary HTTP error."""
     async with AsyncExitStack() as ending:
         if turn is not None:
             ending.callback(turn.close)
@@ -78,7 +78,7 @@ async def respond(
 
 
 class _EventStream(StreamingResponse):
-    """Server-sent events. `ending` is carried out when they have been sent, or can't be."""
+    """Server-sent events. `ending` runs when they have been sent or sending fails."""
 
     def __init__(self, body: AsyncGenerator[bytes], ending: AsyncExitStack):
         super().__init__(body, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
@@ -100,7 +100,7 @@ async def _encoded(first: dict[str, Any], rest: Chunks, events: EventFormat) -> 
 
 
 async def unless_disconnected(request: Request, work: Any) -> Any:
-    """Await `work`, but cancel it when the client goes away: then raises Aborted."""
+    """Await `work`, but cancel it and raise Aborted if the client disconnects."""
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_disconnect(request))
     try:

@@ -1,4 +1,4 @@
-"""Fields of other engines that would change the answer: refused, for an answer that ignored them would be wrong."""
+"""Other engines' fields that would change the answer. They are refused, since ignoring them would make it wrong."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TEXT_ALONE = {"modalities": ["text"]}
 
 
 class StrictBody(BaseModel):
-    """A body that refuses what it can't do. Empty values ask for nothing."""
+    """A body that refuses unsupported fields. Empty values count as not given."""
 
     @model_validator(mode="before")
     @classmethod

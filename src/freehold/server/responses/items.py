@@ -1,4 +1,4 @@
-"""Items of the Responses API, as messages of a chat."""
+"""Items of the Responses API, converted to chat messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROLES = ("system", "developer", "user", "assistant")
 
 
 def items_of(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What a client sent, each with an id and a type. Raises InvalidParameter."""
+    """Return the client's items, each with an id and a type. Raises InvalidParameter."""
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
     if not given:
@@ -21,10 +21,10 @@ def items_of(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def messages_of(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """For a chat template. What an assistant thought, said and called in items that follow each other is one message.
-    Raises InvalidParameter."""
+    """Convert items for a chat template. Consecutive assistant items (thoughts, text, calls) become one message. Raises
+    InvalidParameter."""
     messages: list[dict[str, Any]] = []
-    is_open = False  # whether the last message is an assistant's that goes on
+    is_open = False  # whether the last message is an assistant's and may grow
     for i, item in enumerate(items):
         where, kind = f"input[{i}]", item["type"]
         if kind == "function_call_output":

@@ -1,4 +1,4 @@
-"""What an answer says, as items of the Responses API, whole and as events."""
+"""Answers as items of the Responses API, whole and as events."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ _Events = list[dict[str, Any]]
 
 
 class OutputItems:
-    """One output. Each item is done before the next one is added. `sequence_number` counts all events of a
-    response."""
+    """Builds the items of one output. Each item is done before the next one is added. `sequence_number` counts all
+    events of a response."""
 
     def __init__(self, name: str):
         self._name = name.removeprefix("resp_")
         self._number = 0
-        self._kind: type[Event] | None = None  # what the item that is being said consists of
+        self._kind: type[Event] | None = None  # type of the current item
         self.items: list[dict[str, Any]] = []
 
     def event(self, kind: str, **fields: Any) -> dict[str, Any]:
-        """The next event."""
+        """Return an event with the next sequence number."""
         self._number += 1
         return {"type": f"response.{kind}", "sequence_number": self._number - 1, **fields}
 
     def add(self, events: Iterable[Event]) -> _Events:
-        """-> the events of the stream."""
+        """Add events. Return the stream's events."""
         said: _Events = []
         for event in events:
             kind = CallStart if isinstance(event, Arguments) else type(event)
@@ -72,7 +72,7 @@ class OutputItems:
         return self.event("output_text.delta", **self._where, content_index=0, delta=event.text, logprobs=[])
 
     def finish(self, is_whole: bool = True) -> _Events:
-        """The item that is being said, if there is one, is done."""
+        """Finish the current item, if any."""
         if self._kind is None:
             return []
         self._kind = None

@@ -34,7 +34,7 @@ from freehold.server.sessions.continuation import continuation
 
 @dataclass(frozen=True)
 class _Turn:
-    """What is asked, and what it goes on from."""
+    """The request, and the chat that it continues."""
 
     body: ResponsesBody
     client: Client
@@ -92,7 +92,7 @@ def response_routes(
 
     @routes.post("/v1/responses/{name}/cancel")
     async def cancel(name: str, request: Request) -> dict[str, Any]:
-        """Of one whose stream is read by somebody else."""
+        """Cancel a response that another connection streams."""
         client = client_of(request)
         if not generator.is_running(name, client):
             await store.get(name, owner(client))
@@ -111,8 +111,8 @@ def _variables(body: ResponsesBody) -> dict[str, Any]:
 async def _prompt(
     engine: AsyncEngine, rendering: Rendering, turn: _Turn, before: StoredResponse | None
 ) -> tuple[str, Int32]:
-    """-> the text of the chat and its tokens int32 [n]. Where the chat simply goes on, tokens that the model saw and
-    said before stay as they are."""
+    """Return the chat's text and its tokens int32 [n]. Where the chat just continues, earlier tokens are reused
+    unchanged."""
     instructions = turn.body.instructions
     leading = [] if instructions is None else [{"role": "system", "content": instructions}]
     tokenizer = engine.tokenizer
@@ -165,7 +165,7 @@ class _Answer:
         return {"length": "incomplete", "stop": "completed"}.get(ended.kind, "cancelled")
 
     async def _completed(self) -> dict[str, Any]:
-        """All of it. It can be continued from before anybody hears of it."""
+        """Return the final response, stored before the client sees it, so that it can be continued at once."""
         output, turn = self._output, self._turn
         response = self._response(self._status(output.end))
         if turn.body.store is not False and output.end.is_complete:

@@ -29,7 +29,7 @@ class ReasoningOptions(BaseModel):
 
 
 class ResponsesBody(CacheHints):
-    """A null means that the field was not given."""
+    """The body. A null means: not given."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -60,7 +60,7 @@ class ResponsesBody(CacheHints):
     user: str | None = None
 
     def check(self) -> None:
-        """Raises InvalidParameter for what is not there."""
+        """Raise InvalidParameter for unsupported options."""
         if self.background:
             raise InvalidParameter("background", "is not supported: read the stream")
         if self.conversation is not None:
@@ -69,12 +69,12 @@ class ResponsesBody(CacheHints):
             raise InvalidParameter("truncation", "must be disabled: nothing is left out of a prompt")
 
     def sampling(self, defaults: dict[str, Any]) -> SamplingParams:
-        """Raises InvalidParameter."""
+        """Return the sampling parameters. Raises InvalidParameter."""
         given = {name: value for name in ("temperature", "top_p", "seed") if (value := getattr(self, name)) is not None}
         return SamplingParams(**{**defaults, **given}, max_tokens=self.max_output_tokens)
 
     def offer(self) -> Offer:
-        """Raises InvalidParameter."""
+        """Return the offered tools. Raises InvalidParameter."""
         chat = [
             {"type": tool.get("type"), "function": {name: value for name, value in tool.items() if name != "type"}}
             if tool.get("type") == "function" and "function" not in tool
@@ -84,7 +84,7 @@ class ResponsesBody(CacheHints):
         return offer_of(chat, self.tool_choice, self.parallel_tool_calls)
 
     def form(self) -> Constraint | None:
-        """What the text has to look like. Raises InvalidParameter."""
+        """Return the constraint on the text. Raises InvalidParameter."""
         given = None if self.text is None else self.text.format
         if given is None:
             return None

@@ -1,4 +1,4 @@
-"""Responses that later ones can continue from: points in histories, each complete in itself."""
+"""Responses that later ones can continue, each complete in itself."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ CREATE TABLE IF NOT EXISTS responses (
 )
 """
 _INDEX = "CREATE INDEX IF NOT EXISTS responses_of_owners ON responses (owner, size)"
-# Of the owner that has most: no client pushes out what others have stored.
+# Take from the owner with the most, so that no client evicts the responses of others.
 _OLDEST_OF_MOST = """rowid = (SELECT MIN(rowid) FROM responses WHERE owner = (
     SELECT owner FROM responses GROUP BY owner ORDER BY {} DESC LIMIT 1))"""
 
 
 @dataclass(frozen=True)
 class StoredResponse:
-    """`response` is as the client got it, `items` what it had sent for it. `messages` are the whole chat, answer
-    included; `tokens` the same as the model saw it."""
+    """A stored response. `response` is as the client got it, `items` is its input. `messages` are the whole chat with
+    the answer, `tokens` the same as the model saw it."""
 
     response: dict[str, Any]
     items: list[dict[str, Any]]
@@ -72,8 +72,8 @@ class ResponseTables:
 
 
 class ResponseStore:
-    """Responses in a database. When there are too many, the oldest go first of the owner that has most. Each can be
-    continued from for `ttl` seconds. They begin again with the server: `clock` is a monotonic one."""
+    """Responses in a database. Beyond the limit, the oldest of the largest owner are evicted. Each can be continued for
+    `ttl` seconds, which restart with the server: `clock` is monotonic."""
 
     tables = ResponseTables()
 
@@ -85,12 +85,12 @@ class ResponseStore:
         self._size = database.submit(lambda it: _sum(it, "SELECT COALESCE(SUM(size), 0) FROM responses")).result()
 
     async def put(self, stored: StoredResponse, owner: str) -> None:
-        """Raises StoreFailed."""
+        """Store a response. Raises StoreFailed."""
         with failing_as(UNSTORED):
             await self._database.run(lambda connection: self._put(connection, stored, owner))
 
     async def get(self, name: str, owner: str | None, field: str | None = None) -> StoredResponse:
-        """One of `owner`'s, of anybody's if that is None. Raises NotFound, which names the `field`, or StoreFailed."""
+        """Return a response of `owner`, or of any owner if None. Raises NotFound naming `field`, or StoreFailed."""
         question = "SELECT tokens, fields FROM responses WHERE id = ? AND expires >= ? AND (?3 IS NULL OR owner = ?3)"
         values = (name, self._clock(), owner)
         with failing_as(UNREAD):
@@ -101,7 +101,7 @@ class ResponseStore:
         return StoredResponse(tokens=np.frombuffer(tokens, np.int32).tolist(), **orjson.loads(fields))
 
     async def delete(self, name: str) -> None:
-        """Raises StoreFailed."""
+        """Delete a response. Raises StoreFailed."""
         with failing_as(UNSTORED):
             await self._database.run(lambda connection: self._forget(connection, "id = ?", name))
 

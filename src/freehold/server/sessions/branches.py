@@ -1,4 +1,4 @@
-"""Requests of branching sessions: each that has finished is a point that later ones may continue."""
+"""Branching sessions: later requests may continue any finished one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from freehold.server.sessions.table import Session
 
 
 def branch_of(session: Session, history: History, params: SessionParams) -> tuple[Conversation, Replacement | None]:
-    """The conversation that a request continues, and what it replaces. Raises TurnRefused."""
+    """Return the conversation that a request continues, and what it replaces. Raises TurnRefused."""
     if params.rid is None:
         return Conversation(), Replacement(None) if params.replace else None
     unfinished = next((turn for turn in session.running if turn.name == params.rid and turn.number), None)

@@ -1,4 +1,4 @@
-"""How a chat goes on behind tokens that are there already."""
+"""Continues a chat after existing tokens."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from freehold.text.tokenizer import Tokenizer
 
 
 def continuation(tokenizer: Tokenizer, tokens: Int32, begin: int, before: str, whole: str) -> str | None:
-    """The text that follows `tokens` int32 [n], which end with an answer, in a chat that is `before` up to there and
-    `whole` with what is new. Tokens from `begin` on are compared with the text.
+    """Return the text that follows `tokens` int32 [n], which end with an answer. `before` is the chat up to there,
+    `whole` includes the new messages. Tokens from `begin` on are compared with the text.
 
-    The tokens stay as they were sampled. None where the template does not simply go on behind them: it trims, drops
-    thoughts of earlier turns, or writes calls in another way.
+    The tokens stay as sampled. Return None if the template does not simply append: it trims, drops thoughts of earlier
+    turns, or writes calls differently.
     """
     last = int(tokens[-1])
     end = len(tokens) - (last in tokenizer.eos_tokens)

@@ -1,4 +1,4 @@
-"""A conversation: what its finished turns have come to. Whatever becomes of its KV, that is kept."""
+"""A conversation: the result of its finished turns, kept independently of its KV."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from freehold.contract.errors import TurnRefused
 
 NO_TOKENS: Int32 = np.empty(0, np.int32)
 NO_MESSAGES = "[]"
-OBJECT_BYTES = 512  # of a conversation, besides tokens and texts
+OBJECT_BYTES = 512  # overhead of a conversation besides tokens and texts
 
 
 @dataclass(frozen=True, eq=False, repr=False, slots=True)
@@ -22,9 +22,9 @@ class Conversation:
     """An immutable value. Each turn makes a new one that continues the previous one. So a fork is the same value, and
     branches share their beginning.
 
-    Its tokens are the first `start` tokens of `before` and then `added`, int32; the first `asked` of those were input.
-    `said` are the messages that came with `added`, as a list in JSON. Messages of `before` come first, unless the
-    conversation `forgets` them. `number` identifies it within its session; 0 without tokens is no turn yet.
+    Its tokens are the first `start` tokens of `before`, then `added`, int32, of which the first `asked` were input.
+    `said` is a JSON list of the messages that came with `added`. Messages of `before` come first, unless the
+    conversation `forgets` them. `number` identifies it within its session; 0 without tokens means no turn yet.
     """
 
     before: Conversation | None = None
@@ -38,7 +38,7 @@ class Conversation:
 
     @property
     def path(self) -> Iterator[Conversation]:
-        """This one and all that it continues, the newest first."""
+        """This conversation and all that it continues, newest first."""
         one: Conversation | None = self
         while one is not None:
             yield one
@@ -46,7 +46,7 @@ class Conversation:
 
     @property
     def tokens(self) -> Int32:
-        """All of them int32 [length], a copy if they are in several parts."""
+        """All tokens int32 [length], copied if they are in several parts."""
         return _joined(self._parts())
 
     def _parts(self) -> list[Int32]:
@@ -60,7 +60,7 @@ class Conversation:
 
     @property
     def messages(self) -> str:
-        """All of a chat up to its last answer, as a list in JSON."""
+        """All messages up to the last answer, as a JSON list."""
         texts: list[str] = []
         for one in self.path:
             texts.append(one.said)
@@ -78,7 +78,7 @@ class Conversation:
         return self.added.nbytes + len(self.said) + OBJECT_BYTES
 
     def begin(self, new: Int32, capacity: int | None = None) -> Int32:
-        """All tokens int32 [n] of a turn with the input `new`.
+        """Return all tokens int32 [n] of a turn with the input `new`.
 
         History, input and output may have `capacity` tokens together. Raises TurnRefused.
         """
@@ -93,7 +93,7 @@ class Conversation:
         return whole
 
     def after(self, whole: Int32, output: Sequence[int], said: str = NO_MESSAGES, number: int = 0) -> Conversation:
-        """The conversation after a finished turn; `whole` is the result of `begin`."""
+        """Return the conversation after a finished turn; `whole` is the result of `begin`."""
         added = np.concatenate([whole[self.length :], np.array(output, np.int32)])
         asked = len(whole) - self.length
         if len(self.added) or self.number:
@@ -102,11 +102,11 @@ class Conversation:
         return Conversation(self.before, self.start, added, asked, self.turns + 1, said, self.forgets, number)
 
     def up_to(self, end: int) -> Conversation:
-        """Its first `end` tokens, as a branch of it."""
+        """Return a branch with its first `end` tokens."""
         return self if end >= self.length else Conversation(self, end, turns=self.turns)
 
     def shortened(self, to: int) -> Conversation:
-        """Its first `to` tokens and all messages, without the turns that lie behind those tokens."""
+        """Return its first `to` tokens with all messages, without the turns after those tokens."""
         texts: list[str] = []
         forgets, before = False, self
         while before is not None and before.start >= to:
@@ -117,8 +117,8 @@ class Conversation:
         return Conversation(before, to, turns=self.turns, said=lists_joined(texts[::-1]), forgets=forgets)
 
     def rewound(self, to: int) -> Conversation:
-        """Its first `to` tokens, with the turns that end there or before. Messages are dropped, since they can't be cut
-        at a token. Raises TurnRefused."""
+        """Return its first `to` tokens and the turns that end by then. Messages are dropped, since they can't be cut at
+        a token. Raises TurnRefused."""
         if not 0 <= to <= self.length:
             raise TurnRefused(f"to: must be between 0 and the session's {self.length} tokens, got {to}", "to")
         cut = self.shortened(to)
@@ -129,12 +129,12 @@ class Conversation:
 
 
 def lists_joined(lists: Sequence[str]) -> str:
-    """Concatenate lists in JSON, without parsing them."""
+    """Concatenate JSON lists without parsing them."""
     return f"[{', '.join(text[1:-1] for text in lists if text != NO_MESSAGES)}]"
 
 
 def with_messages(messages: str, new: Sequence[dict[str, Any]]) -> str:
-    """A list in JSON with `new` behind the messages that it has."""
+    """Append `new` to a JSON list of messages."""
     return lists_joined([messages, json.dumps(new)])
 
 

@@ -1,4 +1,4 @@
-"""The histories of sessions that are in memory, and how much that may be."""
+"""Session histories in memory, and their memory limit."""
 
 from __future__ import annotations
 
@@ -9,43 +9,43 @@ from freehold.contract.errors import SessionsFull
 from freehold.server.sessions.history import Change, History
 from freehold.server.sessions.store import SessionRow, SessionStore
 
-OWNERS_SHARE = 0.75  # of what there is, for one owner: the others can go on
+OWNERS_SHARE = 0.75  # the limit for one owner, so that others can continue
 SESSIONS_MAX = 100_000  # each has about 1,500 bytes besides its history
 
 
 def check_count(names: Collection[str], owner: str) -> None:
-    """Whether one more session of this owner may be open beside those of these names. Raises SessionsFull."""
+    """Raise SessionsFull if the owner may not open another session beside these."""
     most = int(OWNERS_SHARE * SESSIONS_MAX) if owner else SESSIONS_MAX
     if len(names) >= SESSIONS_MAX or (len(names) >= most and sum(_owner(name) == owner for name in names) >= most):
         raise SessionsFull(f"{most:,} sessions may be open: close some, or open them with a timeout")
 
 
 class Histories:
-    """Histories by name, and the memory of turns in flight, in at most `limit` bytes together. A name is its owner's,
-    `owner/id`, or without keys that of nobody.
+    """Histories by name and the memory of turns in flight, at most `limit` bytes together. A name is `owner/id`, or
+    without keys just `id`.
 
-    If there is a file, the least recently used histories are evicted and read again when they are used. Conversations
-    that were taken from an evicted history stay valid. Only the output of turns in flight may exceed the limit. The
-    caller holds the session's lock while it changes a history or reads one that may not be in memory.
+    With a file, the least recently used histories are evicted and read back on use. Conversations taken from an evicted
+    history stay valid. Only the output of turns in flight may exceed the limit. The caller must hold the session's lock
+    while it changes a history or reads one that may not be in memory.
     """
 
     def __init__(self, store: SessionStore, limit: int):
         self._store = store
         self._limit = limit
-        self._kept: dict[str, History] = {}  # the least recently used first
+        self._kept: dict[str, History] = {}  # least recently used first
         self._held: dict[object, int] = {}  # bytes by holder
         self._owned: Counter[str] = Counter()  # bytes of both by owner
         self.nbytes = 0  # of all
 
     def known(self, name: str) -> History | None:
-        """The history, or None if it is not in memory."""
+        """Return the history, or None if it is not in memory."""
         history = self._kept.get(name)
         if history is not None:
             self._keep(name, history)
         return history
 
     async def of(self, name: str) -> History:
-        """The history, from the store if it is not in memory. Raises StoreFailed if it can't be read."""
+        """Return the history, loading it if necessary. Raises StoreFailed if it can't be read."""
         known = self.known(name)
         if known is None:
             known = await self._store.load(name)
@@ -53,14 +53,14 @@ class Histories:
         return known
 
     async def put(self, row: SessionRow, history: History, change: Change) -> None:
-        """Apply a change, on disk first. Raises StoreFailed; then the history stays as it is."""
+        """Apply a change, on disk first. Raises StoreFailed, leaving the history unchanged."""
         await self._store.save(row, change)
         self.give_up(row.id)
         history.apply(change)
         self._keep(row.id, history)
 
     def give_up(self, name: str) -> None:
-        """Drop a history from memory alone."""
+        """Drop a history from memory only."""
         if (known := self._kept.pop(name, None)) is not None:
             self._count(_owner(name), -known.nbytes)
 
@@ -75,8 +75,8 @@ class Histories:
         self._store.delete(name)
 
     def hold(self, holder: object, nbytes: int, owner: str) -> None:
-        """Count `nbytes` for `holder`, which is the owner's, instead of what it had. Raises SessionsFull; then nothing
-        has changed."""
+        """Count `nbytes` for the owner's `holder`, replacing its previous count. Raises SessionsFull, leaving
+        everything unchanged."""
         growth = nbytes - self._held.get(holder, 0)
         if growth > 0:
             self._make_room(growth, owner)
@@ -86,7 +86,7 @@ class Histories:
             del self._held[holder]
 
     def _make_room(self, nbytes: int, owner: str) -> None:
-        """Evict histories for so many bytes of an owner's. Raises SessionsFull if that is not enough."""
+        """Evict histories to fit `nbytes` of an owner. Raises SessionsFull if that is not enough."""
         self._give_up(nbytes)
         share = int(OWNERS_SHARE * self._limit) if owner else self._limit
         while self._store.is_on_disk and self._owned[owner] + nbytes > share:
@@ -102,18 +102,18 @@ class Histories:
                 )
 
     async def settle(self) -> None:
-        """Wait until the disk has what was put and dropped before."""
+        """Wait until earlier puts and drops are on disk."""
         await self._store.settle()
 
     def _keep(self, name: str, history: History) -> None:
-        """Keep a history in memory as the one used last."""
+        """Keep a history in memory as the most recently used."""
         self.give_up(name)
         self._kept[name] = history
         self._count(_owner(name), history.nbytes)
         self._give_up(0)
 
     def _give_up(self, nbytes: int) -> None:
-        """Evict histories until there is room for so many bytes, as far as possible."""
+        """Evict histories, as far as possible, until `nbytes` more fit."""
         while self._store.is_on_disk and self._kept and self.nbytes + nbytes > self._limit:
             self.give_up(next(iter(self._kept)))
 

@@ -1,4 +1,4 @@
-"""The history of one session: a tree of turns that share their beginning."""
+"""The history of one session: a tree of turns with shared beginnings."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from freehold.server.sessions.conversation import Conversation
 
 @dataclass(frozen=True)
 class Change:
-    """A change of a history: `points` that are added or replaced, names of points that are `gone`, turns that are
-    `added`, the oldest first, and the numbers of turns that are `dropped`, since no point continues them any more."""
+    """A change of a history: `points` added or replaced, names of points that are `gone`, turns `added`, oldest first,
+    and numbers of turns `dropped` because no point continues them."""
 
     points: Mapping[str, Conversation]
     gone: Collection[str] = ()
@@ -21,19 +21,19 @@ class Change:
 
 @dataclass(frozen=True)
 class Replacement:
-    """A request replaces all earlier ones that continue `root`, or all earlier ones if that is None. If it continues an
-    `unfinished` request, the input of that stays as a point of its name."""
+    """A request replaces all earlier ones that continue `root`, or all earlier ones if None. If it continues an
+    `unfinished` request, the latter's input stays as a point under its name."""
 
     root: Conversation | None
     unfinished: str | None = None
 
     def concerns(self, base: Conversation) -> bool:
-        """Whether a turn that continues `base` is replaced."""
+        """Return whether a turn that continues `base` is replaced."""
         return self.root is None or any(one.number == self.root.number for one in base.path)
 
 
 class History:
-    """The points that a next turn may continue, by name, the newest last; and all turns of which they consist.
+    """The points that a next turn may continue, by name, newest last, and all turns that they consist of.
 
     A linear session has one point, whose name is empty. A branching one has a point for each finished request. A turn
     has a higher number than the turns that it continues.
@@ -50,11 +50,11 @@ class History:
         return next(reversed(self.points.values()), Conversation())
 
     def change(self, points: Mapping[str, Conversation], gone: Collection[str] = ()) -> Change:
-        """The change that adds or replaces `points` and drops those that are `gone`. It is not applied yet."""
+        """Return the change that adds or replaces `points` and drops those that are `gone`, without applying it."""
         added: dict[int, Conversation] = {}
         for point in points.values():
             added |= {one.number: one for one in _until(point, self.turns, added)}
-        for number in sorted(added):  # what is known stays the same object, though it may have been read twice
+        for number in sorted(added):  # reuse known turns, even if they were read twice
             one = added[number]
             if one.before is not None:
                 added[number] = replace(one, before=added.get(one.before.number) or self.turns[one.before.number])
@@ -66,7 +66,7 @@ class History:
         return Change(points, gone, tuple(added[number] for number in sorted(added)), dropped)
 
     def _is_replaced(self, name: str, by: Conversation) -> bool:
-        """Whether there is a point of this name that `by` does not continue."""
+        """Return whether a point has this name that `by` does not continue."""
         known = self.points.get(name)
         return known is not None and (by.before is None or by.before.number != known.number)
 
@@ -83,7 +83,7 @@ class History:
             self.nbytes += turn.nbytes
 
     def replacing(self, name: str, point: Conversation, replacement: Replacement) -> Change:
-        """The change that adds a point and drops those that it replaces."""
+        """Return the change that adds a point and drops those that it replaces."""
         replaced = self._following(replacement.root)
         gone = {other for other, one in self.points.items() if one.number in replaced and one.number < point.number}
         points = {name: point}
@@ -93,7 +93,7 @@ class History:
         return self.change(points, gone)
 
     def _following(self, root: Conversation | None) -> set[int]:
-        """The numbers of all turns that continue `root`, or of all turns if that is None."""
+        """Return the numbers of all turns that continue `root`, or of all turns if None."""
         if root is None:
             return {*self.turns}
         found = {root.number}
@@ -105,7 +105,7 @@ class History:
 
 
 def _until(point: Conversation, *known: Container[int]) -> Iterator[Conversation]:
-    """The turns of a point, the newest first, up to the first one that is known."""
+    """Yield a point's turns, newest first, up to the first known one."""
     for one in point.path:
         if any(one.number in numbers for numbers in known):
             return
@@ -113,7 +113,7 @@ def _until(point: Conversation, *known: Container[int]) -> Iterator[Conversation
 
 
 def _numbers(points: Iterable[Conversation]) -> set[int]:
-    """The numbers of all turns that the points consist of."""
+    """Return the numbers of all turns that the points consist of."""
     found: set[int] = set()
     for point in points:
         found.update([one.number for one in _until(point, found)])

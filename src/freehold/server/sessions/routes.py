@@ -1,4 +1,4 @@
-"""/v1/sessions: open, look, fork, rewind, close."""
+"""/v1/sessions: open, list, get, fork, rewind, close."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from freehold.server.sessions.settings import SessionSettings
 from freehold.server.sessions.table import Session, SessionTable
 
 LISTED_MAX = 1000  # sessions in an answer
-ABORT_TIMEOUT_S = 10.0  # for the turns that run to end
+ABORT_TIMEOUT_S = 10.0  # for running turns to end
 
 Limit = Annotated[int, Query(ge=1, le=LISTED_MAX)]
 
@@ -38,7 +38,7 @@ def session_routes(engine: AsyncEngine, table: SessionTable) -> APIRouter:
 
     @routes.get("/v1/sessions")
     async def sessions(request: Request, limit: Limit = LISTED_MAX, after: str | None = None) -> dict[str, Any]:
-        """In the order in which they were opened, those behind the session `after`."""
+        """List sessions in opening order, those after the session `after`."""
         client = client_of(request)
         found = table.of(client)
         start = 0 if after is None else found.index(table.get(after, client)) + 1
@@ -47,8 +47,7 @@ def session_routes(engine: AsyncEngine, table: SessionTable) -> APIRouter:
 
     @routes.get("/v1/sessions/{name}")
     async def session(request: Request, name: str, token_ids: bool = False) -> dict[str, Any]:
-        """With what is cached of it: whole pages in the prefix tree, and the tail behind them; and with its
-        tokens, if asked for."""
+        """Describe a session with its cached whole pages and tail, and its tokens if requested."""
         found = table.get(name, client_of(request))
         tokens = (await table.conversation(found)).tokens
         # The last token of a prompt is always computed.
@@ -68,7 +67,7 @@ def session_routes(engine: AsyncEngine, table: SessionTable) -> APIRouter:
 
     @routes.delete("/v1/sessions/{name}")
     async def close(request: Request, name: str, abort: bool = False) -> dict[str, Any]:
-        """At the end of the turn that runs, or with `abort` at once."""
+        """Close a session after its running turn, or with `abort` immediately."""
         found = table.get(name, client_of(request))
         running = list(found.running)
         table.close(found, abort)

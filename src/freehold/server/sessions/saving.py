@@ -1,4 +1,4 @@
-"""/v1/sessions/{name}/save and /restore: down to the deepest tier, and back to the device."""
+"""/v1/sessions/{name}/save and /restore: copy to the deepest tier, and back to the device."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def saving_routes(engine: AsyncEngine, table: SessionTable) -> APIRouter:
 
     @routes.post("/v1/sessions/{name}/save")
     async def save(request: Request, name: str, body: SaveBody | None = None) -> dict[str, Any]:
-        """Copy the session's whole pages to the deepest tier, whatever the write policy is."""
+        """Copy the session's whole pages to the deepest tier, regardless of the write policy."""
         found = table.get(name, client_of(request))
         tokens = (await table.conversation(found)).tokens.tobytes()
         timeout = (body or SaveBody()).timeout
@@ -34,8 +34,7 @@ def saving_routes(engine: AsyncEngine, table: SessionTable) -> APIRouter:
 
     @routes.post("/v1/sessions/{name}/restore")
     async def restore(request: Request, name: str) -> dict[str, Any]:
-        """Bring the session's KV back to the device before its next turn: from the tiers that have it, and what none
-        has is computed."""
+        """Load the session's KV to the device before its next turn, computing the part that no tier has."""
         found = table.get(name, client_of(request))
         tokens = (await table.conversation(found)).tokens
         by_tier = dict.fromkeys(("device", "host", "storage"), 0)
@@ -52,7 +51,7 @@ def saving_routes(engine: AsyncEngine, table: SessionTable) -> APIRouter:
 
 
 async def _compute(engine: AsyncEngine, tokens: Int32, session: Session) -> dict[str, int]:
-    """Have `tokens` [n] on the device -> how many came from which tier."""
+    """Compute `tokens` [n] or load them. Return how many came from which tier."""
     params, settings = SamplingParams(max_tokens=1, temperature=0), session.settings
     options = Options(namespace=settings.namespace, client=settings.owner, adapter=session.adapter)
     by_tier: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""How a session was opened."""
+"""The settings of a session."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class SessionSettings:
-    """`timeout` is the idle time, in seconds, after which a session is closed; None is never. A turn of a `branching`
+    """`timeout` is the idle time in seconds after which a session is closed; None is never. A turn of a `branching`
     session continues any earlier one (see `branches.py`). Only `owner` and admins may use it."""
 
     timeout: float | None = None

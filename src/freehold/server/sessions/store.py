@@ -1,4 +1,4 @@
-"""Sessions on disk: what must survive a restart, and a kill."""
+"""Sessions on disk, which survive restarts and kills."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SELECT number, before, start, asked, turns, forgets, said, added FROM turns WHER
 
 @dataclass(frozen=True)
 class SessionRow:
-    """What is stored of a session besides its history: its name, its settings and the adapter of its newest turn."""
+    """What is stored of a session besides its history: its name, settings and the newest turn's adapter."""
 
     id: str
     settings: dict[str, Any]
@@ -42,8 +42,8 @@ class SessionRow:
 
 @dataclass(frozen=True)
 class StoredSession:
-    """A session without its history. `tokens` and `turns` are of the newest point; `last` is the highest number of a
-    turn."""
+    """A session without its history. `tokens` and `turns` are of the newest point; `last` is its highest turn
+    number."""
 
     row: SessionRow
     tokens: int
@@ -59,14 +59,14 @@ class SessionStore:
 
     def __init__(self, database: Database):
         self._database = database
-        self._closed: set[str] = set()  # sessions that are still to be deleted; used by the database's thread alone
+        self._closed: set[str] = set()  # sessions yet to be deleted; used only in the database's thread
 
     @property
     def is_on_disk(self) -> bool:
         return self._database.is_file
 
     def __iter__(self) -> Iterator[StoredSession]:
-        """All stored sessions; to be called at the start."""
+        """Yield all stored sessions. Call it only at start."""
         rows = self._database.submit(lambda connection: connection.execute(_SUMMARIES).fetchall()).result()
         for name, settings, adapter, *known in rows:
             yield StoredSession(SessionRow(name, json.loads(settings), adapter), *known)
@@ -77,14 +77,14 @@ class SessionStore:
             return await self._database.run(lambda connection: _loaded(connection, name))
 
     async def save(self, row: SessionRow, change: Change) -> None:
-        """Write a change, all of it or nothing, after sessions that were closed before are deleted. Raises StoreFailed;
-        then the disk has what it had."""
+        """Write a change atomically, after deleting earlier closed sessions. Raises StoreFailed, leaving the disk
+        unchanged."""
         if self.is_on_disk:
             with failing_as(UNSTORED):
                 await self._database.run(lambda connection: self._save(connection, row, change))
 
     def delete(self, name: str) -> None:
-        """Delete a session. If the disk fails, the next write tries again."""
+        """Delete a session. If the disk fails, the next write retries."""
         if self.is_on_disk:
             self._database.submit(lambda connection: self._delete(connection, name))
 
@@ -129,7 +129,7 @@ def _write(connection: sqlite3.Connection, row: SessionRow, change: Change) -> N
     connection.executemany(
         "DELETE FROM points WHERE session = ? AND name = ?", [(row.id, name) for name in change.gone]
     )
-    # A point that is replaced becomes the newest: REPLACE gives it the highest rowid.
+    # A replaced point becomes the newest: REPLACE gives it the highest rowid.
     connection.executemany(
         "INSERT OR REPLACE INTO points VALUES (?, ?, ?)",
         [(row.id, name, point.number) for name, point in change.points.items()],
@@ -137,7 +137,7 @@ def _write(connection: sqlite3.Connection, row: SessionRow, change: Change) -> N
 
 
 def _loaded(connection: sqlite3.Connection, name: str) -> History:
-    """Raises sqlite3.DatabaseError if it can't be read, or makes no sense."""
+    """Read a history. Raises sqlite3.DatabaseError if it can't be read or is inconsistent."""
     try:
         turns: dict[int, Conversation] = {}
         for number, before, start, asked, count, forgets, said, added in connection.execute(_TURNS, (name,)):

@@ -1,7 +1,7 @@
 """The open sessions: histories with names, settings and a time to live.
 
-A session lives here, beside HTTP; the engine knows only that a request is the turn of a name, and keeps that
-name's tail. So whatever happens to the engine's memory, a session can go on.
+A session lives here, in the HTTP process. The engine knows only the session name of a request, and keeps that name's
+tail. So a session survives the loss of the engine's memory.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ SESSION_ID = r"[A-Za-z0-9_.:@-]{1,200}"
 
 @dataclass(eq=False, slots=True)
 class Session:
-    """`id` is its owner's name for it. `tokens` and `turns` are of its newest point. Turns that are `running` have the
-    session; turns in `line` wait for it, first come first."""
+    """`id` is its owner's name for it. `tokens` and `turns` are of its newest point. `running` turns hold the session;
+    turns in `line` wait for it in FIFO order."""
 
     id: str
     settings: SessionSettings
-    last_used: float  # on the clock of its table
+    last_used: float  # on its table's clock
     tokens: int = 0
     turns: int = 0
-    adapter: str = ""  # that of the newest turn
-    numbers: Iterator[int] = field(default_factory=lambda: count(1))  # for turns to come
+    adapter: str = ""  # of the newest turn
+    numbers: Iterator[int] = field(default_factory=lambda: count(1))  # for future turns
     uses: int = 0  # besides turns, such as a save
     closing: bool = False
     running: list[Turn] = field(default_factory=list["Turn"])
@@ -58,42 +58,42 @@ class Session:
 
     @property
     def key(self) -> str:
-        """Its name in the store and in the engine, where clients may have chosen the same id."""
+        """Its unique name in the store and engine, since clients may choose the same id."""
         return f"{self.settings.owner}/{self.id}" if self.settings.owner else self.id
 
     @property
     def scope(self) -> dict[str, str]:
-        """Where its KV is: what the engine's procedures call it."""
+        """The location of its KV, as arguments of the engine's procedures."""
         return {"namespace": self.settings.namespace, "adapter": self.adapter}
 
     @property
     def is_free(self) -> bool:
-        """For a turn. Branches run beside each other."""
+        """Whether a turn may start. Branches run concurrently."""
         return self.settings.branching or not self.running
 
     def row(self, adapter: str) -> SessionRow:
         return SessionRow(self.key, asdict(self.settings), adapter)
 
     def check_open(self) -> None:
-        """Raises SessionBusy."""
+        """Raise SessionBusy if the session is closing."""
         if self.closing:
             raise SessionBusy(f"close was requested for session {self.id}")
 
 
 class Turn:
-    """One turn of a session. It comes to have the session, begins, and is over; it may be closed at any time before.
-    What it has said when it ends becomes history, as the point `name`; closed without that, it leaves no trace."""
+    """One turn of a session. It acquires the session, begins and ends; it may be closed at any point. Its output when
+    it ends becomes history, as the point `name`; closed earlier, it leaves no trace."""
 
     def __init__(self, table: SessionTable, session: Session, name: str = ""):
         self._table = table
         self.session = session
         self.session_id = session.id
         self.name = name
-        self.has_come = asyncio.Event()  # set too if the session is closed before
+        self.has_come = asyncio.Event()  # also set if the session is closed first
         self.is_over = asyncio.Event()
         self.tokens = NO_TOKENS  # until it has begun
         self.number = 0  # likewise
-        self.base = Conversation()  # that it continues
+        self.base = Conversation()  # the conversation that it continues
         self.request_id = name
         self.adapter = ""
         self.is_replaced = False
@@ -101,19 +101,19 @@ class Turn:
         self._lined_up = time.monotonic()
         self._asked: Conversation | None = None
         self._has_replaced = False
-        self._said: str | None = None  # messages of a chat, up to the answer
+        self._said: str | None = None  # chat messages up to the answer
         self._output: list[int] = []
         self._answer = Answer()
         self._commit: asyncio.Task[None] | None = None
 
     def asked(self) -> Conversation:
-        """The conversation up to this turn's input. The turn must have begun."""
+        """Return the conversation up to this turn's input. The turn must have begun."""
         if self._asked is None:
             self._asked = self.base.after(self.tokens, [], number=self.number - 1)
         return self._asked
 
     async def wait(self, timeout: float | None = None) -> None:
-        """Until this turn has the session. Raises SessionBusy if that is closed before, TimedOut after `timeout`
+        """Wait until this turn holds the session. Raises SessionBusy if it is closed first, TimedOut after `timeout`
         seconds."""
         timeout = self._table.request_timeout if timeout is None else timeout
         try:
@@ -126,19 +126,19 @@ class Turn:
     def begin(
         self, base: Conversation, new: Int32, said: str | None = None, replacement: Replacement | None = None
     ) -> None:
-        """Have all tokens: `new` input behind those of `base`, with the messages of a chat that have been `said`.
-        Raises SessionBusy, TurnRefused or SessionsFull; then nothing has changed."""
+        """Set all tokens: `new` input after those of `base`, with the chat messages `said`. Raises SessionBusy,
+        TurnRefused or SessionsFull, leaving everything unchanged."""
         session = self.session
         session.check_open()
         assert self in session.running
         tokens = base.begin(new, session.settings.capacity)
         self._table.memory.hold(self, tokens.nbytes + len(said or ""), session.settings.owner)
         self.base, self.tokens, self._said, self._replacement = base, tokens, said, replacement
-        next(session.numbers)  # that of its input, as old as it: `asked`
+        next(session.numbers)  # the number of its input: see `asked`
         self.number = next(session.numbers)
 
     def options(self, asked: Options) -> Options:
-        """Those of its request: as asked for, in what is left of the time since it lined up."""
+        """Return the request's options, with the timeout reduced by the time waited in line."""
         session, timeout = self.session, asked.timeout or self._table.request_timeout
         if timeout is not None:
             timeout = max(timeout - (time.monotonic() - self._lined_up), LEAST_TIMEOUT_S)
@@ -148,7 +148,7 @@ class Turn:
         )  # fmt: skip
 
     def fitted(self, params: SamplingParams) -> SamplingParams:
-        """With what the session's capacity leaves for output."""
+        """Limit output to the session's remaining capacity."""
         capacity = self.session.settings.capacity
         if capacity is None:
             return params
@@ -157,13 +157,13 @@ class Turn:
         return replace(params, max_tokens=most, min_tokens=min(params.min_tokens, most))
 
     async def observe(self, delta: Delta) -> None:
-        """Take note of output. The end of it is saved before anybody hears of it: raises StoreFailed, and then the
-        turn has not happened. A commit that has begun goes on, even if the client leaves."""
+        """Record output. The end is saved before the client sees it: raises StoreFailed, and then the turn did not
+        happen. A commit that has begun completes, even if the client leaves."""
         self._output += delta.tokens
         self._answer.add(delta.events)
         is_complete = delta.ended is not None and delta.ended.is_complete
         if self._replacement is not None and not self._has_replaced and (delta.tokens or is_complete):
-            self._has_replaced = True  # not before: a request that is refused replaces nothing
+            self._has_replaced = True  # not earlier: a refused request replaces nothing
             self._table.abort_replaced(self, self._replacement)
         if delta.ended is None:
             return
@@ -181,7 +181,7 @@ class Turn:
         await self._table.change(self.session, self.name, point, self._replacement, self.adapter)
 
     def close(self) -> None:
-        """The turn is over, whatever came of it, and the next one in line comes. Idempotent."""
+        """End the turn, successful or not, and let the next one in line run. Idempotent."""
         session = self.session
         if self in session.line:
             session.line.remove(self)
@@ -195,8 +195,8 @@ class Turn:
 
 
 class SessionTable:
-    """Used from one event loop. A client's names are unique; a closed session's name is free again. `memory` has
-    histories. Idle time is measured on `clock`, a monotonic one."""
+    """Used from one event loop. A client's session names are unique; a closed session's name is free again. `memory`
+    holds histories. Idle time is measured on `clock`, which is monotonic."""
 
     def __init__(
         self,
@@ -207,11 +207,11 @@ class SessionTable:
         request_timeout: float | None = None,
     ):
         self._engine = engine
-        self.request_timeout = request_timeout  # of requests without one of their own
+        self.request_timeout = request_timeout  # for requests without their own
         self.clock = clock
         self.memory = Histories(store, memory_bytes)
         self._sessions: dict[str, Session] = {}
-        self._opening: set[str] = set()  # names of sessions that are not on disk yet
+        self._opening: set[str] = set()  # names of sessions not yet on disk
         for stored in store:
             settings = SessionSettings(**stored.row.settings)
             name = stored.row.id.removeprefix(f"{settings.owner}/")
@@ -232,8 +232,8 @@ class SessionTable:
         points: Mapping[str, Conversation] = NO_POINTS,
         adapter: str = "",
     ) -> Session:
-        """With these points. Raises SessionBusy if the owner uses the name already, InvalidParameter if it can't be
-        one, SessionsFull or StoreFailed."""
+        """Open a session with these points. Raises SessionBusy if the owner uses the name already, InvalidParameter if
+        it is invalid, SessionsFull or StoreFailed."""
         name = uuid.uuid4().hex if name is None else name
         if not re.fullmatch(SESSION_ID, name):
             raise InvalidParameter("session_id", "must be 1 to 200 letters, digits, and any of . _ : @ -")
@@ -258,7 +258,7 @@ class SessionTable:
             self._opening.discard(session.key)
 
     def get(self, name: str, client: Client) -> Session:
-        """A client's own session, or for administrators anybody's. Raises NoSuchSession."""
+        """Return a client's own session, or for administrators any client's. Raises NoSuchSession."""
         session = self._sessions.get(f"{client.name}/{name}" if client.name else name)
         if session is None or session.id != name:  # names of keys may have a slash
             session = next((one for one in self if one.id == name), None) if client.is_admin else None
@@ -267,11 +267,12 @@ class SessionTable:
         return session
 
     def of(self, client: Client) -> list[Session]:
-        """All that the client may use."""
+        """Return all sessions that the client may use."""
         return [session for session in self if client.may_use(session.settings.owner)]
 
     async def history(self, session: Session) -> History:
-        """Raises StoreFailed if it can't be read, NoSuchSession if the session is closed meanwhile."""
+        """Return the session's history. Raises StoreFailed if it can't be read, NoSuchSession if the session closes
+        meanwhile."""
         known = self.memory.known(session.key)
         if known is not None:
             return known
@@ -283,14 +284,14 @@ class SessionTable:
         return history
 
     async def conversation(self, session: Session) -> Conversation:
-        """Its newest point. Raises what `history` does."""
+        """Return its newest point. Raises what `history` does."""
         return (await self.history(session)).head
 
     async def change(
         self, session: Session, name: str, point: Conversation, replacement: Replacement | None, adapter: str
     ) -> None:
-        """Add or replace a point, on disk first. The caller's turn must have the session. Raises StoreFailed; then
-        nothing has changed."""
+        """Add or replace a point, on disk first. The caller's turn must hold the session. Raises StoreFailed, leaving
+        everything unchanged."""
         async with session.changes:
             history = await self.memory.of(session.key)
             change = (
@@ -300,8 +301,8 @@ class SessionTable:
             session.tokens, session.turns, session.adapter = history.head.length, history.head.turns, adapter
 
     def line_up(self, session: Session, waits: bool = False, name: str = "") -> Turn:
-        """A turn that has the session, or if another one has it, and this one `waits`, comes after those before it.
-        To be closed, whatever comes of it. Raises SessionBusy."""
+        """Return a turn that holds the session, or, if it is busy and `waits` is set, one that waits in line. The
+        caller must close it. Raises SessionBusy."""
         session.check_open()
         if not session.is_free and not waits:
             raise SessionBusy(f"session {session.id} already has an active request")
@@ -311,7 +312,7 @@ class SessionTable:
         return turn
 
     def go_on(self, session: Session) -> None:
-        """To the next turn in line, if the session is free for it."""
+        """Start the next turn in line, if the session is free."""
         if session.closing and not session.running:
             self._drop(session)
         while session.line and session.is_free:
@@ -327,18 +328,18 @@ class SessionTable:
                 self._engine.abort(turn.request_id)
 
     async def fork(self, session: Session, name: str | None) -> Session:
-        """A session with the history so far; pages are shared through the prefix tree, and what does not
-        fill a page is computed again by the one that comes second. Raises what `open` does, and SessionsFull."""
+        """Open a session with the same history. Pages are shared through the prefix tree; the second session recomputes
+        a partial last page. Raises what `open` does, and SessionsFull."""
         session.last_used = self.clock()
         history, fork = await self.history(session), object()
-        self.memory.hold(fork, history.nbytes, session.settings.owner)  # forks beside each other need room for all
+        self.memory.hold(fork, history.nbytes, session.settings.owner)  # concurrent forks need room for all copies
         try:
             return await self.open(name, session.settings, {**history.points}, session.adapter)
         finally:
             self.memory.hold(fork, 0, session.settings.owner)
 
     async def rewind(self, session: Session, to: int) -> None:
-        """Raises SessionBusy, TurnRefused or StoreFailed."""
+        """Rewind to the first `to` tokens. Raises SessionBusy, TurnRefused or StoreFailed."""
         if session.settings.branching:
             raise TurnRefused("a branching session is not rewound: a request may continue any before it")
         turn = self.line_up(session)
@@ -353,7 +354,7 @@ class SessionTable:
             turn.close()
 
     def close(self, session: Session, abort: bool = False) -> None:
-        """Now, or at the end of the turns that run; with `abort` those end at once. Those in line are refused."""
+        """Close after the running turns, or with `abort` end those immediately. Turns in line are refused."""
         session.closing = True
         for turn in session.line:
             turn.has_come.set()
@@ -369,7 +370,7 @@ class SessionTable:
 
     @contextlib.contextmanager
     def in_use(self, session: Session) -> Iterator[None]:
-        """Keep a session from being idle."""
+        """Keep a session from becoming idle."""
         session.uses += 1
         try:
             yield
@@ -377,11 +378,11 @@ class SessionTable:
             session.uses, session.last_used = session.uses - 1, self.clock()
 
     def last_used(self, session: Session) -> float:
-        """As a time of day."""
+        """Return its last use as Unix time."""
         return time.time() - (self.clock() - session.last_used)
 
     async def expire(self) -> None:
-        """Forever: close what has been idle for too long."""
+        """Close idle sessions, forever."""
         while True:
             await asyncio.sleep(EXPIRY_INTERVAL_S)
             self.close_idle()
@@ -395,5 +396,5 @@ class SessionTable:
 
 
 async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
-    """Wait for work. It is done even if the caller is cancelled meanwhile."""
+    """Wait for work. It completes even if the caller is cancelled."""
     await asyncio.shield(asyncio.ensure_future(work))

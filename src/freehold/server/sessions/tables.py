@@ -1,4 +1,4 @@
-"""The tables in which sessions are stored."""
+"""The database tables of sessions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import NoneType
 
 from freehold.server.sessions.settings import SessionSettings
 
-# A turn is a row that never changes. `before` is the number of the turn that it continues.
+# A turn is an immutable row. `before` is the number of the turn that it continues.
 _SCHEMA = (
     "CREATE TABLE IF NOT EXISTS sessions (id TEXT PRIMARY KEY, settings TEXT NOT NULL, adapter TEXT NOT NULL)",
     """CREATE TABLE IF NOT EXISTS turns (
@@ -104,7 +104,7 @@ class SessionTables:
 
 
 def _are_settings_of(settings: bytes | None, name: bytes | None) -> bool:
-    """Whether a session of this name can have been opened with these settings, in JSON."""
+    """Return whether a session of this name could have these settings, in JSON."""
     try:
         found = json.loads(settings or b"")
     except ValueError:

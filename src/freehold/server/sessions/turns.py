@@ -1,4 +1,4 @@
-"""How routes take turns of sessions: in line, and with the tokens that a chat's new messages come to."""
+"""Session turns for routes: waiting in line, and tokenizing a chat's new messages."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from freehold.server.sessions.table import SessionTable, Turn
 
 @contextlib.contextmanager
 def closed_on_failure(turn: Turn | None) -> Iterator[None]:
-    """Close the turn, if there is one, if what is done inside fails. Afterwards its response closes it."""
+    """Close the turn, if any, when the enclosed code fails. After success its response closes it."""
     try:
         yield
     except BaseException:
@@ -36,7 +36,7 @@ def closed_on_failure(turn: Turn | None) -> Iterator[None]:
 async def turn_of(
     table: SessionTable, request: Request, body: SamplingBody, params: SamplingParams
 ) -> AsyncIterator[Turn | None]:
-    """A turn that has the session which the body names, after those in line if it may wait; None without a session.
+    """Yield a turn that holds the session named in the body, waiting in line if allowed; None without a session. It is
     `closed_on_failure`. Raises NoSuchSession, SessionBusy, TimedOut, Aborted or InvalidParameter."""
     if body.session_id is None:
         yield None
@@ -56,8 +56,8 @@ async def turn_of(
 async def begin_chat(
     turn: Turn, table: SessionTable, engine: AsyncEngine, messages: list[Message], rendering: Rendering
 ) -> str:
-    """Begin a turn with `messages` that are new -> the text of the whole chat. Raises InvalidParameter and what
-    `Turn.begin` does."""
+    """Begin a turn with new `messages`. Return the whole chat's text. Raises InvalidParameter and what `Turn.begin`
+    does."""
     tokenizer, conversation = engine.tokenizer, await table.conversation(turn.session)
     history = json.loads(conversation.messages)
     new = for_template(messages, history)
@@ -76,7 +76,7 @@ async def begin_chat(
 
 
 def _shared(one: Int32, other: Int32) -> int:
-    """How many tokens both begin with."""
+    """Return the length of the common prefix."""
     length = min(len(one), len(other))
     differs = one[:length] != other[:length]
     return int(differs.argmax()) if differs.any() else length

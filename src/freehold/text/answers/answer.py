@@ -1,4 +1,4 @@
-"""An answer, as far as it has come."""
+"""An answer, as received so far."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from freehold.text.answers.events import CallStart, Content, Event, Reasoning
 
 @dataclass
 class Call:
-    """Of a tool. `arguments` is JSON, an object if the answer was not cut."""
+    """A tool call. `arguments` is a JSON object unless the answer was truncated."""
 
     id: str
     name: str
@@ -23,7 +23,7 @@ class Call:
 
 @dataclass
 class Answer:
-    """What the events of one output come to."""
+    """The result of one output's events."""
 
     content: str = ""
     reasoning: str = ""
@@ -41,7 +41,7 @@ class Answer:
                 self.calls[event.index].arguments += event.text
 
     def as_message(self) -> dict[str, Any]:
-        """As a chat template takes it. Fields without a value are left out."""
+        """Return the answer as a chat template's message. Empty fields are omitted."""
         message: dict[str, Any] = {"role": "assistant", "content": self.content}
         if self.reasoning:
             message |= {"reasoning_content": self.reasoning, "reasoning": self.reasoning}

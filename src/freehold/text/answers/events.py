@@ -1,4 +1,4 @@
-"""What an answer consists of, in the order in which it was said."""
+"""The events of an answer, in order."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Reasoning:
 
 @dataclass(frozen=True, slots=True)
 class CallStart:
-    """The answer's call number `index` of a tool begins. `id` is what its result will be sent under."""
+    """Tool call number `index` of the answer begins. Its result will refer to `id`."""
 
     index: int
     name: str
@@ -26,7 +26,7 @@ class CallStart:
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """A part of the arguments of call `index`: all parts together are one JSON object."""
+    """A part of the arguments of call `index`. All parts together are one JSON object."""
 
     index: int
     text: str

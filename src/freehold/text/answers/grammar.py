@@ -14,7 +14,7 @@ from freehold.text.tools.tool import CallGrammar, OfSchema, Tool
 
 @dataclass(frozen=True)
 class ToolUse:
-    """`tools` that may be called, in one call or `several`; whether there must be one."""
+    """`tools` that may be called, in one call or `several`; whether a call is required."""
 
     tools: Sequence[Tool]
     several: bool = True
@@ -23,15 +23,16 @@ class ToolUse:
 
 @dataclass(frozen=True)
 class AnswerGrammar:
-    """What an answer has to be. `form`: a grammar of its own, which the answer follows unless it consists of calls.
-    `thinking_budget`: how many tokens of thoughts there may be."""
+    """Constraints on an answer. `form`: a grammar for the answer unless it consists of calls. `thinking_budget`:
+    maximum tokens of thoughts."""
 
     form: str | None = None
     use: ToolUse | None = None
     thinking_budget: int | None = None
 
     def lark(self, format: AnswerFormat, prompt: str, json: OfSchema) -> str | None:
-        """For an answer to `prompt`; None if anything may be said. Raises ValueError if thoughts can't be bounded."""
+        """Return Lark for an answer to `prompt`; None without constraints. Raises ValueError if thoughts can't be
+        bounded."""
         if self.form is None and self.use is None and self.thinking_budget is None:
             return None
         before, lines = self._thoughts(format, prompt)
@@ -47,7 +48,7 @@ class AnswerGrammar:
         return "\n".join([f"start: {sequence(before, any_of(ways or [ANYTHING]))}", *lines])
 
     def _thoughts(self, format: AnswerFormat, prompt: str) -> tuple[str, list[str]]:
-        """What stands before the answer, and the lines for that."""
+        """Return the part before the answer, and its rules."""
         markers, thinking = format.markers, format.thinking
         if format.has_channels:
             opens, closes = [("<|channel|>", "analysis", "<|message|>")], [("<|end|>", "<|start|>", "assistant")]
@@ -62,7 +63,7 @@ class AnswerGrammar:
         ]  # fmt: skip
 
     def _up_to(self, closing: str, closes: Sequence[tuple[str, ...]], markers: Markers) -> list[str]:
-        """The rule `thoughts`, with what closes them."""
+        """Return the rule `thoughts`, including their closing marker."""
         budget = self.thinking_budget
         if all(one[0] in markers.tokens for one in closes):
             limit = "" if budget is None else f"[max_tokens={budget}]"

@@ -1,4 +1,4 @@
-"""JSON, read while it arrives."""
+"""Incremental JSON parsing."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _CLOSING = {"{": "}", "[": "]"}
 
 
 def json_object(source: Source, say: Say) -> Reading[None]:
-    """Read an object, its text to `say` as it comes. Raises Broken where it is none, or not whole."""
+    """Read an object, passing its text to `say` as it arrives. Raises Broken if it is invalid or incomplete."""
     if (yield from source.peek()) != "{":
         raise Broken
     yield from json_value(source, say)
 
 
 def json_value(source: Source, say: Say) -> Reading[None]:
-    """Read a value, its text to `say` as it comes. Raises Broken."""
+    """Read a value, passing its text to `say` as it arrives. Raises Broken."""
     closings: list[str] = []
     while True:
         yield from _value_or_opening(source, say, closings)
-        while closings:  # behind a value
+        while closings:  # after a value
             yield from _space(source, say)
             mark = yield from source.expect(closings[-1], ",")
             say(mark)
@@ -43,7 +43,7 @@ def json_value(source: Source, say: Say) -> Reading[None]:
 
 
 def _value_or_opening(source: Source, say: Say, closings: list[str]) -> Reading[None]:
-    """Up to the end of the first value that has no parts; empty objects and lists are such values."""
+    """Read up to the end of the first scalar, empty object or empty list."""
     while True:
         yield from _space(source, say)
         char = yield from source.peek()
@@ -68,7 +68,7 @@ def _key(source: Source, say: Say) -> Reading[None]:
 
 
 def json_string(source: Source, say: Say) -> Reading[None]:
-    """Read a string, quotes and escapes as they are. Raises Broken."""
+    """Read a string, keeping quotes and escapes. Raises Broken."""
     say((yield from source.expect('"')))
     while True:
         found = _LETTERS.match(source.text, source.at)
@@ -107,14 +107,14 @@ def _space(source: Source, say: Say) -> Reading[None]:
 
 
 def collected(source: Source) -> Reading[str]:
-    """Read a value -> its text. Raises Broken."""
+    """Read a value and return its text. Raises Broken."""
     parts: list[str] = []
     yield from json_value(source, parts.append)
     return "".join(parts)
 
 
 def text_of(source: Source) -> Reading[str]:
-    """Read a string -> what it says. Raises Broken."""
+    """Read a string and return its decoded value. Raises Broken."""
     parts: list[str] = []
     yield from json_string(source, parts.append)
     return json.loads("".join(parts), strict=False)

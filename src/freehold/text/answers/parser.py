@@ -1,4 +1,4 @@
-"""From the text of an output to what it says: thoughts, content, calls of tools."""
+"""Parses an output's text into thoughts, content and tool calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from freehold.text.tools.tool import ToolFormat, Tools
 
 @dataclass(frozen=True)
 class AnswerFormat:
-    """How a model writes answers. `thinking` is None if it has no thoughts to tell apart."""
+    """A model's answer format. `thinking` is None if it marks no thoughts."""
 
     tools: ToolFormat
     thinking: Thinking | None
@@ -23,11 +23,11 @@ class AnswerFormat:
 
     @property
     def has_channels(self) -> bool:
-        """Whether nothing of an answer can be read without its format."""
+        """Whether even plain answers need parsing."""
         return isinstance(self.tools, GptOss)
 
     def expecting(self, tools: Tools, prompt: str, separates_thoughts: bool = True) -> ExpectedAnswer | None:
-        """How to read an answer to this prompt; None if all of it is content."""
+        """Return how to read an answer to this prompt; None if all of it is content."""
         if not tools and not self.has_channels and (self.thinking is None or not separates_thoughts):
             return None
         is_open = self.thinking is not None and self.thinking.is_open(prompt)
@@ -36,7 +36,7 @@ class AnswerFormat:
 
 @dataclass(frozen=True)
 class ExpectedAnswer:
-    """What an answer may call, and whether it begins inside thoughts."""
+    """The tools that an answer may call, and whether it begins inside thoughts."""
 
     format: AnswerFormat
     tools: Tools
@@ -45,13 +45,13 @@ class ExpectedAnswer:
 
     @property
     def marks(self) -> dict[int, str]:
-        """For the detokenizer: what to put for tokens that are markers."""
+        """Texts for marker tokens, for the detokenizer."""
         thinking = self.format.thinking
         markers = self.format.tools.markers + (() if thinking is None else thinking.markers)
         return self.format.markers.marks(markers)
 
     def parser(self, name: str) -> AnswerParser:
-        """For one output. Ids of calls are made of its `name`."""
+        """Return a parser of one output. Call ids are derived from its `name`."""
         return AnswerParser(self, name)
 
     def read(self, source: Source) -> Reading[None]:
@@ -65,7 +65,7 @@ class ExpectedAnswer:
 
 
 class AnswerParser:
-    """Reads one output. What all of it says does not depend on the pieces in which it came."""
+    """Parses one output. The result does not depend on how the text was split."""
 
     def __init__(self, expected: ExpectedAnswer, name: str):
         call_id = expected.format.tools.call_id
@@ -76,11 +76,11 @@ class AnswerParser:
 
     @property
     def thoughts_end(self) -> int:
-        """How many characters of the text were thoughts, with what sets them apart. Known when they have ended."""
+        """The number of characters of thoughts, markers included. Known once they have ended."""
         return self._source.thoughts_end
 
     def add(self, text: str) -> list[Event]:
-        """-> what is certain now."""
+        """Add text. Return the events that are certain now."""
         if not text:
             return []
         self._source.add(text)
@@ -88,7 +88,7 @@ class AnswerParser:
         return self._take()
 
     def finish(self) -> list[Event]:
-        """The output is complete."""
+        """Complete the output. Return the last events."""
         self._source.is_complete = True
         next(self._reading, None)
         return self._take()

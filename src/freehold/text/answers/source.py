@@ -1,8 +1,7 @@
-"""Text that is read while it arrives.
+"""Incremental text for parsers.
 
-Whoever reads is a generator that yields where it needs more text, so a parser is written as if all of it were there.
-What it says depends on the text alone, not on how it was cut, because no method here decides anything that more text
-could change.
+A parser is a generator that yields where it needs more text, so it is written as if all text were there. Its result
+does not depend on how the text was split, because no method here decides anything that more text could change.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ Say = Callable[[str], None]
 
 
 class Broken(Exception):
-    """What was read is not what it seemed to become."""
+    """The text is not what it appeared to be."""
 
 
 class Source:
-    """The text so far, how much of it has been read (`at`), and what the reader has made of it. `thoughts_end`: how
-    much of the whole text was thoughts, markers included. `call_id` gives each call its id."""
+    """The text so far, the read position `at`, and the parsed events. `thoughts_end`: length of the thoughts in the
+    whole text, markers included. `call_id` gives each call its id."""
 
     def __init__(self, call_id: Callable[[int], str]) -> None:
         self.text = ""
@@ -36,7 +35,7 @@ class Source:
         self._call_id = call_id
         self._dropped = 0
         self._events: list[Event] = []
-        self._held = False  # whether text that has been read may be read again
+        self._held = False  # whether read text may be read again
 
     def add(self, text: str) -> None:
         if self.at and not self._held:
@@ -46,14 +45,14 @@ class Source:
         self.text += text
 
     def take(self) -> list[Event]:
-        """The events since the last time."""
+        """Return the events since the last time."""
         events, self._events = self._events, []
         return events
 
-    # -- what a reader says -----------------------------------------------------------------------------
+    # -- output of a parser ------------------------------------------------------------------------------
 
     def _say(self, event: Content | Reasoning | Arguments) -> None:
-        """Neighbours of one kind are one event; a call's start stands between the arguments of two calls."""
+        """Add an event, merging neighbours of one kind; a call's start separates the arguments of two calls."""
         last = self._events[-1] if self._events else None
         if type(last) is type(event) and not isinstance(last, CallStart | None):
             self._events[-1] = replace(event, text=last.text + event.text)
@@ -67,27 +66,27 @@ class Source:
         self._say(Reasoning(text))
 
     def end_thoughts(self) -> None:
-        """What has been read so far was thoughts, or came before them."""
+        """Mark everything read so far as thoughts."""
         self.thoughts_end = self._dropped + self.at
 
     def start_call(self, name: str) -> None:
-        """From here on the call is one, whatever comes of it."""
+        """Start a call, which can't be undone."""
         self._events.append(CallStart(self.calls, name, self._call_id(self.calls)))
         self.calls += 1
         self._held = False
 
     def arguments(self, text: str) -> None:
-        """Of the call that was started last."""
+        """Add arguments to the last call."""
         index = self.calls - 1
         self._say(Arguments(index, text))
 
-    # -- what a reader reads ----------------------------------------------------------------------------
+    # -- input of a parser -------------------------------------------------------------------------------
 
     def skip_space(self) -> Reading[None]:
         yield from self.run(_SPACE)
 
     def run(self, pattern: re.Pattern[str]) -> Reading[str]:
-        """All that `pattern`, which matches any number of certain characters, can match from here."""
+        """Read all that `pattern` matches from here. It must match any number of certain characters."""
         begin = self.at
         while True:
             found = pattern.match(self.text, self.at)
@@ -95,19 +94,19 @@ class Source:
             self.at += size
             if self.at < len(self.text) or self.is_complete:
                 return self.text[begin : self.at]
-            # The beginning has to stay: nothing is dropped before this has been returned.
+            # The beginning must stay: nothing is dropped before this returns.
             held, self._held = self._held, True
             yield
             self._held = held
 
     def peek(self) -> Reading[str]:
-        """The next character, empty at the end."""
+        """Return the next character without reading it, "" at the end."""
         while self.at == len(self.text) and not self.is_complete:
             yield
         return self.text[self.at : self.at + 1]
 
     def accept(self, *options: str) -> Reading[str]:
-        """Read the longest of `options` that comes next -> it, or an empty text if none does."""
+        """Read and return the longest of `options` that comes next, or "" if none does."""
         while True:
             size = len(self.text) - self.at
             is_open = any(len(one) > size and self.text.startswith(one[:size], self.at) for one in options)
@@ -119,15 +118,15 @@ class Source:
         return found
 
     def expect(self, *options: str) -> Reading[str]:
-        """The same. Raises Broken if none comes next."""
+        """Accept one of `options`. Raises Broken if none comes next."""
         found = yield from self.accept(*options)
         if not found:
             raise Broken
         return found
 
     def until(self, stops: tuple[str, ...], say: Say, trims: str = "") -> Reading[str]:
-        """Say what comes before the first of `stops` -> the one that was found, not read yet; empty at the end of the
-        text. Characters of `trims` in front of a stop are not said: they are still to be read."""
+        """Say the text before the first of `stops`. Return the stop, still unread, or "" at the end. Characters of
+        `trims` before a stop are not said and remain unread."""
         while True:
             at, found = min(((i, s) for s in stops if (i := self.text.find(s, self.at)) >= 0), default=(-1, ""))
             end = at if found else len(self.text) if self.is_complete else len(self.text) - self._undecided(stops)
@@ -140,14 +139,14 @@ class Source:
             yield
 
     def _undecided(self, stops: tuple[str, ...]) -> int:
-        """Length of the longest end of the text with which a stop may begin."""
+        """Return the length of the longest suffix with which a stop may begin."""
         size = len(self.text) - self.at
         return max(
             (n for s in stops for n in range(1, min(len(s) - 1, size) + 1) if self.text.endswith(s[:n])), default=0
         )
 
     def optional(self, reading: Reading[None]) -> Reading[bool]:
-        """Read it if it is there -> whether it was."""
+        """Try a reading, rewinding if it is Broken. Return whether it succeeded."""
         begin, held = self.at, self._held
         self._held = True
         try:
@@ -160,7 +159,7 @@ class Source:
         return True
 
     def calls_behind(self, begin: str, calls: Callable[[], Reading[None]]) -> Reading[None]:
-        """All of the text: content, and `calls` behind each `begin`. Space around them belongs to them."""
+        """Read all text: content, and `calls` after each `begin`. Surrounding space belongs to the calls."""
         while (yield from self.until((begin,), self.content, " \n\t\r")):
             size = self.text.index(begin, self.at) + len(begin) - self.at
             yield from self.attempt(self._behind(begin, calls()), size)
@@ -173,9 +172,9 @@ class Source:
         yield from self.skip_space()
 
     def attempt(self, reading: Reading[None], least: int) -> Reading[bool]:
-        """Read calls -> whether any began. If none did before it broke, the first `least` characters were content.
-        If it breaks later, the calls stay as far as they have come, and what follows is content; where the text ends
-        within a call, nothing does."""
+        """Read calls and return whether any began. If it breaks before the first one, the first `least` characters are
+        content. If it breaks later, calls stay as parsed and the rest is content, or is dropped if the text ends within
+        a call."""
         begin, calls = self.at, self.calls
         self._held = True
         try:

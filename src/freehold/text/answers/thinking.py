@@ -13,8 +13,8 @@ _NEWLINES = re.compile(r"\n*")
 
 @dataclass(frozen=True)
 class Thinking:
-    """How a model sets thoughts apart: one of `opens` before them, one of `closes` behind them. With `is_assumed` a
-    model begins with thoughts even where nothing opens them."""
+    """A model's markers of thoughts: one of `opens` before, one of `closes` after them. With `is_assumed` an answer
+    starts with thoughts even without an opening marker."""
 
     name: str
     opens: tuple[str, ...]
@@ -26,15 +26,15 @@ class Thinking:
         return self.opens + self.closes
 
     def is_open(self, prompt: str) -> bool:
-        """Whether an output behind this prompt begins inside the thoughts."""
+        """Return whether an answer to this prompt begins inside thoughts."""
         return prompt.rstrip().endswith(self.opens) or (self.is_assumed and not self.is_over(prompt))
 
     def is_over(self, prompt: str) -> bool:
-        """Whether the prompt ends with complete thoughts: its template was told that there are to be none."""
+        """Return whether the prompt ends with complete thoughts: the template was told to disable them."""
         return prompt.rstrip().endswith(self.closes)
 
     def read(self, source: Source, markers: Markers, is_open: bool) -> Reading[None]:
-        """Thoughts if there are any. Newlines around them are the markers', not the thoughts'."""
+        """Read thoughts, if any. Newlines around them belong to the markers."""
         opens = tuple(markers.seen(marker) for marker in self.opens)
         closes = tuple(markers.seen(marker) for marker in self.closes)
         if not (yield from source.optional(_behind_space(source, opens))) and not is_open:
@@ -69,7 +69,7 @@ THINKING = {
 
 
 def thinking_of_template(source: str) -> str | None:
-    """The name of the way of thinking that a chat template knows; None if it has none."""
+    """Return the name of the thinking format in a chat template; None if it has none."""
     if "<|channel|>" in source:
         return "gpt_oss"
     if "[THINK]" in source:

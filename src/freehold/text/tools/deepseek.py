@@ -1,4 +1,4 @@
-"""DeepSeek V3 and V3.1: calls between tokens of their own."""
+"""DeepSeek V3 and V3.1: calls between special tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NAME = re.compile(r"[\w.-]*")
 
 
 class DeepSeek:
-    """Each call has `before` and `behind` its arguments, and its name after `kind`."""
+    """Each call has its name after `kind`, and `before` and `behind` around its arguments."""
 
     markers = (BEGIN, END, CALL, CALL_END, SEPARATOR)
     call_id = staticmethod(plain_call_id)

@@ -1,4 +1,4 @@
-"""The formats of calls by name, and which of them a chat template speaks."""
+"""Tool call formats by name, and their detection from chat templates."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
 
 
 def format_of_template(source: str, model: str) -> str:
-    """The name of the format; `model` is what the model is called."""
+    """Return the format's name; `model` is the model's name."""
     if "<|channel|>" in source:
         return "gpt_oss"
     if "<｜tool▁calls▁begin｜>" in source:

@@ -17,7 +17,7 @@ _RECIPIENT = re.compile(r"to=functions\.([\w.-]+)")
 
 class GptOss:
     """`<|channel|>analysis<|message|>...<|end|>` is a thought, `<|channel|>final<|message|>...<|return|>` the answer,
-    and `<|channel|>commentary to=functions.f <|constrain|>json<|message|>{...}<|call|>` a call"""
+    and `<|channel|>commentary to=functions.f <|constrain|>json<|message|>{...}<|call|>` a call."""
 
     name = "gpt_oss"
     markers = (CHANNEL, MESSAGE, CONSTRAIN, START, END, CALL, RETURN)
@@ -41,7 +41,7 @@ class GptOss:
             yield from source.accept(*ends)
 
     def grammar(self, asked: CallGrammar) -> list[str]:
-        """Behind the thoughts."""
+        """Return the grammar after the thoughts."""
         channel, message = asked.marker(CHANNEL), asked.marker(MESSAGE)
         forms = (
             f"{literal(f'commentary to=functions.{tool.name} ')} {asked.marker(CONSTRAIN)} {literal('json')} {message} "

@@ -1,4 +1,4 @@
-"""Hermes: each call a JSON object between tags. Qwen 2.5 and 3, Hermes, SmolLM3; and of models that know no tools."""
+"""Hermes: each call is a JSON object between tags. Qwen 2.5 and 3, Hermes, SmolLM3, and models without tool support."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class Hermes:
         return [*asked.behind_text(BEGIN), *self.calls(asked)]
 
     def calls(self, asked: CallGrammar) -> list[str]:
-        """The rules `calls`, from behind the first tag on, and `call`."""
+        """Return the rules `calls`, from after the first tag, and `call`."""
         return [tagged_calls(asked), call_rule(asked)]
 
 
 def tagged_calls(asked: CallGrammar) -> str:
-    """The rule `calls`: the rule `call` on lines of its own between tags, from behind the first tag on."""
+    """Return the rule `calls`, from after the first tag: the rule `call` on separate lines between tags."""
     newline = literal("\n")
     body = f"{newline} call {newline} {asked.marker(END)}"
     rest = f" ({newline} {asked.marker(BEGIN)} {body})*" if asked.several else ""

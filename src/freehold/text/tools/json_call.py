@@ -14,7 +14,7 @@ ARGUMENTS = ("arguments", "parameters")
 
 
 def read_call(source: Source, tools: Tools) -> Reading[None]:
-    """Members in any order; other members are passed over. Raises Broken, also for a tool that there is not."""
+    """Read a call with members in any order, skipping unknown ones. Raises Broken, also for an unknown tool."""
     name, early = "", ""  # `early`: arguments that came before the name
     has_arguments = False
     yield from source.expect("{")
@@ -52,7 +52,7 @@ def read_call(source: Source, tools: Tools) -> Reading[None]:
 
 
 def read_arguments(source: Source, name: str) -> Reading[None]:
-    """A call begins where its arguments do. Raises Broken."""
+    """Start a call at its arguments, and read them. Raises Broken."""
     if (yield from source.peek()) != "{":
         raise Broken
     source.start_call(name)
@@ -60,7 +60,7 @@ def read_arguments(source: Source, name: str) -> Reading[None]:
 
 
 def call_rule(asked: CallGrammar, key: str = "arguments") -> str:
-    """Lark for such an object: the rule `call`."""
+    """Return the rule `call` in Lark for such an object."""
     heads = (f'{{"name": {json.dumps(tool.name)}, "{key}": ' for tool in asked.tools)
     forms = (
         sequence(literal(head), asked.arguments(tool), literal("}"))
@@ -70,8 +70,8 @@ def call_rule(asked: CallGrammar, key: str = "arguments") -> str:
 
 
 def loose_call_rule(asked: CallGrammar, name: str, key: str = "arguments", before: str = "") -> str:
-    """The same as a rule of that name, with space where JSON may have it, behind `before`, a regular expression. All up
-    to the arguments is one expression: a lexer that had begun with free text could not go back."""
+    """Return the same as a rule called `name`, with optional JSON space, after the regular expression `before`.
+    Everything up to the arguments is one expression: a lexer that started with free text could not go back."""
     heads = (
         SPACE.join((before + r"\{", '"name"', ":", json.dumps(tool.name).replace(".", r"\."), ",", f'"{key}"', ":", ""))
         for tool in asked.tools

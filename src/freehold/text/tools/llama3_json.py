@@ -1,4 +1,4 @@
-"""Llama 3.1 to 3.3: the whole answer is JSON objects, behind <|python_tag|> or not."""
+"""Llama 3.1 to 3.3: the whole answer is JSON objects, optionally after <|python_tag|>."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TAG = "<|python_tag|>"
 
 
 class Llama3Json:
-    """`{"name": "f", "parameters": {...}}`, with `;` between calls"""
+    """`{"name": "f", "parameters": {...}}`, with `;` between calls."""
 
     name = "llama3_json"
     markers = (TAG,)

@@ -1,4 +1,4 @@
-"""Tools and calls for chat templates that have no place for them: as text, in the format `hermes`."""
+"""Tools and calls as text, in the format `hermes`, for chat templates without tool support."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ To call one, write its name and its arguments as JSON between tags, and nothing 
 def with_tools_as_text(
     messages: Messages, tools: Sequence[Mapping[str, Any]], takes_system: bool = True
 ) -> list[dict[str, Any]]:
-    """What a template can say that knows only texts: tools are explained to the system, or where the template has no
-    place for that at the beginning of the first message; calls and results are written out."""
+    """Return messages for a template without tool support. Tools are explained in the system message, or without one in
+    the first message; calls and results become text."""
     plain: list[dict[str, Any]] = []
     for message in messages:
         if message["role"] == "tool":
@@ -57,7 +57,7 @@ def _with_calls_as_text(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _add_result(messages: list[dict[str, Any]], message: Mapping[str, Any]) -> None:
-    """Results are what the user says. Those that follow each other are one message."""
+    """Add a result as a user message. Consecutive results are merged."""
     text = f"<tool_response>\n{message['content']}\n</tool_response>"
     if messages and messages[-1].get("is_result"):
         messages[-1] = {**messages[-1], "content": f"{messages[-1]['content']}\n{text}"}

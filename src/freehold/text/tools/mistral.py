@@ -1,4 +1,5 @@
-"""Mistral: a marker, then a JSON list of calls, or since version 11 of its tokenizer names and arguments in turns."""
+"""Mistral: a marker, then a JSON list of calls, or since version 11 of its tokenizer alternating names and
+arguments."""
 
 from __future__ import annotations
 
@@ -16,13 +17,13 @@ _NAME = re.compile(r"[\w.-]*")
 
 class Mistral:
     """`[TOOL_CALLS] [{"name": "f", "arguments": {...}}, ...]`, or `[TOOL_CALLS]f[ARGS]{...}` for each, in some versions
-    with `[CALL_ID]` and an id before the arguments, which we give ourselves"""
+    with `[CALL_ID]` and an id before the arguments, which we replace."""
 
     name = "mistral"
     markers = (BEGIN, CALL_ID, ARGUMENTS)
 
     def call_id(self, digest: str) -> str:
-        """Its templates refuse others."""
+        """Return a short id: Mistral's templates reject others."""
         return digest[:9]
 
     def read(self, source: Source, tools: Tools, markers: Markers) -> Reading[None]:

@@ -1,4 +1,4 @@
-"""Calls as a list in Python: Llama 4 and 3.2, OLMo 3."""
+"""Calls as a Python list: Llama 4 and 3.2, OLMo 3."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from freehold.text.markers import Markers
 from freehold.text.tools.tool import CallGrammar, Tool, Tools, plain_call_id
 
 _NAME = re.compile(r"[\w.-]*")
-_PLAIN = re.compile(r"[^\"'\\\[\](){},]*")  # of a value, outside of texts
+_PLAIN = re.compile(r"[^\"'\\\[\](){},]*")  # of a value, outside strings
 _QUOTED = {quote: re.compile(rf"(?:[^{quote}\\])*") for quote in "\"'"}
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
 _BEGIN = r"\s*\[\s*[A-Za-z_][\w.-]*\("
 
 
 class Pythonic:
-    """`[f(a=1), g(b="x")]`, the whole answer"""
+    """`[f(a=1), g(b="x")]`, the whole answer."""
 
     name = "pythonic"
     markers = ()
@@ -62,7 +62,7 @@ class Pythonic:
                 return source.arguments("}")
 
     def grammar(self, asked: CallGrammar) -> list[str]:
-        # The bracket and the first name are one literal: a lexer that had begun with free text could not go back.
+        # The bracket and the first name are one literal: a lexer that started with free text could not go back.
         first, call = (any_of(_form(tool, before) for tool in asked.tools) for before in ("[", ""))
         others = f"({literal(', ')} call)*" if asked.several else ""
         return [*asked.at_start("calls", _BEGIN), f"calls: first {others} {literal(']')}", f"first: {first}",
@@ -85,7 +85,7 @@ _KINDS = {
 
 
 def _value(source: Source) -> Reading[str]:
-    """A literal of Python up to the comma or bracket behind it -> as JSON. Raises Broken."""
+    """Read a Python literal up to the next comma or bracket and return it as JSON. Raises Broken."""
     parts: list[str] = []
     closings: list[str] = []
     while True:
@@ -122,12 +122,12 @@ def _quoted(source: Source, quote: str) -> Reading[str]:
         parts.append(char)
         if char == quote:
             return "".join(parts)
-        parts.append((yield from source.peek()))  # behind a backslash
+        parts.append((yield from source.peek()))  # after a backslash
         source.at += 1
 
 
 def _form(tool: Tool, before: str) -> str:
-    """The call in a grammar, behind `before`. Arguments come in the schema's order, some of them may be missing."""
+    """Return the grammar of a call, after `before`. Arguments are in schema order, and optional ones may be missing."""
     required: Any = tool.parameters.get("required")
     needed = [key for key in tool.properties if isinstance(required, list) and key in required]
     others = [key for key in tool.properties if key not in needed]
@@ -137,7 +137,7 @@ def _form(tool: Tool, before: str) -> str:
     if parts:
         whole += "".join(f" ({comma} {_argument(key, tool.properties[key])})?" for key in others)
     elif others:
-        # Any first one, then those behind it.
+        # Any argument may be the first, then only those after it.
         firsts = (
             _argument(key, tool.properties[key])
             + "".join(f" ({comma} {_argument(other, tool.properties[other])})?" for other in others[at + 1 :])

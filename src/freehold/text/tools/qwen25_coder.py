@@ -1,4 +1,4 @@
-"""Qwen2.5-Coder: its template asks for Hermes, but it mostly writes the bare JSON, or that in a fence."""
+"""Qwen2.5-Coder: its template asks for Hermes, but it mostly writes bare or fenced JSON."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from freehold.text.tools.json_call import ARGUMENTS, SPACE, loose_call_rule
 from freehold.text.tools.tool import CallGrammar, Tools, plain_call_id
 
 _FENCES = {"```json": "```", "```": "```", "<tools>": "</tools>"}
-_BARE = r"\s*((```(json)?|<tools>)\s*)?\{\s*\"name\""  # what such an answer begins with
+_BARE = r"\s*((```(json)?|<tools>)\s*)?\{\s*\"name\""  # start of such an answer
 
 
 class Qwen25Coder:
-    """Hermes; or an answer that is nothing but calls of tools that there are, as JSON, fenced or in <tools>"""
+    """Hermes, or an answer of nothing but calls of known tools, as JSON, fenced or in <tools>."""
 
     name = "qwen25_coder"
     markers = (BEGIN, END)
@@ -48,7 +48,7 @@ class Qwen25Coder:
 
 
 def _whole(source: Source, tools: Tools, found: list[tuple[str, str]]) -> Reading[None]:
-    """Raises Broken unless there is nothing but calls up to the end."""
+    """Read calls up to the end. Raises Broken for anything else."""
     while True:
         yield from source.skip_space()
         fence = yield from source.accept(*_FENCES)
@@ -68,7 +68,7 @@ def _whole(source: Source, tools: Tools, found: list[tuple[str, str]]) -> Readin
 
 
 def _calls(text: str, tools: Tools) -> list[tuple[str, str]]:
-    """The name and arguments of each. Raises Broken."""
+    """Return each call's name and arguments. Raises Broken."""
     try:
         value: Any = json.loads(text, strict=False)
     except (ValueError, RecursionError):

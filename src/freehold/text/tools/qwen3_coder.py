@@ -1,4 +1,4 @@
-"""Qwen3-Coder, Qwen3.5: tags for the function and each of its parameters, values as they are."""
+"""Qwen3-Coder, Qwen3.5: tags around the function and each parameter, with raw values."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ class Qwen3Coder:
 
 
 def _value(source: Source, kind: str) -> Reading[None]:
-    """A newline before it and one behind are not part of it. Texts are said as they come."""
+    """Read a value without one newline on each side. Strings are said as they arrive."""
     yield from source.accept("\n")
     parts: list[str] = []
     say = (lambda text: source.arguments(_escaped(text))) if kind == "string" else parts.append
     if kind == "string":
         source.arguments('"')
-    # Newlines in front of the end are held back, all but the last are the value's.
+    # Trailing newlines are held back; all but the last belong to the value.
     found = yield from source.until((PARAMETER_END,), say, "\n")
     if not found:
         raise Broken
@@ -80,7 +80,7 @@ def _escaped(text: str) -> str:
 
 
 def _as_json(text: str) -> str:
-    """A value whose kind says that it is no text, or says nothing; what is no JSON is a text."""
+    """Return a value of unknown or non-string type as JSON; invalid JSON becomes a string."""
     literals = {"true": "true", "false": "false", "none": "null", "null": "null"}
     if (word := literals.get(text.strip().lower())) is not None:
         return word

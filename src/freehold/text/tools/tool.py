@@ -1,4 +1,4 @@
-"""Tools, and what a format of calls can do."""
+"""Tools, and the interface of call formats."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from freehold.text.markers import Markers
 
 @dataclass(frozen=True)
 class Tool:
-    """What a client offers: `parameters` is the JSON schema of the arguments. Where it `is_strict`, calls that the
-    model chose to make follow the schema, too, not only those that it had to."""
+    """A tool offered by a client. `parameters` is its arguments' JSON schema. Voluntary calls follow it only if the
+    tool `is_strict`, required calls always."""
 
     name: str
     description: str = ""
@@ -28,13 +28,13 @@ class Tool:
 
 
 Tools = Mapping[str, Tool]  # by name
-OfSchema = Callable[[dict[str, Any], bool], str]  # Lark for a document of a schema; whether to ignore odd keywords
+OfSchema = Callable[[dict[str, Any], bool], str]  # Lark of a schema; whether to ignore unsupported keywords
 
 
 @dataclass(frozen=True)
 class CallGrammar:
-    """What an answer may consist of: calls of `tools`, one or `several`. Unless they are `required`, text may stand in
-    their place, or before them where the format has that."""
+    """The calls of `tools` that an answer may contain, one or `several`. Unless required, the answer may be text
+    instead, or text before them if the format allows it."""
 
     tools: Sequence[Tool]
     several: bool
@@ -43,17 +43,18 @@ class CallGrammar:
     markers: Markers
 
     def arguments(self, tool: Tool) -> str:
-        """In Lark, as JSON. A model that calls of its own accord may write any object, unless the tool is strict."""
+        """Return the arguments' grammar in Lark, as JSON. Voluntary calls may have any object, unless the tool is
+        strict."""
         follows = self.is_required or tool.is_strict
         return self.json({"type": "object", **(tool.parameters if follows else {})}, not tool.is_strict)
 
     def marker(self, text: str) -> str:
-        """In Lark."""
+        """Return the marker in Lark."""
         return self.markers.in_grammar(text)
 
     def behind_text(self, trigger: str, text: str = ANYTHING) -> list[str]:
-        """Lines with a rule `answer`: the rule `calls` behind the marker `trigger`; or free text, where that marker
-        begins calls. `text`: a terminal's expression, what free text is."""
+        """Return lines with a rule `answer`: the rule `calls` after the marker `trigger`, or free text in which the
+        marker begins calls. `text`: the terminal's expression of free text."""
         begin = self.marker(trigger)
         if self.is_required:
             return [f"answer: {begin} calls"]
@@ -62,26 +63,26 @@ class CallGrammar:
         return [*lines, f"to_calls: TEXT {begin}" if is_token else f"to_calls[lazy]: TEXT {begin}"]
 
     def at_start(self, calls: str, begin: str) -> list[str]:
-        """Lines with a rule `answer`: `calls`, or free text that does not begin like calls. `begin`: a regular
-        expression."""
+        """Return lines with a rule `answer`: `calls`, or free text that does not begin like calls, which the regular
+        expression `begin` matches."""
         if self.is_required:
             return [f"answer: {calls}"]
         return [f"answer: OTHER | {calls}", f"OTHER: {ANYTHING} & ~/{begin}(.|\\n)*/"]
 
     def repeated(self, first: str, between: str) -> str:
-        """An expression for a list of `first` with `between` in it, of one if there are not to be several."""
+        """Return an expression for a list of `first` separated by `between`, or for a single one."""
         return f"{first} ({between} {first})*" if self.several else first
 
 
 def plain_call_id(digest: str) -> str:
-    """As OpenAI writes them."""
+    """Return a call id as OpenAI writes them."""
     return f"call_{digest[:24]}"
 
 
 class ToolFormat(Protocol):
-    """How a model writes calls. What is read and what a grammar allows are one and the same text.
+    """A model's call format. Parser and grammar accept the same text.
 
-    `name`: what `--tool-call-parser` calls it. `markers`: those that it looks for.
+    `name`: its name for `--tool-call-parser`. `markers`: those that it looks for.
     """
 
     @property
@@ -91,13 +92,13 @@ class ToolFormat(Protocol):
     def markers(self) -> tuple[str, ...]: ...
 
     def call_id(self, digest: str) -> str:
-        """An id for a call, of 64 hexadecimal digits of its own."""
+        """Return a call id, from a unique digest of 64 hexadecimal digits."""
         ...
 
     def read(self, source: Source, tools: Tools, markers: Markers) -> Reading[None]:
-        """The whole answer: calls of `tools`, and what is said beside them."""
+        """Read the whole answer: calls of `tools`, and the text beside them."""
         ...
 
     def grammar(self, asked: CallGrammar) -> list[str]:
-        """Lines of Lark with a rule `answer`."""
+        """Return lines of Lark with a rule `answer`."""
         ...
