@@ -95,7 +95,8 @@ def main(options: argparse.Namespace) -> int:
     console.print(f"{shares(verdicts)}{f'; no time for {late} more' if late else ''}")
     if any(verdict.caught_by is None for verdict in verdicts):
         console.print(f"Survivors: {SURVIVORS.relative_to(ROOT)}")
-    return int(any(verdict.caught_by is None and isinstance(verdict.mutant, PlantedBug) for verdict in verdicts))
+    survived = (one.mutant for one in verdicts if one.caught_by is None and not one.is_cut)
+    return int(any(isinstance(mutant, PlantedBug) for mutant in survived))
 
 
 def git(*arguments: str) -> str:
