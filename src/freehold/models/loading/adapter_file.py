@@ -48,7 +48,7 @@ def _tensors(path: Path) -> dict[str, Float32]:
         raise ValueError(str(error)) from error
     for name, entry in entries:
         if entry["dtype"] not in ("F32", "F16", "BF16") or len(entry["shape"]) != 2:
-            raise ValueError(f"{name} is no matrix of floating-point numbers")
+            raise ValueError(f"{name} is not a matrix of floats")
         rows, columns = entry["shape"]
         raw = np.frombuffer(entry["data"], np.uint8)
         found[name] = StoredTensor(TensorFormat(entry["dtype"]), rows, columns, raw).to_float32()
@@ -64,7 +64,7 @@ def _matrices(path: Path, config: dict[str, Any], tensors: dict[str, Float32]) -
     found: dict[str, AdapterMatrices] = {}
     for module, pair in parts.items():
         if set(pair) != {"A", "B"} or pair["A"].ndim != 2 or pair["A"].shape[:1] != pair["B"].shape[1:]:
-            raise InvalidParameter("lora_path", f"{path}: lora_A and lora_B of {module} don't fit each other")
+            raise InvalidParameter("lora_path", f"{path}: lora_A and lora_B of {module} have incompatible shapes")
         found[module] = AdapterMatrices(pair["A"], pair["B"] * _scaling(config, module, len(pair["A"])))
     return found
 

@@ -104,7 +104,7 @@ def _tokens(source: str) -> Iterator[_Token]:
     while at < len(source):
         found = _TOKEN.match(source, at)
         if found is None:
-            _Token("", source[at], line, at - begin + 1).refuse(f"{source[at]!r} means nothing here")
+            _Token("", source[at], line, at - begin + 1).refuse(f"{source[at]!r} is unexpected here")
         kind = str(found.lastgroup)
         if kind != "space":
             yield _Token(kind, found[0], line, at - begin + 1)
@@ -148,7 +148,7 @@ def _item(token: _Token) -> str | _Token:
     if token.kind == "class":
         return _class(token)
     if token.kind == "assign":
-        token.refuse("'::=' belongs behind the name of a rule")
+        token.refuse("'::=' must follow the name of a rule")
     if token.kind == "name":
         return token
     return ANYTHING if token.text == "." else token.text
@@ -159,7 +159,7 @@ def _repetition(token: _Token) -> str:
         return token.text
     least, comma, most = re.sub(r"\s", "", token.text[1:-1]).partition(",")
     if most and int(most) < int(least):
-        token.refuse(f"{token.text} can't be: the second number is smaller")
+        token.refuse(f"{token.text} is invalid: the second number is smaller")
     return f"{{{least}{comma}{most}}}"
 
 
@@ -167,7 +167,7 @@ def _unescaped(token: _Token, inside: str) -> str:
     def plain(found: re.Match[str]) -> str:
         char = _char(found[1])
         if char is None or char == "\0":
-            token.refuse(f"'{found[0]}' is no escape that can be used here")
+            token.refuse(f"'{found[0]}' is not a valid escape here")
         return char
 
     return _ESCAPE.sub(plain, inside)
