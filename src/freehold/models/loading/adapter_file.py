@@ -64,7 +64,7 @@ def _matrices(path: Path, config: dict[str, Any], tensors: dict[str, Float32]) -
     found: dict[str, AdapterMatrices] = {}
     for module, pair in parts.items():
         if set(pair) != {"A", "B"} or pair["A"].ndim != 2 or pair["A"].shape[:1] != pair["B"].shape[1:]:
-            raise InvalidParameter("lora_path", f"{path}: lora_A and lora_B of {module} have incompatible shapes")
+            raise InvalidParameter("lora_path", f"{path}: lora_A and lora_B of {module} don't fit each other")
         found[module] = AdapterMatrices(pair["A"], pair["B"] * _scaling(config, module, len(pair["A"])))
     return found
 

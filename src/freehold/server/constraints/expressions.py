@@ -22,7 +22,7 @@ def regex_grammar(pattern: str) -> str:
 def choice_grammar(choices: list[str]) -> str:
     """Return Lark for one of these texts. Raises ValueError."""
     if not choices or not all(isinstance(one, str) and one for one in choices):  # pyright: ignore
-        raise ValueError("must be a list of non-empty strings")
+        raise ValueError("must be a list of texts that are not empty")
     return " | ".join(literal(one) for one in choices)
 
 

@@ -104,7 +104,7 @@ def _tokens(source: str) -> Iterator[_Token]:
     while at < len(source):
         found = _TOKEN.match(source, at)
         if found is None:
-            _Token("", source[at], line, at - begin + 1).refuse(f"{source[at]!r} is unexpected here")
+            _Token("", source[at], line, at - begin + 1).refuse(f"{source[at]!r} means nothing here")
         kind = str(found.lastgroup)
         if kind != "space":
             yield _Token(kind, found[0], line, at - begin + 1)
@@ -167,7 +167,7 @@ def _unescaped(token: _Token, inside: str) -> str:
     def plain(found: re.Match[str]) -> str:
         char = _char(found[1])
         if char is None or char == "\0":
-            token.refuse(f"'{found[0]}' is not a valid escape here")
+            token.refuse(f"'{found[0]}' is no escape that can be used here")
         return char
 
     return _ESCAPE.sub(plain, inside)
