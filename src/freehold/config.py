@@ -217,7 +217,7 @@ class EngineConfig:
             if not (name and separator and path):
                 raise ValueError(f"lora_modules: must be name=folder, not '{module}'")
         if len(self.adapter_paths) < len(self.lora_modules):
-            raise ValueError("lora_modules: a name is given twice")
+            raise ValueError("lora_modules: a name is repeated")
         if len(self.lora_modules) > self.max_loras:
             raise ValueError(f"lora_modules: {len(self.lora_modules)} adapters, max_loras is {self.max_loras}")
         if self.priority_scheduling_preemption_threshold is not None and self.schedule_policy != "priority":

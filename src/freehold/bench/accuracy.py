@@ -1,4 +1,4 @@
-"""What a way to compute changes, against float32 products of the same weights."""
+"""The accuracy of each compute mode, against float32 products of the same weights."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from freehold.models.tensor import Checkpoint
 from freehold.text.loading import load_tokenizer
 
 LENGTH, TEXTS = 512, 6
-KL_MAX = 0.01  # nats a token
+KL_MAX = 0.01  # nats per token
 PAGE = 16
-FORMATS = [(compute, kv) for compute in LINEAR_COMPUTE for kv in KV_CACHE_DTYPES]  # the first: float32 in all
+FORMATS = [(compute, kv) for compute in LINEAR_COMPUTE for kv in KV_CACHE_DTYPES]  # the first: float32 throughout
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Accuracy:
 
 
 def run_accuracy(model: str | None) -> int:
-    """Print a table -> exit code 0 if nothing differs by more than anybody would notice."""
+    """Print a table. Return exit code 0 if every KL divergence is within KL_MAX."""
     CpuDevice().prepare_thread()
     console = Console()
     checkpoint = open_checkpoint(resolve_model(model))
@@ -64,7 +64,7 @@ def _compare(checkpoint: Checkpoint, formats: tuple[str, str], texts: Int32, ref
 
 
 def _log_probabilities(checkpoint: Checkpoint, formats: tuple[str, str], tokens: Int32) -> Float32:
-    """float32 [n, vocab] after each of `tokens` int32 [n], computed as one prompt."""
+    """Return float32 [n, vocab] after each of `tokens` int32 [n], computed as one prompt."""
     (compute, kv), pages = formats, -(-len(tokens) // PAGE)
     layouts = checkpoint.spec.cache_layouts()
     shape = KVShape((pages,) * len(layouts), PAGE, 1, len(tokens), kv)

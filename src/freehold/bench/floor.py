@@ -1,4 +1,4 @@
-"""`make bench`: what Freehold must at least be, side by side in one run."""
+"""`make bench`: Freehold's minimum performance, side by side in one run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Floor:
 
 
 def run_floor() -> int:
-    """Print all floors -> exit code 0 if all are met."""
+    """Print all floors. Return exit code 0 if all are met."""
     console = Console()
     with console.status("Measuring, about two minutes ..."):
         floors = [*_scheduler_floors(), *_model_floors()]
@@ -60,7 +60,7 @@ def _scheduler_floors() -> list[Floor]:
 
 
 def _model_floors() -> list[Floor]:
-    """Interleaved A B A B; medians."""
+    """Measure interleaved, A B A B. Return floors of the medians."""
     with LLM(max_running_requests=16) as llm:
         reference = _Transformers(llm)
         ours: list[float] = []
@@ -83,13 +83,13 @@ def _model_floors() -> list[Floor]:
 
 
 def _prompt(llm: LLM, number: int) -> list[int]:
-    """Distinct for every number: nothing is found in the cache."""
+    """Return a distinct prompt for every number, so that the cache never hits."""
     text = f"Number {number}. " + "The river runs past the old library, and nobody knows how deep it is. " * 8
     return llm.tokenizer.encode(text).tolist()[:PROMPT_TOKENS]
 
 
 def _speed(llm: LLM, streams: int, number: int) -> float:
-    """Output tokens per second of `streams` requests at once, prefill included."""
+    """Return output tokens per second of `streams` concurrent requests, prefill included."""
     prompts = [_prompt(llm, 1000 * streams + 100 * number + i) for i in range(streams)]
     params = SamplingParams(temperature=0, max_tokens=OUTPUT_TOKENS, ignore_eos=True)
     started = time.perf_counter()
@@ -99,8 +99,8 @@ def _speed(llm: LLM, streams: int, number: int) -> float:
 
 
 class _Transformers:
-    """`generate` of the same weights, dequantized to float32. A process of its own: its idle threads
-    spin, and would slow ours down."""
+    """`generate` of the same weights, dequantized to float32, in a separate process: its idle threads spin, and would
+    slow ours down."""
 
     def __init__(self, llm: LLM):
         self._llm = llm
@@ -119,7 +119,7 @@ class _Transformers:
 
 
 def _serve_transformers(pipe: Any) -> None:
-    """For each prompt received, the seconds that generating took; None ends."""
+    """Reply to each prompt with the seconds of its generation; None ends."""
     import torch
     from transformers import AutoModelForCausalLM
 

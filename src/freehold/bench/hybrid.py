@@ -1,4 +1,4 @@
-"""What windows and states are worth: decoding behind a long context, and the second turn of a conversation."""
+"""Measures windows and states: decoding after a long context, and the second turn of a conversation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=OUTPUT, ignore_eos=True)
 
 
 def run_hybrid() -> int:
-    """Print ratios -> exit code 0 if the goals are met."""
+    """Print ratios. Return exit code 0 if the goals are met."""
     console = Console()
     decoding: dict[str, tuple[float, float]] = {}
     for kind in KV_CACHE_DTYPES:
@@ -47,7 +47,8 @@ def run_hybrid() -> int:
 
 
 def _decode_seconds(kind: str) -> tuple[float, float]:
-    """Seconds a token behind a short and a long context with KV stored as `kind`, medians of turns."""
+    """Return seconds per token after a short and a long context with KV stored as `kind`, medians of alternating
+    rounds."""
     rng = np.random.default_rng(0)
     prompts = [rng.integers(1000, 100_000, count).tolist() for count in (SHORT, LONG)]
     options = {"max_running_requests": 2, "chunked_prefill_size": 2048, "kv_cache_dtype": kind}
@@ -61,7 +62,7 @@ def _decode_seconds(kind: str) -> tuple[float, float]:
 
 
 def _seconds_a_token(llm: LLM, prompt: list[int]) -> float:
-    """Of the tokens after the first, whose step takes up the prompt."""
+    """Return seconds per token after the first, whose step also computes the prompt."""
     (request,) = llm.requests([prompt], GREEDY)
     llm.scheduler.add(request)
     while request.first_token is None:
@@ -73,7 +74,7 @@ def _seconds_a_token(llm: LLM, prompt: list[int]) -> float:
 
 
 def _turn_seconds() -> tuple[float, float]:
-    """Seconds until the first token of a second turn, and of the same tokens without a history."""
+    """Return seconds until the first token of a second turn, and of the same number of tokens without a history."""
     rng, one = np.random.default_rng(1), replace(GREEDY, max_tokens=1)
     turns: list[float] = []
     cold: list[float] = []

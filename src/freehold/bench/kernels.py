@@ -1,4 +1,4 @@
-"""`freehold bench kernels`: what each kernel reads and multiplies, and how near it is to what this machine can do."""
+"""`freehold bench kernels`: what each kernel reads and multiplies, relative to this machine's limits."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from freehold.models.tensor import StoredTensor, TensorFormat
 
 ROWS, COLUMNS = 3072, 768  # of a matrix; rows of inputs:
 INPUTS = (1, 16, 256)
-COLD_BYTES = 64 << 20  # of matrices that are used in turns, so that none stays in a cache
+COLD_BYTES = 64 << 20  # of matrices used in turns, so that none stays in a cache
 REPEATS = 5
 HEADS, KV_HEADS, SIZE, PAGE = 9, 3, 64, 16
 # Sequences, tokens of each, and positions before them.
@@ -39,8 +39,7 @@ KV_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
 
 @dataclass(frozen=True)
 class Work:
-    """A kernel with its inputs: the bytes that it must read and write, the multiplications that it must do, of which
-    kind."""
+    """A kernel with its inputs: bytes to read and write, and multiplications to do, with their kind."""
 
     name: str
     isa: str
@@ -51,7 +50,7 @@ class Work:
 
 
 def run_kernels() -> int:
-    """Print the table -> exit code 0."""
+    """Print the table. Return exit code 0."""
     console, device = Console(width=110), CpuDevice()
     device.prepare_thread()
     with console.status("Measuring, about a minute ..."):
@@ -104,7 +103,7 @@ def _linear(kind: TensorFormat, inputs: str, isa: str) -> Iterator[Work]:
     what = {"int8": BYTES, "int16": WORDS, "float32": FLOATS}[inputs]
     for count in INPUTS:
         products = count * ROWS * COLUMNS
-        if isinstance(one, RowScaledMatrix):  # of digits: those of weights are cut as well for matrix registers
+        if isinstance(one, RowScaledMatrix):  # of digits: tile registers split those of weights as well
             what, products = BYTES, products * DIGITS * (DIGITS if isa == "amx" and count >= TILED else 1)
         x = np.random.default_rng(0).standard_normal((count, COLUMNS)).astype(np.float32)
         out, turns = np.zeros((count, ROWS), np.float32), iter(range(1 << 30))

@@ -1,4 +1,4 @@
-"""What the always-on ledger costs: decoding with and without it, interleaved in one run."""
+"""The cost of the always-on ledger: decoding with and without it, interleaved in one run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LIMIT = 0.03
 
 
 def run_ledger_cost() -> int:
-    """Print the cost -> exit code 0 if it is below the limit."""
+    """Print the cost. Return exit code 0 if it is below the limit."""
     options = {"max_running_requests": STREAMS, "page_size": 4, "disable_radix_cache": True}
     with (
         Console().status("Measuring, about two minutes ..."),
@@ -27,7 +27,7 @@ def run_ledger_cost() -> int:
         LLM(**options) as unchecked,
     ):
         for pool in unchecked.scheduler.memory.pools:
-            pool.move = lambda pages, source, target: None  # owners are not kept at all
+            pool.move = lambda pages, source, target: None  # owners are not tracked
         spent = _time_moves(checked)
         times = [(_seconds(checked, i), _seconds(unchecked, i)) for i in range(ROUNDS)][2:]
         share = spent[0] / sum(on for on, _ in times)
@@ -44,7 +44,7 @@ def run_ledger_cost() -> int:
 
 
 def _time_moves(llm: LLM) -> list[float]:
-    """Seconds spent in moves from now on, in a list of one."""
+    """Return a list of one: the seconds spent in moves from now on."""
     spent = [0.0]
     for pool in llm.scheduler.memory.pools:
         move = pool.move

@@ -1,4 +1,4 @@
-"""What a benchmark sends, and when: as fast as answers come, at a rate, or as a trace says."""
+"""A benchmark's requests and their times: as fast as answers arrive, at a rate, or from a trace."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Planned:
 
 @dataclass(frozen=True)
 class Load:
-    """At most `concurrency` requests are under way at once; None: each is sent when it is due, however many wait."""
+    """At most `concurrency` requests are in flight; None: each is sent when due, regardless of others."""
 
     requests: list[Planned]
     concurrency: int | None
@@ -32,7 +32,7 @@ class Load:
     def random(
         cls, concurrency: int | None, count: int, input_len: int, output_len: int, shared_prefix: float, seed: int = 0
     ) -> Load:
-        """Prompts of random tokens, of which all have the share `shared_prefix` in common."""
+        """Return prompts of random tokens with a common share `shared_prefix`."""
         rng = random.Random(seed)
         common = int(input_len * shared_prefix)
         prefix = rng.choices(VOCABULARY, k=common)
@@ -41,8 +41,8 @@ class Load:
 
     @classmethod
     def trace(cls, path: Path, scale: int, speed: float, limit: int | None) -> Load:
-        """The first `limit` requests of a trace, lengths divided by `scale`, `speed` times as fast. Equal blocks of
-        the trace are equal tokens here. Raises ValueError for a format that is not known."""
+        """Return the first `limit` requests of a trace, with lengths divided by `scale`, `speed` times as fast. Equal
+        blocks of the trace become equal tokens. Raises ValueError for an unknown format."""
         arrivals = read_trace(path, scale)[:limit]
         if not arrivals:
             raise ValueError(f"trace: {path.name} has no requests")
@@ -56,7 +56,7 @@ class Load:
         )
 
     def at_rate(self, rate: float, seed: int = 0) -> Load:
-        """The same requests at random times, `rate` a second on average (a Poisson process)."""
+        """Return the same requests at random times, on average `rate` per second (a Poisson process)."""
         rng = random.Random(seed)
         due = itertools.accumulate((rng.expovariate(rate) for _ in self.requests), initial=0.0)
         return replace(self, requests=[replace(one, at=at) for one, at in zip(self.requests, due, strict=False)])

@@ -1,4 +1,4 @@
-"""The machine that figures are measured on."""
+"""The machine on which figures are measured."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from freehold.engine.cpu.isa import available
 
 
 def machine() -> str:
-    """The processor, its cores and its instruction sets."""
+    """Return the processor, its cores and its instruction sets."""
     return f"{_processor()}, {os.cpu_count()} cores, {', '.join(available())}"
 
 

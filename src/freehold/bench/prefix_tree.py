@@ -1,4 +1,4 @@
-"""What the prefix tree costs, ledger included."""
+"""The cost of the prefix tree, ledger included."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _prompt(tokens: int, seed: int = 0) -> Int32:
 
 
 def three_groups(tokens: int, page_size: int) -> tuple[CacheGroup, ...]:
-    """Full attention, a window of 512 and states, with room for the whole prompt."""
+    """Return full attention, a window of 512 and states, with room for the whole prompt."""
     pages = tokens // page_size + 8
     return CacheGroup(), CacheGroup("window", 511, page_count=pages), CacheGroup("states", 1, True, pages)
 
@@ -26,7 +26,7 @@ def _memory(tokens: int, page_size: int, groups: tuple[CacheGroup, ...] = (Cache
 
 
 def _computed(memory: Memory, prompt: Int32, tokens: int) -> Lease:
-    """A lease on a prompt of which nothing was cached."""
+    """Return a lease on a computed prompt that was not cached."""
     lease = memory.leases.open(memory.match("", prompt))
     lease.extend(tokens)
     lease.commit(tokens)
@@ -36,7 +36,7 @@ def _computed(memory: Memory, prompt: Int32, tokens: int) -> Lease:
 def prefix_match_us(
     tokens: int, repeats: int = 200, page_size: int = 16, groups: tuple[CacheGroup, ...] = (CacheGroup(),)
 ) -> float:
-    """Median microseconds to match a cached prompt, lease its pages and give them back."""
+    """Return median microseconds to match a cached prompt, lease its pages and release them."""
     memory, prompt = _memory(tokens, page_size, groups), _prompt(tokens + 1)
     lease = _computed(memory, prompt, tokens)
     lease.publish(prompt)
@@ -53,7 +53,7 @@ def prefix_match_us(
 
 
 def publish_us(tokens: int, repeats: int = 50, page_size: int = 16) -> float:
-    """Median microseconds to give a computed prompt, of which nothing is cached, to the tree."""
+    """Return median microseconds to publish a computed, uncached prompt to the tree."""
     memory, times = _memory(tokens, page_size), []
     for i in range(repeats):
         prompt = _prompt(tokens, i)
@@ -68,7 +68,7 @@ def publish_us(tokens: int, repeats: int = 50, page_size: int = 16) -> float:
 
 
 def evict_us(leaves: int, leaf_pages: int, page_size: int = 16, together: int = 1024, repeats: int = 10) -> float:
-    """Median microseconds a page, when `together` pages are evicted from a tree of so many leaves."""
+    """Return median microseconds per page to evict `together` pages from a tree of `leaves` leaves."""
     size = leaf_pages * page_size
     memory = Memory(MemoryShape(leaves * leaf_pages, page_size, 1, size))
     for first in range(leaves):

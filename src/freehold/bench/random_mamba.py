@@ -1,4 +1,4 @@
-"""A Mamba2 of the shape of its smallest published model, with random weights: enough to measure time."""
+"""A Mamba2 with random weights, shaped like its smallest published model, for timing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAMBA = Mamba2(head_count=24, head_size=64, state_size=128, group_count=1, taps=
 
 
 class RandomMamba:
-    """Implements `Checkpoint`, with the tokenizer of the bundled model."""
+    """Implements `Checkpoint`, with the bundled model's tokenizer."""
 
     def __init__(self) -> None:
         self._bundled = open_checkpoint(resolve_model(None))
@@ -46,7 +46,7 @@ class RandomMamba:
         return self._own(name) in self._shapes
 
     def tensor(self, name: str) -> StoredTensor:
-        """Matrices keep the length of a vector; states remember for some hundred tokens."""
+        """Return random weights. Matrices preserve vector lengths; states remember some hundred tokens."""
         shape = self._shapes[self._own(name)]
         values = self._rng.standard_normal(shape).astype(np.float32) / np.sqrt(shape[-1], dtype=np.float32)
         if name.endswith("decay"):

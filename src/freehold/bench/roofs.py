@@ -1,6 +1,6 @@
-"""How fast this machine can be at best: bytes from memory, and products of each instruction set.
+"""This machine's limits: memory bandwidth, and products of each instruction set.
 
-All are measured, with all threads, since no table knows what a shared core gives; the best of several times counts.
+All are measured, with all threads, since no table knows the speed of a shared core; the best of several times counts.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from freehold.engine.cpu.isa import ISAS, Amx, Avx512Bf16
 from freehold.engine.cpu.simd import add, load, splat, sum_lanes
 from freehold.engine.cpu.vectors import F32, I16, I32, constant, intrinsic, math
 
-BYTES, WORDS, FLOATS, HALVES = "bytes", "words", "floats", "halves"  # what is multiplied; halves are bfloat16
+BYTES, WORDS, FLOATS, HALVES = "bytes", "words", "floats", "halves"  # types of factors; halves are bfloat16
 ROUNDS, SUMS, REPEATS = 20_000, 12, 25
 MEMORY_BYTES = 512 << 20
 _FLOATS = ir.VectorType(F32, 16)
 
 
 def bandwidth() -> float:
-    """Bytes a second that are read from memory."""
+    """Return the bytes per second read from memory."""
     array = np.ones(MEMORY_BYTES // 4, np.float32)
     return array.nbytes / min(times(lambda: _sum(array, get_num_threads()), REPEATS))
 
 
 def products(isa: str, kind: str) -> float:
-    """Multiplications with an addition, a second, of numbers in registers. Without registers for it, 0."""
+    """Return fused multiply-adds per second of numbers in registers; 0 if the set has no such registers."""
     is_tiled = ISAS[isa].tile > 0
     if kind == HALVES and not (is_tiled or isinstance(ISAS[isa], Avx512Bf16)):
         return 0.0
@@ -49,7 +49,7 @@ def products(isa: str, kind: str) -> float:
 
 
 def times(work: Callable[[], object], repeats: int) -> list[float]:
-    """Seconds that `work` takes each time, after once to warm up."""
+    """Return the seconds of each run of `work`, after one run to warm up."""
     work()
     seconds: list[float] = []
     for _ in range(repeats):
@@ -71,9 +71,9 @@ def _sum(array: Any, threads: int) -> Any:
 
 
 def _multiplying(kind: str) -> Any:
-    """A kernel (isa, rounds, weights, out): each thread has SUMS sums in registers, to which it adds `rounds` products
-    each, with weights of their own: int8 [SUMS, 64]. Its number in `out` int32 [16 x threads] is touched, so that the
-    work is not thrown away."""
+    """Return a kernel (isa, rounds, weights, out). Each thread adds `rounds` products each to SUMS sums in registers,
+    with its own weights: int8 [SUMS, 64]. It touches its number in `out` int32 [16 x threads], so that the work is not
+    optimized away."""
 
     def define(typingctx, isa, rounds, weights, out, at) -> Any:
         def codegen(context, builder, signature, values) -> Any:
@@ -111,7 +111,7 @@ def _add_vectors(builder, vectors: IntegerVectors, kind: str, rounds, factors, w
         for number in range(SUMS)
     ]
     with cgutils.for_range(builder, rounds):
-        # Other inputs in each round: products of the same numbers would be computed once.
+        # Inputs change in each round: constant products would be computed once.
         before = builder.load(inputs)
         given = builder.fadd(before, one) if kind == FLOATS else builder.add(before, one)
         builder.store(given, inputs)

@@ -1,4 +1,4 @@
-"""What scheduling costs: real scheduler and memory, an engine that answers at once."""
+"""The cost of scheduling: the real scheduler and memory, with an engine that answers instantly."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def decode_step_us(
     sequences: int, context: int = PROMPT, steps: int = STEPS, page_size: int = 16,
     memory_of: Callable[[MemoryShape], Memory] = Memory, before: Callable[[], None] = lambda: None,
 ) -> float:  # fmt: skip
-    """Median microseconds of one whole iteration with `sequences` requests decoding after `context` tokens. `before` is
-    called before each."""
+    """Return median microseconds of one whole iteration with `sequences` requests decoding after `context` tokens.
+    `before` is called before each."""
     config = EngineConfig(
         page_size=page_size, max_running_requests=sequences, chunked_prefill_size=1 << 20, max_queued_requests=1 << 16
     )
@@ -61,7 +61,7 @@ def decode_step_us(
 
 
 def show_scheduler_cost(beside_vllm: bool) -> None:
-    """Raises RuntimeError if vLLM can't be installed or run."""
+    """Print the costs. Raises RuntimeError if vLLM can't be installed or run."""
     console = Console(soft_wrap=True)
     with console.status("Measuring ..."):
         theirs = _vllm_step_us() if beside_vllm else {}
@@ -90,7 +90,7 @@ def show_scheduler_cost(beside_vllm: bool) -> None:
 
 
 def _vllm_step_us() -> dict[int, float]:
-    """The same requests, scheduled by vLLM in an environment of its own."""
+    """Schedule the same requests with vLLM in a separate environment."""
     peer, model = PEERS["vllm"], exported(resolve_model(None))
     peer.install()
     script = str(FOLDER / "vllm_scheduler.py")

@@ -1,4 +1,4 @@
-"""`freehold bench serve`"""
+"""`freehold bench serve`: a load on a server."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ LATENCIES = {
 
 @dataclass(frozen=True)
 class Objectives:
-    """Milliseconds that a request may take at most, by latency: ttft, tpot, e2el."""
+    """Latency limits of a request in milliseconds: ttft, tpot, e2el."""
 
     limits: dict[str, float]
 
     @classmethod
     def parse(cls, texts: Sequence[str]) -> Objectives:
-        """["ttft:500", "tpot:50"]. Raises ValueError naming the flag."""
+        """Parse ["ttft:500", "tpot:50"]. Raises ValueError naming the flag."""
         limits: dict[str, float] = {}
         for text in texts:
             name, colon, limit = text.partition(":")
@@ -51,7 +51,7 @@ class Objectives:
 
 
 def bench_server(url: str | None, load: Load, objectives: Objectives, output: Path | None) -> Measured:
-    """Measure the server at `url`, or one of our own, print the result and write it to `output` as JSON."""
+    """Measure the server at `url`, or our own, print the result and write it to `output` as JSON."""
     console = Console()
     with contextlib.ExitStack() as stack:
         flags = [] if load.concurrency is None else ["--max-running-requests", str(load.concurrency)]
@@ -68,7 +68,7 @@ def bench_server(url: str | None, load: Load, objectives: Objectives, output: Pa
 
 
 def summary(result: Measured, objectives: Objectives) -> dict[str, float]:
-    """Figures by name; latencies in ms."""
+    """Return figures by name; latencies in ms."""
     good = result.good
     prompt = sum(sample.prompt_tokens for sample in good)
     figures = {

@@ -1,4 +1,4 @@
-"""What sessions cost and save: the first token of a turn, and many parked sessions on little memory."""
+"""The costs and savings of sessions: a turn's first token, and many parked sessions on little memory."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class _Client:
 
 
 def run_sessions() -> int:
-    """Print ratios -> exit code 0 if the goals are met."""
+    """Print ratios. Return exit code 0 if the goals are met."""
     console = Console()
     with console.status("Measuring, a few minutes ..."):
         with LLM(max_running_requests=16) as llm:
@@ -73,7 +73,7 @@ def run_sessions() -> int:
 
 
 def _first_tokens(client: _Client) -> tuple[float, float, float]:
-    """Medians, interleaved."""
+    """Return medians, measured interleaved."""
     turns: list[float] = []
     cached: list[float] = []
     cold: list[float] = []
@@ -98,7 +98,7 @@ def _first_tokens(client: _Client) -> tuple[float, float, float]:
 
 
 def _throughput(sessions: bool) -> float:
-    """Turns a second: a first turn for everybody, then a second one, in rounds of 16 at once."""
+    """Return turns per second: a first, then a second turn of all sessions, 16 at once."""
     pages = POOL_SESSIONS * (-(-(HISTORY + NEW + 2 * OUTPUT) // 16) + 1)
     with LLM(max_running_requests=16, num_pages=pages) as llm:
         client = _Client(llm)

@@ -1,4 +1,4 @@
-"""Does speculation pay? Prompt lookup against plain decoding, interleaved in one run."""
+"""The gain of speculation: prompt lookup against plain decoding, interleaved in one run."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ ORDINARY = {
 
 
 def run_speculation() -> int:
-    """Print ratios -> exit code 0 if the goals are met."""
+    """Print ratios. Return exit code 0 if the goals are met."""
     console = Console()
     with (
         console.status("Measuring, about three minutes ..."),
@@ -79,7 +79,7 @@ def _chat(llm: LLM, text: str) -> str:
 
 
 def _ratio(plain: LLM, lookup: LLM, prompt: str) -> tuple[float, float, str]:
-    """Median decode speeds, and the share of drafts accepted. Both must say the same."""
+    """Return median decode speeds, and the share of drafts accepted. Both outputs must be equal."""
     slow: list[float] = []
     fast: list[float] = []
     before = lookup.scheduler.results.drafted_count, lookup.scheduler.results.accepted_count
@@ -95,7 +95,7 @@ def _ratio(plain: LLM, lookup: LLM, prompt: str) -> tuple[float, float, str]:
 
 
 def _decode(llm: LLM, prompt: str) -> tuple[float, list[int]]:
-    """Tokens per second after the first token."""
+    """Return tokens per second after the first token, and the tokens."""
     params = SamplingParams(temperature=0, max_tokens=OUTPUT_TOKENS, ignore_eos=True)
     tokens: list[int] = []
     (request,) = llm.requests([prompt], params)

@@ -1,4 +1,4 @@
-"""What does it cost to bind output? Streams, masks, forced tokens, other clients, memory; in turns in one run."""
+"""The cost of constrained output: streams, masks, forced tokens, other clients, memory; interleaved in one run."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ _Row = tuple[str, str, str, bool]
 
 
 def run_structured() -> int:
-    """Print figures beside their goals -> exit code 0 if all are met."""
+    """Print figures beside their goals. Return exit code 0 if all are met."""
     console = Console()
     with console.status("Measuring, a few minutes ..."):
         rows = [*_offline(), _memory(), *asyncio.run(_gaps())]
@@ -101,7 +101,7 @@ def _offline() -> list[_Row]:
 
 
 def _ratio(one: Callable[[], object], other: Callable[[], object]) -> float:
-    """How much faster the one is than the other, median of turns."""
+    """Return how much faster the first is than the other, median of alternating rounds."""
     found: list[float] = []
     for _ in range(ROUNDS):
         seconds: list[float] = []
@@ -114,7 +114,7 @@ def _ratio(one: Callable[[], object], other: Callable[[], object]) -> float:
 
 
 def _mask_times(llm: LLM, tokens: list[int]) -> list[float]:
-    """Microseconds of CPU for the mask in front of each token, of matchers that begin anew."""
+    """Return CPU microseconds of the mask before each token, with fresh matchers."""
     grammar = _grammars(llm).result(_bound())
     words = np.zeros(-(-len(llm.tokenizer.pieces) // 32), np.uint32)
     found: list[float] = []
@@ -146,12 +146,12 @@ def _memory() -> _Row:
 
 
 def _resident() -> int:
-    """Bytes of memory that the process has."""
+    """Return the process's resident bytes."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
 async def _gaps() -> list[_Row]:
-    """Gaps between tokens of a stream that nothing binds, quiet, and while others send schemas and attacks."""
+    """Measure token gaps of an unconstrained stream, quiet and while others send schemas and attacks."""
     with running_server() as url:
         async with httpx.AsyncClient(base_url=url, timeout=120) as client:
             await _stream(client, 1.0)
@@ -186,7 +186,7 @@ async def _stream(client: httpx.AsyncClient, seconds: float) -> list[float]:
 
 
 async def _load(client: httpx.AsyncClient) -> None:
-    """One after the other, each compiled and followed for a token."""
+    """Send requests one by one, each compiling a grammar and generating one token."""
     for number in range(SCHEMAS):
         form = {"json_schema": {**REFERENCE, "title": f"other {number}"}}
         if number % 10 == 0:

@@ -1,4 +1,4 @@
-"""What tiers below the device bring and cost, side by side with none, and with plain copies of the same bytes."""
+"""The gains and costs of tiers below the device, beside none, and beside plain copies of the same bytes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Result:
-    """A share of what it is compared with, and the least (or, with `is_most`, the most) that it should be."""
+    """A ratio to what it is compared with, and its minimum goal (or, with `is_most`, its maximum)."""
 
     name: str
     ours: str
@@ -56,7 +56,7 @@ class Result:
 
 
 def run_tiers() -> int:
-    """Print ratios -> exit code 0 if the goals are met."""
+    """Print ratios. Return exit code 0 if the goals are met."""
     console = Console()
     results: list[Result] = []
     for what, measure in (
@@ -84,7 +84,7 @@ def _seconds(run: Callable[[], object]) -> float:
 
 
 def _in_turns(*runs: Callable[[], object]) -> list[float]:
-    """Median seconds of each, measured in turns, after one round to warm up."""
+    """Return median seconds of each, interleaved, after one round to warm up."""
     series: list[list[float]] = [[] for _ in runs]
     for number in range(ROUNDS + 1):
         for one, seconds in zip(runs, series, strict=True):
@@ -98,7 +98,7 @@ def _in_turns(*runs: Callable[[], object]) -> list[float]:
 
 
 def _host_copies() -> list[Result]:
-    """Orders as the scheduler gives them, beside a copy of as many bytes that lie together."""
+    """Measure the scheduler's copy orders, beside a copy of as many contiguous bytes."""
     with _tiered(num_pages=2 * COPIED_PAGES, hicache_ratio=1.0) as llm:
         mover = llm.mover
         assert mover is not None
@@ -125,7 +125,7 @@ def _host_copies() -> list[Result]:
 
 
 def _disk() -> list[Result]:
-    """Entries of a page each, beside `dd` with blocks of a page."""
+    """Measure entries of one page each, beside `dd` with blocks of a page."""
     size, count = 16 * 23_040, 256
     folder = Path(tempfile.mkdtemp())
     rng = np.random.default_rng(0)
@@ -164,7 +164,7 @@ def _disk() -> list[Result]:
 
 
 def _conversations() -> list[Result]:
-    """In turns, with four times as much history as the device holds."""
+    """Measure conversations, with four times as much history as the device holds."""
     options = {"num_pages": DEVICE_PAGES, "max_running_requests": 4}
     with LLM(**options) as plain, _tiered(hicache_ratio=8.0, **options) as tiered:  # pyright: ignore[reportArgumentType]
         slow, fast = _first_token_seconds(plain), _first_token_seconds(tiered)
@@ -173,7 +173,7 @@ def _conversations() -> list[Result]:
 
 
 def _first_token_seconds(llm: LLM) -> float:
-    """Median of all turns but the first."""
+    """Return the median of all turns but the first."""
     rng = np.random.default_rng(1)
     histories = [rng.integers(1000, 40_000, FIRST_TOKENS).tolist() for _ in range(CONVERSATIONS)]
     found: list[float] = []
@@ -193,7 +193,7 @@ def _first_token_seconds(llm: LLM) -> float:
 
 
 def _misses() -> list[Result]:
-    """Prompts that share nothing: all that tiers do for them is work."""
+    """Measure prompts that share nothing: for them, tiers are pure overhead."""
     rng = np.random.default_rng(2)
 
     def run(llm: LLM) -> None:
@@ -209,7 +209,7 @@ def _misses() -> list[Result]:
 
 
 def _scheduler_step() -> list[Result]:
-    """Median time of an iteration with 64 rows, while pages are copied all the time by a thread beside it, or not."""
+    """Measure the median time of an iteration with 64 rows, with and without concurrent page copies."""
     layout = CacheLayout(None, False, False, tuple((i, 0) for i in range(30)), (KVCache(3, 64, 64),) * 30)
     pages = PageBytes(GroupCache(layout, COPIED_PAGES, 16, "bfloat16"))
     mover = PageMover([pages], [COPIED_PAGES])

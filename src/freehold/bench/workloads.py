@@ -1,4 +1,4 @@
-"""Five workloads that users of one machine have, each measured by its client."""
+"""Five typical workloads of one machine's users, each measured by its client."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Figures = dict[str, float]
 
 
 class Target:
-    """A server to send to. `seed` changes with every round: nobody finds a prompt of the last one in a cache."""
+    """A server to send to. `seed` changes with every round, so that no cache has a prompt of an earlier one."""
 
     def __init__(self, client: httpx.AsyncClient, model: str, seed: int):
         self.seed = seed
@@ -31,13 +31,13 @@ class Target:
         return self._random.choices(VOCABULARY, k=count)
 
     def prose(self, words: int) -> str:
-        """A stretch of English."""
+        """Return a stretch of English."""
         text = " ".join(topics[name] for name in sorted(topics)).split()
         start = self._random.randrange(len(text) - words)
         return " ".join(text[start : start + words])
 
     async def complete(self, prompt: list[int] | str, output_len: int) -> Sample:
-        """Raises RuntimeError if the server refuses, or answers with another number of tokens."""
+        """Complete a prompt. Raises RuntimeError if the server refuses, or returns another number of tokens."""
         sample = await complete(self._client, self._model, prompt, output_len)
         if sample.error is not None:
             raise RuntimeError(f"the server answered: {sample.error}")
@@ -57,7 +57,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Workload:
-    """`run` sends all of one round -> figures by name, the headline first. `goal`: times the best peer."""
+    """`run` sends all of one round and returns figures by name, the headline first. `goal`: times the best peer."""
 
     name: str
     what: str
@@ -82,7 +82,7 @@ async def _sixteen_streams(target: Target) -> Figures:
 
 
 async def _prefill(target: Target) -> Figures:
-    """Until the first token: what follows is decoding."""
+    """Measure the first token: the rest is decoding."""
     samples = await target.complete_all([target.tokens(1500) for _ in range(3)], 16, 1)
     return {"prompt tokens/s": 1500 / statistics.median(one.first_token for one in samples), **latency(samples)}
 
@@ -95,7 +95,7 @@ async def _shared_prefix(target: Target) -> Figures:
 
 
 async def _conversations(target: Target) -> Figures:
-    """Eight at once, six turns each; the whole history is sent again, as text, with what was answered."""
+    """Run eight conversations at once, six turns each; the whole history, with answers, is sent again as text."""
 
     async def talk(history: str, questions: list[str]) -> list[Sample]:
         samples: list[Sample] = []
@@ -114,7 +114,7 @@ async def _conversations(target: Target) -> Figures:
 
 
 def latency(samples: list[Sample]) -> Figures:
-    """Median and 95th percentile of time to first token and of time between tokens, in ms."""
+    """Return median and 95th percentile of time to first token and between tokens, in ms."""
     first = sorted(sample.first_token for sample in samples)
     gaps = sorted(gap for sample in samples for gap in sample.gaps)
     return {

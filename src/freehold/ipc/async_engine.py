@@ -177,7 +177,7 @@ class AsyncEngine:
                 self._end_all(EngineUnavailable(self._why_not() or "the engine has ended"))
                 return
             self._restarts.add(time.monotonic())
-            self._end_all(EngineUnavailable(f"the engine's process ended with code {code}; restarting it"))
+            self._end_all(EngineUnavailable(f"the engine's process ended with code {code}; it is started again"))
             print(f"freehold: the engine's process ended with code {code}: restarting it in {delay:g} s "
                   f"({self._restarts})", file=sys.stderr, flush=True)  # fmt: skip
             self._child.close()

@@ -48,7 +48,7 @@ class Jobs:
         try:
             value = call()
             if isinstance(value, Generator) and len(self._jobs) >= JOBS_MAX and not is_order:
-                raise QueueFull(f"{JOBS_MAX} calls of this kind are being worked on: try again later")
+                raise QueueFull(f"{JOBS_MAX} calls of this kind are in progress: try again later")
         except BaseException as error:
             _fail(result, error)
             return result

@@ -44,7 +44,7 @@ class ServedModels:
         if not lora_path:
             return chosen
         if chosen.adapter not in ("", lora_path):
-            raise InvalidParameter("lora_path", f"'{lora_path}' is another adapter than the model, '{chosen.adapter}'")
+            raise InvalidParameter("lora_path", f"'{lora_path}' differs from the model's adapter, '{chosen.adapter}'")
         if lora_path not in self.adapters():
             raise NotFound(f"the adapter '{lora_path}' is not loaded", "lora_path")
         return Chosen(chosen.name, lora_path)

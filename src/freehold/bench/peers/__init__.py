@@ -1,1 +1,1 @@
-"""Other engines, installed apart and measured beside ours."""
+"""Other engines, installed separately and measured beside ours."""

@@ -1,4 +1,4 @@
-"""`freehold bench peers`: A B A B, one engine awake at a time, prompts that no cache has seen."""
+"""`freehold bench peers`: A B A B, one engine awake at a time, with uncached prompts."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ Combined = TypeVar("Combined")
 
 
 def run_peers(names: list[str], rounds: int, workloads: list[str], output: Path) -> int:
-    """Measure, print the table, write `output`.json, .md and .png, and add a line to `output`-history.jsonl -> exit
-    code 0 if all goals are met.
+    """Measure, print the table, write `output`.json, .md and .png, and append a line to `output`-history.jsonl. Return
+    exit code 0 if all goals are met.
 
-    An interrupt ends it early, with what has been measured. Raises RuntimeError if an engine does not start or
-    nothing was measured, ValueError for a name that is not known.
+    An interrupt ends it early with the measurements so far. Raises RuntimeError if an engine does not start or nothing
+    was measured, ValueError for an unknown name.
     """
     console = Console(stderr=True)
     chosen = _choose(workloads)
@@ -75,7 +75,7 @@ def _measure_all(entrants: list[Entrant], workloads: list[Workload], rounds: int
 
 
 def _measure(entrant: Entrant, workload: Workload, number: int) -> None:
-    """The first round warms up."""
+    """Measure a workload once. The first round warms up."""
     seed = number * 1000 + int(workload.name[1:])
     with entrant.served.awake():
         before, started = entrant.served.cpu_seconds(), time.monotonic()
@@ -96,7 +96,7 @@ def _conclude(entrant: Entrant) -> Result:
 
 
 def _over(entrant: Entrant, combine: Callable[[list[float]], Combined]) -> dict[str, dict[str, Combined]]:
-    """Of each figure of each workload, what `combine` makes of its rounds."""
+    """Combine the rounds of each figure of each workload."""
     return {
         name: {key: combine([one[key] for one in rounds]) for key in rounds[0]}
         for name, rounds in entrant.rounds.items()

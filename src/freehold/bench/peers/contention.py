@@ -1,4 +1,4 @@
-"""`freehold bench contention`: one stream and sixteen, alone and beside processes that want the same cores."""
+"""`freehold bench contention`: one stream and sixteen, alone and beside processes that compete for cores."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from freehold.bench.workloads import WORKLOADS
 
 BUSY = (0, 1, 2)  # processes
 WANTED = ("W1", "W2")
-Figures = dict[tuple[str, str, int], list[float]]  # by engine, workload and busy processes: tokens a second
+Figures = dict[tuple[str, str, int], list[float]]  # by engine, workload and busy processes: tokens per second
 
 
 def run_contention(names: list[str], rounds: int, log: Path) -> int:
-    """Print tokens a second of each engine -> exit code 0. Raises RuntimeError if an engine does not start, ValueError
-    for a name that is not known."""
+    """Print each engine's tokens per second. Return exit code 0. Raises RuntimeError if an engine does not start,
+    ValueError for an unknown name."""
     console = Console(stderr=True)
     install(names, console)
     with contextlib.ExitStack() as stack:
@@ -35,7 +35,7 @@ def run_contention(names: list[str], rounds: int, log: Path) -> int:
 
 
 def _measure(entrants: list[Entrant], rounds: int, console: Console) -> Figures:
-    """The first round warms up, without anybody beside."""
+    """Measure all rounds. The first one warms up, without busy processes."""
     workloads = [workload for workload in WORKLOADS if workload.name in WANTED]
     figures: Figures = {}
     with Progress(console=console) as progress:
@@ -68,7 +68,7 @@ def _busy_processes(count: int) -> Iterator[None]:
 
 def _show(entrants: list[Entrant], figures: Figures, rounds: int) -> None:
     columns = [f"{workload}, {'alone' if not busy else f'beside {busy}'}" for workload in WANTED for busy in BUSY]
-    title = f"Tokens a second on {machine()}; medians of {rounds} rounds"
+    title = f"Tokens per second on {machine()}; medians of {rounds} rounds"
     table = Table("engine", *columns, title=title)
     for entrant in entrants:
         name = entrant.served.peer.name

@@ -1,4 +1,4 @@
-"""An engine that takes part in a comparison, and one round of a workload."""
+"""An engine in a comparison, and one round of a workload."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from freehold.config import KV_BYTES_DEFAULT
 from freehold.models.loading.resolve import open_checkpoint, resolve_model
 
 WAKE_REQUESTS, WAKE_TOKENS = 4, 32
-# A server may close a connection that it has kept just when the next request is sent on it.
+# A server may close a kept connection just when the next request is sent on it.
 NO_KEEP_ALIVE = httpx.Limits(max_connections=64, max_keepalive_connections=0)
 
 
@@ -33,7 +33,7 @@ class Entrant:
 
 
 def install(names: list[str], console: Console) -> None:
-    """The peers of these names, once. Raises ValueError for a name that is not known."""
+    """Install the named peers once. Raises ValueError for an unknown name."""
     unknown = [name for name in names if name not in PEERS]
     if unknown:
         raise ValueError(f"peer: {unknown[0]} is not known; there are {', '.join(PEERS)}")
@@ -43,12 +43,12 @@ def install(names: list[str], console: Console) -> None:
 
 
 def start_all(names: list[str], output: Path, stack: contextlib.ExitStack, console: Console) -> list[Entrant]:
-    """Freehold, as it comes and as fast as it can be, and the peers of these names, frozen; the stack ends them. Raises
+    """Start Freehold, in its default and its fastest mode, and the named peers, all frozen; the stack ends them. Raises
     RuntimeError if one does not start."""
-    # Told to stop, we must not leave frozen engines behind.
+    # On SIGTERM, do not leave frozen engines behind.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     model = exported(resolve_model(None))
-    # As much KV as we would take by default in float32: the same number of tokens for everybody.
+    # Our default KV size in float32: the same number of tokens for every engine.
     (layout,) = open_checkpoint(model.gguf).spec.cache_layouts()
     tokens = KV_BYTES_DEFAULT // layout.page_bytes("float32", 1) // 512 * 512
     assert tokens > CONTEXT
@@ -59,7 +59,7 @@ def start_all(names: list[str], output: Path, stack: contextlib.ExitStack, conso
 def _start(
     peer: Peer, model: Model, tokens: int, output: Path, stack: contextlib.ExitStack, console: Console
 ) -> Entrant:
-    """Frozen as soon as it is ready."""
+    """Start an engine, and freeze it as soon as it is ready."""
     log = output.with_name(f"{output.name}-{peer.name.replace(' ', '-')}.log")
     with console.status(f"Starting {peer.name} ..."):
         started = time.monotonic()
@@ -74,7 +74,7 @@ async def send(url: str, workload: Workload, seed: int) -> Figures:
     async with httpx.AsyncClient(base_url=url, timeout=600, limits=NO_KEEP_ALIVE) as client:
         model = (await client.get("/v1/models")).json()["data"][0]["id"]
         target = Target(client, model, seed)
-        # While it was stopped its code went cold, and a busy machine may have dropped it from memory.
+        # While it was frozen, its code left the CPU caches, and a busy machine may have paged it out.
         for _ in range(WAKE_REQUESTS):
             await target.complete(target.tokens(WAKE_TOKENS), WAKE_TOKENS)
         return await workload.run(target)

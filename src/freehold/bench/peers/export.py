@@ -1,4 +1,4 @@
-"""The same model as a folder in Hugging Face's layout, for engines that read nothing else."""
+"""The same model as a Hugging Face folder, for engines that read only that."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 from freehold.bench.peers.peer import Model
 
-TIED = "lm_head.weight"  # the embedding again
+TIED = "lm_head.weight"  # the same as the embedding
 
 
 def exported(gguf: Path) -> Model:
-    """Dequantized to float32 by transformers, once. Raises RuntimeError without transformers."""
+    """Dequantize to float32 with transformers, once. Raises RuntimeError without transformers."""
     folder = gguf.parent / f"{gguf.stem}-float32"
     if not (folder / "config.json").exists():
         try:
@@ -24,7 +24,7 @@ def exported(gguf: Path) -> Model:
         model: Any = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
         tokenizer: Any = AutoTokenizer.from_pretrained(**source)
         tokenizer.save_pretrained(folder)
-        # Its own `save_pretrained` refuses: it does not know that nothing of the quantization is left.
+        # Its own `save_pretrained` refuses: it does not know that the model is no longer quantized.
         weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items() if name != TIED}
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
         model.config.quantization_config = None

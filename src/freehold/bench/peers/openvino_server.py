@@ -1,7 +1,7 @@
-"""OpenVINO GenAI with its continuous batching, behind `smallest_server`.
+"""OpenVINO GenAI with continuous batching, behind `smallest_server`.
 
-Run with the Python of the environment that has openvino-genai: `openvino_server.py FOLDER PORT TOKENS`.
-Imports nothing of Freehold.
+Run with the Python of the environment that has openvino-genai: `openvino_server.py FOLDER PORT TOKENS`. Imports nothing
+of Freehold.
 """
 
 # pyright: reportMissingImports=false
@@ -22,7 +22,7 @@ BYTES_A_GB = 1 << 30
 
 
 def converted(folder: Path) -> Path:
-    """The model with int8 weights in OpenVINO's format, made once."""
+    """Convert the model once to int8 weights in OpenVINO's format."""
     target = folder.parent / f"{folder.name}-openvino-int8"
     if not (target / "openvino_model.xml").exists():
         from optimum.intel import OVModelForCausalLM, OVWeightQuantizationConfig
@@ -45,7 +45,7 @@ def _converted_tokenizers(folder: Path) -> Any:
 
 
 class Engine:
-    """One thread steps; handlers of requests wait for their tokens."""
+    """One thread steps; request handlers wait for their tokens."""
 
     def __init__(self, folder: Path, tokens: int):
         config = openvino_genai.SchedulerConfig()

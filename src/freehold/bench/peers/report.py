@@ -1,4 +1,4 @@
-"""Results of a comparison as a table and as a plot."""
+"""A comparison's results as a table and a plot."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from freehold.bench.workloads import Workload
 
 
 def markdown(machine: str, rounds: int, workloads: Sequence[Workload], results: Sequence[Result]) -> tuple[str, bool]:
-    """-> the table, and whether the first result, which is ours, meets all goals."""
+    """Return the table, and whether the first result, which is ours, meets all goals."""
     names = [f"{result.name} ({result.precision})" for result in results]
     ours = [result for result in results if result.is_ours]
     over = [f"{result.name} over the best peer" for result in ours]
@@ -46,7 +46,7 @@ def _with_spread(result: Result, workload: Workload) -> str:
 
 
 def _ratio(workload: Workload, result: Result, results: Sequence[Result]) -> float | None:
-    """How many times better than the best of the peers, if there are any."""
+    """Return the ratio to the best peer, if there are any."""
     value = result.figures[workload.name][workload.unit]
     peers = [one.figures[workload.name][workload.unit] for one in results if not one.is_ours]
     if not peers:
@@ -55,7 +55,7 @@ def _ratio(workload: Workload, result: Result, results: Sequence[Result]) -> flo
 
 
 def plot(path: Path, workloads: Sequence[Workload], results: Sequence[Result]) -> None:
-    """Bars, one group for each workload: speed over the slowest. Nothing without matplotlib."""
+    """Plot bars, one group per workload: speed over the slowest. Do nothing without matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError:

@@ -1,4 +1,4 @@
-"""What one engine achieved."""
+"""The results of one engine."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from freehold.bench.workloads import Figures
 
 @dataclass(frozen=True)
 class Result:
-    """Medians over the rounds of one engine, and the least and most. `cpu`: cores busy on average while it was
-    measured."""
+    """Medians over an engine's rounds, and their range. `cpu`: average busy cores while measured."""
 
     name: str
     precision: str

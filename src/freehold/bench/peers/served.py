@@ -1,4 +1,4 @@
-"""A running engine that can be made to hold its breath while another is measured."""
+"""A running engine that can be frozen while another is measured."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STOP_TIMEOUT_S = 30
 
 
 class Served:
-    """The processes of one engine. Frozen, its idle threads can't spin on the cores that another uses."""
+    """The processes of one engine. While frozen, its idle threads can't spin on another's cores."""
 
     def __init__(self, peer: Peer, model: Model, tokens: int, log: Path):
         self.peer = peer
@@ -62,7 +62,7 @@ class Served:
                 process.send_signal(number)
 
     def peak_memory(self) -> int:
-        """Bytes resident at most since the start, of all its processes together."""
+        """Return the peak resident bytes since the start, summed over its processes."""
         return sum(_peak_memory(process.pid) for process in self._family())
 
     def cpu_seconds(self) -> float:
@@ -74,7 +74,7 @@ class Served:
         return total
 
     def close(self) -> None:
-        """End all of it, gently first."""
+        """End all processes, gently at first."""
         family = self._family()
         self._signal(signal.SIGCONT)
         self._process.terminate()
@@ -86,7 +86,7 @@ class Served:
 
 
 def _peak_memory(pid: int) -> int:
-    """Linux only: 0 elsewhere."""
+    """Return the peak resident bytes. Linux only: 0 elsewhere."""
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("VmHWM:"):

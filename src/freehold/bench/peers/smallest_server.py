@@ -1,6 +1,6 @@
-"""The smallest OpenAI-compatible server that the workloads need, around an engine that has none of its own.
+"""The smallest OpenAI-compatible server for the workloads, around an engine without one.
 
-Imported by programs of this folder, which other engines' Python runs. Imports nothing of Freehold.
+Imported by this folder's programs, which run in other engines' Python. Imports nothing of Freehold.
 """
 
 # pyright: reportMissingImports=false
@@ -22,7 +22,7 @@ class Engine(Protocol):
     def decode(self, ids: list[int]) -> str: ...
 
     def submit(self, ids: list[int], count: int, deliver: Callable[[list[int] | None], object]) -> None:
-        """Generate `count` tokens. `deliver` is called, by any thread, with new tokens, and at last with None."""
+        """Generate `count` tokens. Any thread may call `deliver` with new tokens, and at last with None."""
         ...
 
 

@@ -1,7 +1,7 @@
-"""transformers with its continuous batching, behind `smallest_server`.
+"""transformers with continuous batching, behind `smallest_server`.
 
-Run with the Python of the environment that has it: `transformers_server.py FOLDER PORT TOKENS`.
-Imports nothing of Freehold.
+Run with the Python of the environment that has it: `transformers_server.py FOLDER PORT TOKENS`. Imports nothing of
+Freehold.
 """
 
 # pyright: reportMissingImports=false

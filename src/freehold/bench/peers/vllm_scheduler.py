@@ -1,4 +1,4 @@
-"""What vLLM's own scheduler and KV cache manager spend on a decode step, without a model.
+"""The time of a decode step in vLLM's scheduler and KV cache manager, without a model.
 
 Run with the Python of the environment that has vLLM: `vllm_scheduler.py FOLDER PROMPT STEPS SEQUENCES...` prints
 {sequences: microseconds} as JSON on the last line. Imports nothing of Freehold.

@@ -200,7 +200,7 @@ def _legal(matcher: LLMatcher, tokenizer: LLTokenizer) -> np.ndarray:
 def _reason(error: str) -> str:
     """Return the useful line of llguidance's error message."""
     if (found := re.search(r"^error: (.*)$", error, re.MULTILINE)) is not None:
-        return f"is no expression that can be followed: {found[1]}"
+        return f"is not a supported expression: {found[1]}"
     first = error.partition("\n")[0]
     first = re.sub(r"^(at )?\d+\(\d+\): ", "", first)
     return f"can't be followed: {first.removeprefix('failed to compile JSON schema: ')}"

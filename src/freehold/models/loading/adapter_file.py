@@ -48,7 +48,7 @@ def _tensors(path: Path) -> dict[str, Float32]:
         raise ValueError(str(error)) from error
     for name, entry in entries:
         if entry["dtype"] not in ("F32", "F16", "BF16") or len(entry["shape"]) != 2:
-            raise ValueError(f"{name} is no matrix of floating-point numbers")
+            raise ValueError(f"{name} is not a matrix of floats")
         rows, columns = entry["shape"]
         raw = np.frombuffer(entry["data"], np.uint8)
         found[name] = StoredTensor(TensorFormat(entry["dtype"]), rows, columns, raw).to_float32()

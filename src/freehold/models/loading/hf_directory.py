@@ -28,7 +28,7 @@ class HfCheckpoint:
     def __init__(self, path: Path):
         self.path = path
         if not (path / "config.json").exists():
-            raise ValueError(f"{path} has no config.json: it is no model's directory")
+            raise ValueError(f"{path} has no config.json: it is not a model directory")
         values = json.loads((path / "config.json").read_text())
         self._family = family_of(architecture_of(values), path)
         self.config = HfConfig(path, values, self._family.defaults)

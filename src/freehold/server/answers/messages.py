@@ -39,7 +39,7 @@ def _checked(call: Any, where: str) -> str | None:
         _refuse(f"{where}.function.arguments", "must be a JSON object")
     name: Any = call.get("id")  # pyright: ignore
     if name is not None and not isinstance(name, str):
-        _refuse(f"{where}.id", "must be a text")
+        _refuse(f"{where}.id", "must be a string")
     return name
 
 

@@ -148,7 +148,7 @@ def _item(token: _Token) -> str | _Token:
     if token.kind == "class":
         return _class(token)
     if token.kind == "assign":
-        token.refuse("'::=' belongs behind the name of a rule")
+        token.refuse("'::=' must follow the name of a rule")
     if token.kind == "name":
         return token
     return ANYTHING if token.text == "." else token.text
@@ -159,7 +159,7 @@ def _repetition(token: _Token) -> str:
         return token.text
     least, comma, most = re.sub(r"\s", "", token.text[1:-1]).partition(",")
     if most and int(most) < int(least):
-        token.refuse(f"{token.text} can't be: the second number is smaller")
+        token.refuse(f"{token.text} is invalid: the second number is smaller")
     return f"{{{least}{comma}{most}}}"
 
 

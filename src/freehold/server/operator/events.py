@@ -34,7 +34,7 @@ def event_routes(engine: AsyncEngine) -> APIRouter:
                 """events are not published: start with --kv-events-config '{"enable_kv_cache_events": true}'"""
             )
         if len(following) >= FOLLOWERS_MAX:
-            raise Unavailable(f"{FOLLOWERS_MAX} clients follow the events already")
+            raise Unavailable(f"{FOLLOWERS_MAX} clients already follow the events")
         last = request.headers.get("last-event-id")
         if last is not None and not (last.isascii() and last.isdecimal()):
             raise InvalidParameter("Last-Event-ID", f"must be the number of a batch, not '{last}'")

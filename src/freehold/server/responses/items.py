@@ -56,7 +56,7 @@ def _text(content: Any, where: str) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        _refuse(where, "must be a text or a list of parts")
+        _refuse(where, "must be a string or a list of parts")
     found: list[str] = []
     for part in content:  # pyright: ignore[reportUnknownVariableType]
         kind: Any = part.get("type") if isinstance(part, dict) else None  # pyright: ignore
