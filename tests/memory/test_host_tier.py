@@ -429,7 +429,7 @@ def test_a_host_page_that_nothing_reads_is_not_dropped():
     pages, keys = bench.tiers.host.pages[0], bench.tiers.keys(bench.memory.match("", TOKENS).namespace, TOKENS)
     held = pages.hold([keys[0]])
     other = next(page for _, page in pages.entries() if page != held[0])
-    with pytest.raises(LeaseError, match="nobody reads"):
+    with pytest.raises(LeaseError, match="without a reader"):
         pages.drop(np.array([held[0], other], np.int32))
     pages.drop(held)
 

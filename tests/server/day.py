@@ -95,7 +95,7 @@ class Day:
         return time.monotonic() - self.started
 
     async def until(self, at: float) -> None:
-        await asyncio.sleep(max(at - self.now, 0))
+        await asyncio.sleep(max(at - self.now, 0))  # a day has its hours
 
     async def pass_by(self) -> None:
         self.started = time.monotonic()

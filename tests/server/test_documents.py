@@ -13,6 +13,7 @@ import typer.main
 from openai import OpenAI
 
 from freehold.cli import app
+from freehold.cli.foreign_flags import GRANTED, HINTS, LIMITED, RENAMED, VALUES, WITHOUT_EFFECT
 from freehold.config import EngineConfig
 from freehold.options import options_of
 from freehold.server.access.rights import RIGHTS
@@ -27,6 +28,7 @@ DOCUMENTS = {path.relative_to(ROOT): path.read_text() for path in [ROOT / "READM
 # FastAPI's own pages, and other names of routes that are documented.
 UNDOCUMENTED = ("/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json", "/get_model_info", "/get_server_info")
 COMMANDS = typer.main.get_command(app)
+OF_OTHERS = {*GRANTED, *HINTS, *LIMITED, *RENAMED, *VALUES, *WITHOUT_EFFECT, "--swap-space"}
 
 
 def blocks(text: str, language: str) -> list[str]:
@@ -113,7 +115,14 @@ def all_flags() -> set[str]:
 @pytest.mark.parametrize("name", DOCUMENTS, ids=str)
 def test_every_flag_that_is_named_exists(name):
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", DOCUMENTS[name]))
-    assert named <= all_flags() | {"--help"}, named - all_flags()
+    assert named <= all_flags() | OF_OTHERS | {"--help"}, named - all_flags()
+
+
+@pytest.mark.parametrize("name", DOCUMENTS, ids=str)
+def test_every_file_that_is_named_exists(name):
+    files = {str(path) for part in ("src", "tests", "examples", "conformance") for path in (ROOT / part).rglob("*.py")}
+    for file in re.findall(r"`([\w/]+\.py)\b", DOCUMENTS[name]):
+        assert any(path.endswith(f"/{file}") for path in files), file
 
 
 @pytest.mark.parametrize("name", DOCUMENTS, ids=str)
@@ -152,6 +161,10 @@ def test_every_route_is_documented():
             "/get_server_info",
         ):
             assert stem in named, route
+    known = {re.sub(r"{\w+(:path)?}", "{}", route) for route in RIGHTS}
+    for document in DOCUMENTS.values():
+        for route in re.findall(r"(?:GET|POST|PUT|DELETE) (/[\w/{}-]+)", document):
+            assert re.sub(r"{\w+}", "{}", route) in known, route
     for stem in re.findall(r"/[a-z_0-9/-]+", named):
         assert any(route.startswith(stem.rstrip("/")) for route in RIGHTS) or stem.startswith(
             ("/fork", "/rewind", "/save", "/restore", "/cancel", "/input_items")

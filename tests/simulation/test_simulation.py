@@ -288,7 +288,7 @@ def test_session_and_azure_traces(tmp_path):
 )
 def test_a_trace_of_another_format_is_refused_with_what_is_missing(tmp_path, name, text, said):
     (tmp_path / name).write_text(text + "\n")
-    with pytest.raises(ValueError, match=rf"no known format \(.*{said}.*\). A trace has"):
+    with pytest.raises(ValueError, match=rf"an unknown format \(.*{said}.*\). A trace has"):
         read_trace(tmp_path / name, 1)
     (tmp_path / name).write_text("")
     with pytest.raises(ValueError, match="has no requests"):

@@ -57,8 +57,9 @@ class EngineSetup:
         )
 
     def _with_storage(self, status: Mapping[str, Any]) -> EngineSetup:
-        """Return the setup with the storage of a `StorageBackend.status`. On detach only the backend is unset; its
-        location and other options stay."""
-        found = {name: value for name, value in status.items() if name.startswith("hicache_") and value is not None}
-        options = {**found, "hicache_storage_backend": status["hicache_storage_backend"]}
+        """Return the setup with the storage of a `StorageBackend.status`. On detach backend and location are unset;
+        other options stay."""
+        options = {name: value for name, value in status.items() if name.startswith("hicache_") and value is not None}
+        if status["hicache_storage_backend"] is None:
+            options |= {"hicache_storage_backend": None, "hicache_storage_location": None}
         return dataclasses.replace(self, config=dataclasses.replace(self.config, **options))

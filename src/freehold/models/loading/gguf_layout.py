@@ -102,7 +102,7 @@ def read_layout(path: Path) -> tuple[Mapping[str, Any], dict[str, Tensor]]:
     try:
         version, tensor_count, field_count = cursor.scalar("I"), cursor.scalar("Q"), cursor.scalar("Q")
         if version not in VERSIONS:
-            raise ValueError(f"version {version} is not supported: only {", ".join(map(str, VERSIONS))} are")
+            raise ValueError(f"version {version} is not supported: only {', '.join(map(str, VERSIONS))} are")
         for _ in range(field_count):
             name = cursor.string()
             places[name] = cursor.at
