@@ -309,7 +309,10 @@ def assembled(setup: EngineSetup) -> tuple[Assembly, StorageBackend]:
     without an unavailable storage or adapter. Raises what `assemble` raises."""
     config = wanted = setup.config
     if setup.has_served:
-        config = dataclasses.replace(config, hicache_storage_backend=None, lora_modules=(), enable_lora=wanted.adapts)
+        config = dataclasses.replace(
+            config, hicache_storage_backend=None, hicache_storage_location=None, lora_modules=(),
+            enable_lora=wanted.adapts,
+        )  # fmt: skip
     assembly = assemble(config, weights=setup.weights)
     storage = StorageBackend(assembly.scheduler.memory, assembly.mover, Backend.of(config))
     if setup.has_served:
