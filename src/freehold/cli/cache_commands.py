@@ -26,7 +26,7 @@ console = Console()
 
 @contextmanager
 def _opened(location: str, is_read_only: bool = True, capacity: str = "64GiB") -> Iterator[Store]:
-    """Ends the program with what is wrong."""
+    """End the program with what is wrong."""
     from freehold.store.entry import Damaged
     from freehold.store.location import open_store
     from freehold.store.store import StoreUnavailable

@@ -140,7 +140,7 @@ class Chat:
         self._messages = [{"role": "system", "content": self._system}] if self._system else []
 
     def _turn(self, text: str) -> None:
-        """A turn that fails has not happened. One that is stopped keeps what was said."""
+        """Take a turn. One that fails has not happened; one that is stopped keeps what was said."""
         asked: Messages = [*self._messages, {"role": "user", "content": text}]
         try:
             said = self._show(self._partner.answer(asked))

@@ -78,7 +78,7 @@ def sources(context: typer.Context) -> dict[str, str]:
 
 
 def read_defaults(context: typer.Context, path: Path | None) -> Path | None:
-    """Callback of `--config`: the file's values take the place of defaults. Raises typer.BadParameter for a file that
+    """Use a file's values in place of defaults (callback of `--config`). Raises typer.BadParameter for a file that
     can't be read or has a key that is no option."""
     if path is None:
         return None
@@ -110,7 +110,7 @@ ConfigFile = Annotated[
 
 
 def takes(*records: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorates a command. Its first parameters are instances of `records`, made of what was given on the command
+    """Decorate a command. Its first parameters are instances of `records`, made of what was given on the command
     line; the others are ordinary parameters. A value that a record refuses ends the command with its message."""
     declared = {record: list(options_of(record)) for record in records}
 

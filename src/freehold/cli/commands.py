@@ -188,7 +188,7 @@ def inspect(
 
 
 def _body(place: str, answer: httpx.Response) -> Any:
-    """Ends the program with the server's error, or if it is another kind of server."""
+    """End the program with the server's error, or if it is another kind of server."""
     try:
         body = answer.json()
         error = None if answer.status_code == 200 else body["error"]["message"]

@@ -123,7 +123,7 @@ def translated(arguments: Sequence[str], switches: Collection[str]) -> list[str]
 
 
 def _one(argument: str, rest: Iterator[str], switches: Collection[str]) -> list[str]:
-    """What an argument, and the value that may follow it in `rest`, becomes."""
+    """Translate an argument, and the value that may follow it in `rest`."""
     flag, equals, value = argument.partition("=")
     if flag in LIMITED:
         granted, reason = LIMITED[flag]
@@ -155,7 +155,7 @@ def _one(argument: str, rest: Iterator[str], switches: Collection[str]) -> list[
 
 
 def _named_here(flag: str, value: str) -> list[str]:
-    """A flag with the name that its value has here. vLLM's origins are a list in JSON; here the flag is repeated."""
+    """Return a flag with its value's name here. vLLM's origins are a list in JSON; here the flag is repeated."""
     if flag in VALUES:
         return [flag, VALUES[flag].get(value, value)]
     try:

@@ -34,7 +34,7 @@ def generate_all(llm: LLM, prompts: list[str], max_tokens: int, temperature: flo
 
 
 def show_memory(report: dict[str, Any]) -> None:
-    """The answer of /debug/memory."""
+    """Show the answer of /debug/memory."""
     if "explanation" in report:
         console.print(report["explanation"], markup=False, soft_wrap=True)
         return
@@ -82,7 +82,7 @@ def show_answer(body: dict[str, Any]) -> None:
 
 
 def show_plan(plan: MemoryPlan, host_counts: Sequence[int], sources: Mapping[str, str]) -> None:
-    """The memory plan of a configuration, and which options were given where. `host_counts`: pages of each cache group,
+    """Show a memory plan, and which options were given where. `host_counts`: pages of each cache group,
     none without a host tier."""
     shape, spec = plan.shape, plan.spec
     tokens = shape.page_count * shape.page_size

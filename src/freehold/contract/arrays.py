@@ -12,7 +12,7 @@ Float64 = npt.NDArray[np.float64]
 
 
 def ragged(counts: Int64) -> tuple[Int64, Int64]:
-    """The elements of rows of `counts` [n] elements, laid out one row after the other.
+    """Return the elements of rows of `counts` [n] elements, laid out one row after the other.
 
     -> the row of each element and its index within the row, int64 [sum of counts] each:
     ragged([2, 0, 1]) is ([0, 0, 2], [0, 1, 0]).

@@ -38,7 +38,7 @@ class Automaton:
         return len(self.following)
 
     def add(self, accepts: Accepts | None = None, holds: Holds | None = None) -> int:
-        """Raises ValueError if there are too many states."""
+        """Raise ValueError if there are too many states."""
         if len(self) >= STATES_MAX:
             raise ValueError(f"it has more than {STATES_MAX} states")
         self.accepts.append(accepts)
@@ -47,7 +47,7 @@ class Automaton:
         return len(self) - 1
 
     def closure(self, states: Iterable[tuple[int, int]], before: str | None, after: str | None) -> dict[int, int]:
-        """The states that are reached without a character between `before` and `after`, each with where its match
+        """Return the states reached without a character between `before` and `after`, each with where its match
         began. `states` are sorted by that, so the first to reach a state is the one that began first."""
         reached: dict[int, int] = {}
         for state, began in states:
@@ -67,7 +67,7 @@ class Automaton:
 
 @functools.lru_cache(maxsize=256)
 def compile_automaton(pattern: str) -> Automaton:
-    """Raises ValueError for what is no regular expression, or one that is too large or needs more than an automaton."""
+    """Raise ValueError for what is no regular expression, or one that is too large or needs more than an automaton."""
     if len(pattern) > PATTERN_MAX:
         raise ValueError(f"a regular expression has at most {PATTERN_MAX} characters, this has {len(pattern)}")
     try:

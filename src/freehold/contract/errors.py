@@ -165,19 +165,19 @@ class ModelUnavailable(BadRequest):
 
 
 def as_exception(error: BaseException) -> Exception:
-    """The error itself, or one that names it: a panic of a library in Rust is a BaseException and no Exception."""
+    """Return the error, or one that names it: a panic of a library in Rust is a BaseException and no Exception."""
     return error if isinstance(error, Exception) else EngineFailed(f"{type(error).__name__}: {error}")
 
 
 def as_freehold_error(error: BaseException) -> FreeholdError:
-    """The error itself, or an internal one that names it."""
+    """Return the error, or an internal one that names it."""
     if isinstance(error, FreeholdError):
         return error
     return FreeholdError(f"internal error: {type(error).__name__}: {error}")
 
 
 def rebuilt(kind: str, message: str, field: str | None, status: int) -> FreeholdError:
-    """The error of another process, of the class named `kind` if there is one here."""
+    """Return the error of another process, of the class named `kind` if there is one here."""
     found = _CLASSES.get(kind, FreeholdError)
     error = found.__new__(found)
     FreeholdError.__init__(error, message, field, status)

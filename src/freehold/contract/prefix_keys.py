@@ -11,7 +11,7 @@ KEY_BYTES = 32
 
 
 def fingerprint(fields: Mapping[str, str | int | float | bytes]) -> bytes:
-    """A digest of named values [32 bytes]. Names and values are tagged with their types and lengths, so that no two
+    """Return a digest of named values [32 bytes]. Names and values are tagged with types and lengths, so that no two
     different records have the same bytes, and order does not matter."""
     digest = hashlib.sha256()
     for name in sorted(fields):
@@ -35,7 +35,7 @@ def chain(before: bytes, tokens: Int32, page_size: int) -> list[bytes]:
 
 
 def key_in_group(digest: bytes, group: bytes) -> bytes:
-    """The key of the page of a cache group. `group`: its fingerprint."""
+    """Return the key of the page of a cache group. `group`: its fingerprint."""
     return hashlib.sha256(digest + group).digest()
 
 
@@ -58,7 +58,7 @@ class KeyChain:
         return len(self._digests)
 
     def at(self, columns: Sequence[int]) -> list[bytes]:
-        """The digests of `columns` [n], which ascend."""
+        """Return the digests of `columns` [n], which ascend."""
         if columns:
             _ = self[columns[-1]]
         return [self._digests[column] for column in columns]

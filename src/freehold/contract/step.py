@@ -99,7 +99,7 @@ class StepResult:
     refused: dict[int, str] = field(default_factory=dict[int, str])
 
     def only(self, live: Int64) -> StepResult:
-        """What concerns the sequences with indices `live` [n], none of which was refused."""
+        """Return the part of the sequences with indices `live` [n], none of which was refused."""
         counts = self.counts[live]
         sequence, offset = ragged(counts)
         flat = (self.counts.cumsum() - self.counts)[live][sequence] + offset

@@ -8,7 +8,7 @@ from freehold.contract.automaton import STATES_MAX, Automaton, compile_automaton
 
 
 def check_patterns(patterns: tuple[str, ...]) -> None:
-    """Raises ValueError for what is no regular expression, or if they are too large together: their states are the
+    """Raise ValueError for what is no regular expression, or if they are too large together: their states are the
     work that each character of output costs."""
     count = sum(len(compile_automaton(pattern)) for pattern in patterns)
     if count > STATES_MAX:
@@ -30,7 +30,7 @@ class StopRegexes:
         self.held = 0  # characters at the end of the text with which a match may have begun
 
     def add(self, piece: bytes, may_stop: bool = True) -> tuple[int, str] | None:
-        """The text goes on with the UTF-8 of `piece` -> (where the earliest match begins, its pattern), if
+        """Go on with the UTF-8 of `piece` -> (where the earliest match begins, its pattern), if
         there is one. What matches while the output may not stop is passed over."""
         text = self._decoder.decode(piece)
         found = [(began, i) for i, watch in enumerate(self._watches)
@@ -77,5 +77,5 @@ class _Watch:
         return self._live[0][1] if self._live else length
 
     def forget(self) -> None:
-        """A match was passed over: look for the next one behind it."""
+        """Look for the next match behind one that was passed over."""
         self._live = []

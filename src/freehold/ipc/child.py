@@ -29,7 +29,7 @@ class EngineChild:
 
     @classmethod
     async def spawn(cls, context: zmq.asyncio.Context, address: str, setup: EngineSetup) -> EngineChild:
-        """Raises EngineUnavailable if the system starts no process."""
+        """Raise EngineUnavailable if the system starts no process."""
         socket = context.socket(zmq.PAIR)
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.SNDHWM, 0)

@@ -63,7 +63,7 @@ class Assembly:
 
 
 def check(config: EngineConfig) -> MemoryPlan:
-    """The memory plan of a configuration that can be assembled, as far as that can be told without loading weights or
+    """Plan the memory of a configuration that can be assembled, as far as that can be told without loading weights or
     opening storage. Raises ModelUnavailable or ValueError."""
     checkpoint = open_checkpoint(resolve_model(config.model))
     load_tokenizer(checkpoint, config.chat_template)
@@ -129,7 +129,7 @@ def _grammars(config: EngineConfig, checkpoint: Checkpoint, tokenizer: Tokenizer
 
 
 def _publisher(config: EngineConfig) -> EventPublisher | None:
-    """Imported only if it is asked for: an engine without followers needs no ZeroMQ. Raises ValueError."""
+    """Import the publisher only on demand: an engine without followers needs no ZeroMQ. Raises ValueError."""
     if config.kv_events_config is None:
         return None
     from freehold.events.config import EventsConfig

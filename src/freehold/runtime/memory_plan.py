@@ -24,7 +24,7 @@ class MemoryPlan:
 
 
 def plan_memory(config: EngineConfig, checkpoint: Checkpoint) -> MemoryPlan:
-    """Reads the descriptions of the model and its draft model, no weights. Raises ModelUnavailable, or ValueError
+    """Read the descriptions of the model and its draft model, no weights. Raises ModelUnavailable, or ValueError
     naming the option that does not fit the model."""
     spec = checkpoint.spec
     limit = config.max_model_len or spec.context_length

@@ -40,12 +40,12 @@ class Backend:
 
     @classmethod
     def at(cls, kind: str, location: str | None, capacity_bytes: int, prefetch_policy: PrefetchPolicy) -> Backend:
-        """Raises InvalidParameter for a location of another kind."""
+        """Raise InvalidParameter for a location of another kind."""
         return cls(kind, place_of(kind, location), capacity_bytes, prefetch_policy)
 
     @classmethod
     def of(cls, config: EngineConfig) -> Backend | None:
-        """The one that a configuration names, if it does."""
+        """Return the backend that a configuration names, or None."""
         kind, policy = config.hicache_storage_backend, PrefetchPolicy(config.hicache_storage_prefetch_policy)
         if kind is None:
             return None
@@ -126,7 +126,7 @@ class StorageBackend:
         self._work = _Work(BackendState.CLEARING, cleared, lambda _: None, storage.forget_stored)
 
     def status(self) -> dict[str, Any]:
-        """The backend, what is being done, why the last order failed, and why the store is left alone."""
+        """Return the backend, what is being done, why the last order failed, and the store's trouble."""
         self.settle()
         backend = self._backend
         return {

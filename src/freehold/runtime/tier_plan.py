@@ -101,7 +101,7 @@ def place_of(kind: str, location: str | None) -> str:
 
 
 def check_capacity(capacity_bytes: int, page_bytes: Sequence[int]) -> None:
-    """Raises InvalidParameter for a capacity that would keep next to nothing. `page_bytes`: of each cache group."""
+    """Raise InvalidParameter for a capacity that would keep next to nothing. `page_bytes`: of each cache group."""
     least = LEAST_PAGES * sum(page_bytes)
     if capacity_bytes < least:
         message = f"must be at least {least} ({LEAST_PAGES} pages of each cache group), not {capacity_bytes}"
@@ -109,7 +109,7 @@ def check_capacity(capacity_bytes: int, page_bytes: Sequence[int]) -> None:
 
 
 def open_storage(location: str, capacity_bytes: int, must_answer: bool = True) -> Store:
-    """A store behind a breaker, whose settings have been tried. One that can't be used now is left to its breaker,
+    """Return a store behind a breaker, with tried settings. One that can't be used now is left to its breaker,
     unless it `must_answer`. Raises InvalidParameter or StoreUnavailable."""
     store = Breaker(partial(open_store, location, capacity_bytes))
     try:
@@ -127,7 +127,7 @@ def open_storage(location: str, capacity_bytes: int, must_answer: bool = True) -
 
 
 def configured_storage(config: EngineConfig) -> Store | None:
-    """The store that a configuration asks for, if it does. It need not answer yet. Raises what `place_of` and
+    """Return the store of a configuration, or None. It need not answer yet. Raises what `place_of` and
     `open_storage` raise."""
     kind = config.hicache_storage_backend
     if kind is None:

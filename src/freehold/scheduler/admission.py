@@ -225,7 +225,7 @@ class Admission:
             self._claim(request, match)
 
     def _claim(self, request: Request, match: Match) -> None:
-        """The request waits for what deeper tiers bring: others bring nothing into its room meanwhile."""
+        """Keep room for a request that waits for tiers: loads for others leave it alone."""
         self._claimed = self._claimed + self.page_counts_of(request, match)
 
     def waits(self, request: Request, match: Match, sharing: set[PageKey]) -> bool:

@@ -161,7 +161,7 @@ class Lifecycle:
         self._announce(request, lease)
 
     def _give_up_prefetch(self, request: Request) -> None:
-        """The request waits no longer for what is fetched."""
+        """Stop waiting for what is fetched."""
         if request.deeper.prefetch is not None:
             request.deeper.prefetch.wanted_by -= 1
             request.deeper.prefetch = None

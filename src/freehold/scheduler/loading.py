@@ -58,12 +58,12 @@ class Loading:
         request.deeper.prefetch = prefetch
 
     def is_timed(self, request: Request) -> bool:
-        """Whether the time that the request waits for storage counts already, or never will."""
+        """Return True if the request's time for storage runs already, or never will."""
         return request.deeper.prefetch is None or request.deeper.deadline is not None
 
     def start_clock(self, request: Request) -> None:
-        """The request could run now, but for what is fetched for it: from now on it waits no longer than the policy
-        allows, however many prefetches that takes. Idempotent."""
+        """Limit the request's wait for storage from now on: it could run without. The policy's patience holds however
+        many prefetches it takes. Idempotent."""
         tiers = self._memory.tiers
         if tiers is not None and tiers.storage is not None and not self.is_timed(request):
             request.deeper.deadline = tiers.transfers.now + tiers.storage.patience
