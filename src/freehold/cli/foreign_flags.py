@@ -1,4 +1,4 @@
-"""Flags of vLLM, SGLang and llama.cpp: their names here, and what to do about those that have no counterpart."""
+"""Flags of vLLM, SGLang and llama.cpp: their names here, or what to use instead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Publishes events: PUB for live followers, ROUTER for those that missed some."""
+"""Publishes events: PUB for live followers, ROUTER for followers that missed some."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ class StorageBackend:
         self._work = _Work(BackendState.DETACHING, self._thread.submit(storage.close), lambda _: None)
 
     def clear(self) -> None:
-        """Begin to delete all entries, after those that are queued have been stored. Raises BadRequest or Conflict."""
+        """Delete all entries once the queued ones are stored. Return before that. Raises BadRequest or Conflict."""
         self._check_free(is_attached=True)
         mover, tiers = self._tiered()
         storage = tiers.storage

@@ -218,7 +218,7 @@ class Admission:
         return _Prospect(hit, is_alone, target, checkpoints, needed, key, None if miss is None else str(miss), load)
 
     def _start_clock(self, request: Request, match: Match, reserved: Int64) -> None:
-        """Let the time count that a request waits for storage, once it could run beside those that wait before it."""
+        """Limit a request's wait for storage once it fits beside the requests before it, and keep room for it."""
         if self.loading.is_awaited(request):
             if self._fits_beside(request, match, reserved, self._claimed):
                 self.loading.start_clock(request)

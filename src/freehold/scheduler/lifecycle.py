@@ -155,16 +155,10 @@ class Lifecycle:
             request.first_scheduled = self.clock()
             self._set_deadline(request, Deadline.RUNNING, self._timeouts.running, self.clock())
         request.transition(Event.ADMITTED, self.clock())
-        self._give_up_prefetch(request)
+        request.deeper.give_up_prefetch()
         request.lease = lease
         self.running.add(lease.row, request, self.max_length(request), lease.committed)
         self._announce(request, lease)
-
-    def _give_up_prefetch(self, request: Request) -> None:
-        """Stop waiting for what is fetched."""
-        if request.deeper.prefetch is not None:
-            request.deeper.prefetch.wanted_by -= 1
-            request.deeper.prefetch = None
 
     def _announce(self, request: Request, lease: Lease) -> None:
         stops = self._vocabulary.eos_tokens if not request.params.ignore_eos else ()
@@ -207,7 +201,7 @@ class Lifecycle:
         else:
             self.queue.remove(request)
         self.shares.leave(request.client, self.clock())
-        self._give_up_prefetch(request)
+        request.deeper.give_up_prefetch()
         request.finish = finish
         request.ended = self.clock()
         self.ended.append(request)

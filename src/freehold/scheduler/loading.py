@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from freehold.contract.adapter import fingerprint_of
 from freehold.contract.prefix_keys import KeyChain
 from freehold.contract.slices import finished
@@ -30,7 +32,7 @@ class Loading:
         """Start fetching a new request's prefix from storage, while it waits."""
         tiers = self._memory.tiers
         if tiers is not None and tiers.storage is not None:
-            request.deeper.deadline = None if tiers.storage.patience else now
+            request.deeper.deadline = math.inf if tiers.storage.patience else now
             self._prefetch(tiers, tiers.storage, request, now)
 
     def go_on(self, request: Request) -> None:
@@ -39,9 +41,7 @@ class Loading:
         if tiers is None or tiers.storage is None or deeper.prefetch is None:
             return
         is_over = deeper.prefetch.is_over and deeper.prefetch.keys is not deeper.keys
-        if is_over and (deeper.deadline is None or tiers.transfers.now < deeper.deadline):
-            deeper.prefetch.wanted_by -= 1
-            deeper.prefetch = None
+        if is_over and tiers.transfers.now < deeper.deadline:
             self._prefetch(tiers, tiers.storage, request, tiers.transfers.now)
 
     def _prefetch(self, tiers: Tiers, storage: Storage, request: Request, now: float) -> None:
@@ -55,18 +55,15 @@ class Loading:
             return
         if prefetch is not None:
             storage.join(prefetch)
+        request.deeper.give_up_prefetch()
         request.deeper.prefetch = prefetch
-
-    def is_timed(self, request: Request) -> bool:
-        """Return True if the request's time for storage runs already, or never will."""
-        return request.deeper.prefetch is None or request.deeper.deadline is not None
 
     def start_clock(self, request: Request) -> None:
         """Limit the request's wait for storage from now on: it could run without. The policy's patience holds however
         many prefetches it takes. Idempotent."""
-        tiers = self._memory.tiers
-        if tiers is not None and tiers.storage is not None and not self.is_timed(request):
-            request.deeper.deadline = tiers.transfers.now + tiers.storage.patience
+        tiers, deeper = self._memory.tiers, request.deeper
+        if tiers is not None and tiers.storage is not None:
+            deeper.deadline = min(deeper.deadline, tiers.transfers.now + tiers.storage.patience)
 
     def is_awaited(self, request: Request) -> bool:
         """Return whether the request's prefetch or load is under way and not late."""
@@ -74,7 +71,7 @@ class Loading:
         if tiers is None:
             return False
         if tiers.storage is not None and deeper.prefetch is not None and tiers.storage.is_coming(deeper.prefetch):
-            if deeper.deadline is None or tiers.transfers.now < deeper.deadline:
+            if tiers.transfers.now < deeper.deadline:
                 return True
         return deeper.load is not None and tiers.transfers.is_awaited(deeper.load)
 

@@ -71,19 +71,25 @@ class Finish:
 @dataclass
 class DeeperPrefix:
     """What a request gets from tiers below the device: its `keys`, computed in `namespace`; its `prefetch` from storage
-    and the `deadline` for it (seconds of the scheduler's clock; None until the request could run without it); the
+    and the `deadline` for it (seconds of the scheduler's clock; infinite until the request could run without it); the
     number of the `load` it waits for; `load_count` loads that started over; the `known` tokens on the device when the
     newest load began; and the range of tokens loaded, from `begin` to `end`."""
 
     keys: KeyChain | None = None
     namespace: Namespace | None = None
     prefetch: Prefetch | None = None
-    deadline: float | None = None
+    deadline: float = math.inf
     load: int | None = None
     load_count: int = 0
     known: int = 0
     begin: int = 0
     end: int = 0
+
+    def give_up_prefetch(self) -> None:
+        """Stop waiting for what is fetched. Idempotent."""
+        if self.prefetch is not None:
+            self.prefetch.wanted_by -= 1
+            self.prefetch = None
 
 
 @dataclass(eq=False)

@@ -5,16 +5,15 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import itertools
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from freehold.store.entry import HEADER_BYTES, Damaged, Raw, decode, encode
-from freehold.store.lane import Lane
+from freehold.store.entry import Damaged, Raw, decode, encode
+from freehold.store.lane import Lane, until_failure
 from freehold.store.segment import Buffer, NotASegment, Segment, numbers_in, strangers_in
 from freehold.store.store import Item, StoreStats, StoreUnavailable
 
@@ -195,28 +194,28 @@ class DiskStore:
         self._look_after([item.key for item in items], deadline)
         new = {item.key: item for item in items if item.key not in self._index}
         with self._told():
-            try:
-                for _ in self._writing.each(self._batches(list(new.values())), end - time.monotonic()):
-                    pass
-            except StoreUnavailable:  # it is late
-                if not any(key in self._index for key in new):
-                    raise
+            until_failure(self._writing.each(self._batches(new.values()), end - time.monotonic()))
         with self._lock:
             stored = [item.key in self._index for item in items]
             self._dropped += stored.count(False)
         return stored
 
-    def _batches(self, items: Sequence[Item]) -> Iterator[Callable[[], None]]:
-        """Yield calls that write `items`, several at once. They are encoded by the caller's thread: a late call must
-        not read the caller's memory."""
+    def _batches(self, items: Iterable[Item]) -> Iterator[Callable[[], None]]:
+        """Yield calls that write `items`, several at once. The caller's thread encodes them: a late call must not read
+        the caller's memory."""
         limit = min(BATCH_BYTES, self._segment_bytes)
-        sizes = [HEADER_BYTES + len(item.about) + memoryview(item.payload).nbytes for item in items]
-        ends = itertools.accumulate(sizes)
-        batch = [(end - size) // limit for end, size in zip(ends, sizes, strict=True)]
-        for _, part in itertools.groupby(zip(batch, items, sizes, strict=True), key=lambda one: one[0]):
-            _, together, their_sizes = zip(*part, strict=True)
-            raw = b"".join(piece for item in together for piece in encode(*item))
-            yield partial(self._put, [item.key for item in together], their_sizes, raw)
+        keys, sizes, parts, total = list[bytes](), list[int](), list[Raw](), 0
+        for item in items:
+            entry = encode(*item)
+            keys.append(item.key)
+            sizes.append(sum(memoryview(part).nbytes for part in entry))
+            parts += entry
+            total += sizes[-1]
+            if total >= limit:
+                yield partial(self._put, keys, sizes, b"".join(parts))
+                keys, sizes, parts, total = [], [], [], 0
+        if keys:
+            yield partial(self._put, keys, sizes, b"".join(parts))
 
     def _put(self, keys: Sequence[bytes], sizes: Sequence[int], raw: Raw) -> None:
         self._check_there()

@@ -323,7 +323,7 @@ class CpuBackend:
         largest = self._largest_heads[number]
         self._largest_heads[number] = max(largest[0], heads), max(largest[1], cache.value_size)
         kind = kv.keys.dtype.type
-        # Last those that `first_start` compiles in parallel.
+        # Kernels that `first_start` compiles in parallel come last.
         attend, join = attending(kind, self._attention_isa), joining(kind, self._attention_isa)
         rotate = rotating(kind)
 

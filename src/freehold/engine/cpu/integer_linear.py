@@ -279,7 +279,7 @@ _QUANTIZE = fields("step x parameters epsilon:f codes scales sums count tiled bl
 @made_once
 def _quantizing(kind: type[np.signedinteger]) -> Operation:
     def quantize(at, first, stop):
-        """Quantize rows, and clear those that pad the last tile."""
+        """Quantize rows, and clear the rows that pad the last tile."""
         of = given(at)
         inputs = Inputs(numbers(of.codes, kind), numbers(of.scales, np.float32), numbers(of.sums, np.float32))
         preparation = Preparation(of.step, numbers(of.parameters, np.float32), np.float32(of.epsilon))

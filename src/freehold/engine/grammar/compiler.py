@@ -188,7 +188,7 @@ class Grammars:
 
 
 def _legal(matcher: LLMatcher, tokenizer: LLTokenizer) -> np.ndarray:
-    """Return the tokens that may come next, except those that end the text, int64 [n]."""
+    """Return the tokens that may come next, except end tokens, int64 [n]."""
     if matcher.is_error() or matcher.is_stopped():
         return np.empty(0, np.int64) if matcher.is_error() else np.array(tokenizer.eos_tokens)
     bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)

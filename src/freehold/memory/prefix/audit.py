@@ -61,7 +61,7 @@ class TreeCount:
         self._kept_children: Counter[int] = Counter()
 
     def add(self, node: Node) -> None:
-        """Count a node. Raise AuditError if its pins differ from those that holders name."""
+        """Count a node. Raise AuditError if its pins are not the pins its holders name."""
         self._pages += node.page_count
         self._held += node.page_count if node.holds else 0
         self._kept += node.page_count if node.kept else 0

@@ -28,7 +28,7 @@ ORDER_BYTES = 32 << 20  # per order, unless one page is larger: a slow store can
 STORES_IN_FLIGHT = 2
 QUEUE_MAX = 16384  # pages; other owed pages are looked for when the queue is empty
 PREFETCHES_MAX = 256
-FETCHED_SHARE = 2  # half of the host is for what was fetched for requests that wait
+FETCHED_SHARE = 2  # half of the host may hold pages fetched for waiting requests
 TIMEOUT_S = 1.0
 
 
@@ -112,7 +112,7 @@ class Storage:
         self.forget_stored()
 
     def forget_stored(self) -> None:
-        """Assume storage has lost all host pages and those that orders in flight move. None is stored again unless
+        """Assume storage has lost all pages that are on the host or in flight. None is stored again unless
         asked for."""
         self._known_from = self._transfers.next_number()
         self._queue.clear()
@@ -307,7 +307,7 @@ class Storage:
                 self._piece_ended(prefetch)
 
     def _has_room(self, prefetch: Prefetch, columns: Sequence[Int64]) -> bool:
-        """Whether a piece leaves on the host what was fetched for other requests that wait, or is the first."""
+        """Return True if the piece fits beside pages fetched for other waiting requests, or there are none."""
         self._fetched_for = [one for one in self._fetched_for if one.wanted_by > 0]
         others = [one.taken for one in self._fetched_for if one is not prefetch]
         taken = sum(others, prefetch.taken + [len(part) for part in columns])
@@ -316,7 +316,7 @@ class Storage:
 
     @property
     def _fetches(self) -> int:
-        """Fetches in flight, without late ones: no request waits for those."""
+        """Fetches in flight, except late ones, for which no request waits."""
         return sum(one.order.kind is Kind.FETCH and not self._transfers.is_late(one) for one in self._transfers)
 
     def _piece_ended(self, prefetch: Prefetch) -> None:

@@ -31,9 +31,9 @@ _SWITCHES = {
 
 @dataclass(frozen=True)
 class Family:
-    """`layers` reads the layers of a config.json, `model` everything else. `rules` precede `RULES`. Some families store
-    norms minus 1: those that match `offset_norms`. Names in the file start with `root`, except the head's. `defaults`
-    are values that published files omit. `parts`: as in `ModelSpec`; configuration fields add more."""
+    """`layers` reads the layers of a config.json, `model` everything else. `rules` precede `RULES`. Norms that match
+    `offset_norms` are stored minus 1. Names in the file start with `root`, except the head's. `defaults` are values
+    that published files omit. `parts`: as in `ModelSpec`; configuration fields add more."""
 
     layers: Callable[[HfConfig], Sequence[LayerSpec]]
     rules: Callable[[HfConfig], Sequence[Rule]] = lambda config: ()
